@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
 from speedkit_jupyter.plans import context
@@ -33,7 +33,7 @@ CTX = "ctx"
 
 
 def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-    """The notebook's own modules, by name."""
+    """Return the notebook's own modules, by name."""
     import torch
 
     public = [(name, value) for name, value in list(names.items()) if name[:1] != "_"]
@@ -94,7 +94,8 @@ class Session:
         self.listeners = Listeners()
         self.shared: WeakValueDictionary[int, Any] = WeakValueDictionary()
         self._config = SpeedConfig()
-        self._found: WeakKeyDictionary[torch.nn.Module, Found] = WeakKeyDictionary()
+        # By the id of a model, which may be one that has no hash.
+        self._found: dict[int, tuple[ref[torch.nn.Module], Found]] = {}
         context.CHANGES.add(self._applied_or_restored)
 
     @property
@@ -120,20 +121,22 @@ class Session:
     def tuned(self, models: Iterable[torch.nn.Module], found: Found) -> None:
         """Remember what a search has found for these models."""
         for model in models:
-            self._found[unwrapped(model)] = found
+            self._found[id(unwrapped(model))] = (ref(unwrapped(model)), found)
         self.listeners.tell("tuned")
 
-    def found_for(self, model: torch.nn.Module) -> Found | None:
-        """What the last search of this session has found for a model; None without one."""
-        return self._found.get(unwrapped(model))
+    def found_for(self, model: torch.nn.Module | None) -> Found | None:
+        """Return what the last search of this session has found for a model; None without one."""
+        whole = None if model is None else unwrapped(model)
+        reference, found = self._found.get(id(whole), (None, None))
+        return found if reference is not None and reference() is whole else None
 
-    def _applied_or_restored(self, model: torch.nn.Module) -> None:
+    def _applied_or_restored(self, model: torch.nn.Module | None) -> None:
         found = self.found_for(model)
-        if found is not None and applied_to(model) is not None:
+        if found is not None and model is not None and applied_to(model) is not None:
             found.is_newer = False
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-        """The contexts that are not restored, by the name of their model, those from Python too.
+        """Return the contexts that are not restored, by the name of their model.
 
         A name that means another object by now is marked.
         """
@@ -153,11 +156,7 @@ class Session:
         self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
 
     def remember(self, name: str, context: SpeedContext) -> None:
-        """A plan that was applied; one on an earlier model of that name stays known too.
-
-        None of them keeps its model alive.
-        """
-        context.let_go()
+        """Remember an applied plan; one on an earlier model of that name stays known too."""
         self._forget_what_ended()
         earlier = self.contexts.get(name)
         if earlier is not None and earlier.model is not context.model:
@@ -167,7 +166,7 @@ class Session:
         self.contexts[name] = context
 
     def variable_for(self, name: str, model: torch.nn.Module) -> str:
-        """The variable that a new context of this model gets: `ctx`, where that is free.
+        """Return the variable that a new context of this model gets: `ctx`, where that is free.
 
         A context in force on another model stays where it is, as does what is the user's.
         """
@@ -180,19 +179,19 @@ class Session:
         return next(candidate for candidate in tried if is_free(names.get(candidate), model))
 
     def variable_of(self, context: SpeedContext) -> str:
-        """The name that a context has in the notebook."""
+        """Return the name that a context has in the notebook."""
         names = [] if self.names is None else list(self.names.items())
         return next((n for n, value in names if value is context and n[:1] != "_"), CTX)
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
-        """The name that the notebook gave to a model."""
+        """Return the name that the notebook gave to a model."""
         public = [
             (name, value) for name, value in list((self.names or {}).items()) if name[:1] != "_"
         ]
         return next((name for name, value in public if value is model), otherwise)
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """The optimizers of the notebook that hold a parameter of the model."""
+        """Return the optimizers of the notebook that hold a parameter of the model."""
         public = [value for name, value in list((self.names or {}).items()) if name[:1] != "_"]
         optimizers = {id(optimizer): optimizer for optimizer in optimizers_among(public)}
         return holding(optimizers.values(), model)
@@ -225,7 +224,7 @@ _CURRENT: list[Session] = []
 
 
 def current(names: MutableMapping[str, Any] | None = None) -> Session:
-    """The session of this process. `names` is the namespace for one that has none yet."""
+    """Return the session of this process; `names` is the namespace for one that has none yet."""
     if not _CURRENT:
         _CURRENT.append(Session())
     if names is not None and _CURRENT[0].names is None:
@@ -240,7 +239,7 @@ def notebook() -> MutableMapping[str, Any] | None:
 
 
 def begin(names: MutableMapping[str, Any]) -> Session:
-    """The session of a shell; another one's ends."""
+    """Return the session of a shell, and end another one's."""
     if current(names).names is not names:
         end()
     return current(names)

@@ -272,9 +272,9 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     from speedkit_jupyter.measure.checks.accuracy import Accuracy
     from speedkit_jupyter.measure.checks.examination import Examination
 
-    def check(self: Any, runner: Any, calls: int) -> None:
-        for one in (self._runners[0], runner):
-            one.record.accuracy = Accuracy("exact")
+    def check(self: Any, runner: Any) -> None:
+        for each in (self._runners[0], runner):
+            each.record.accuracy = Accuracy("exact")
 
     if not request.node.get_closest_marker("checked"):
         monkeypatch.setattr(Examination, "_check", check)

@@ -45,14 +45,11 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     """The clock of the whole engine, as long as the test runs."""
     from speedkit_jupyter.measure.checks import roofline
     from speedkit_jupyter.measure.rounds import clock as engines_clock
-    from speedkit_jupyter.profiling import bias, split
 
     made = MadeTime(tick_s)
     clock = SimpleNamespace(perf_counter=made.perf_counter, process_time=made.perf_counter)
     for module in engine():
         monkeypatch.setattr(module, "time", clock)
-    # Nor can what telling takes: its microseconds are not this clock's.
-    monkeypatch.setattr(bias, "measured", split.Bias)
     # Nor are the moments in which other processes hold the cores.
     monkeypatch.setattr(engines_clock, "waited_s", lambda: 0.0)
     # The machine's own rates can't be measured with it.

@@ -29,17 +29,16 @@ LAYERS = (
 # The same for the rooms of optimizations/; the catalog's entries stand on all of them.
 ROOMS = (
     ("properties", "attention"),
-    ("rewriting",),
     ("facts",),
     ("base",),
-    ("autocast", "compiling", "fusing", "recomputing", "twins"),
-    ("graphs",),
+    ("compiling",),
 )
 # And for the rooms of two more.
 INNER_ROOMS = {
-    "measure/checks": ("values", "reference", "comparing", "observing", "judging"),
-    "measure/undo/kinds": ("code", "tensors", "objects", "files", "process"),
+    "measure/checks": ("values", "reference", "observing"),
 }
+# Rooms that still import one another in a circle, for types alone.
+CIRCLES_FOR_TYPES = {"loading", "measure"}
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
 
@@ -179,7 +178,7 @@ def test_no_file_imports_in_a_circle() -> None:
     for name, path in known.items():
         every = {
             one if one in known else one.rpartition(".")[0]
-            for one in imported(path, deep=True, types=False)
+            for one in imported(path, deep=True, types=part_of(path) not in CIRCLES_FOR_TYPES)
         }
         needs[name] = (every & known.keys()) - {name}
     done: set[str] = set()

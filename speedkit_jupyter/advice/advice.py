@@ -8,7 +8,7 @@ from typing import Any
 
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.profiling.line_times import Spot
+from speedkit_jupyter.profiling.lines import Spot
 from speedkit_jupyter.profiling.profile import Profile
 
 # What gains less than this at best is not worth a line.
@@ -27,11 +27,11 @@ class Advice(Shown):
     subject: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each opportunity."""
+        """Return a row for each opportunity."""
         return [one.to_dict() for one in self.opportunities]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "opportunities": self.rows(),
             "skipped": dict(self.skipped),
@@ -42,7 +42,7 @@ class Advice(Shown):
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
-    """What is worth a line, the largest first; of what is about the same lines the first alone."""
+    """Return what is worth a line, the largest first; of the same lines the first one alone."""
     said = (one.allowed for one in _not_said_before(found))
     kept = [one for one in said if one.gain.high >= LEAST or one.rule in always]
     return sorted(kept, key=lambda one: -one.gain.saved)

@@ -1,4 +1,4 @@
-"""Profiles a step, watches one more call of it, and asks every rule."""
+"""Profiles a step, watches one more call of it, asks every rule, and tries what it can."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import plan_applied_to
-from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.profiling.module_calls import names_of
-from speedkit_jupyter.profiling.profiler import Profiler
-from speedkit_jupyter.profiling.visited import Visited
+from speedkit_jupyter.profiling.profiler import Isolated, Profiler
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import is_a
@@ -35,8 +34,7 @@ from speedkit_jupyter.tuning import learning
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-
-# A trial takes so many pairs of calls at the most.
+# A trial takes this many pairs of calls at most.
 PAIRS = 40
 
 
@@ -60,109 +58,105 @@ class Advisor:
 
     @property
     def step(self) -> Step:
-        """What the advice is about."""
+        """Return what the advice is about."""
         return self._profiler.step
 
     def result(self) -> Advice:
-        """What is known so far."""
+        """Return what is known so far."""
         return self._advice
 
     def has_results(self) -> bool:
-        """Whether there is anything to show already."""
+        """Return whether there is anything to show already."""
         return self._profiler.has_results()
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure and look; yields after every call."""
+        """Measure and look; yield after every call."""
         __tracebackhide__ = True
         yield from self._profiler.run()
 
-    def _look(self, visited: Visited) -> None:
-        """While the step is isolated, so that rules may try what they think of."""
+    def _look(self, isolated: Isolated) -> None:
+        """Ask the rules while the step is isolated, so that they may try what they think of."""
         __tracebackhide__ = True
-        visited.settle()
-        seen = self._situation(visited)
+        isolated.settle()
+        seen = self._situation(isolated)
         found: list[Opportunity] = []
         for rule in RULES:
             seen.said = found
             try:
-                found += list(rule.find(seen))
+                found += [replace(one, rule=rule.name) for one in rule.find(seen)]
             except Exception as error:
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self._advice.skipped[rule.name] = line
-        always = frozenset(rule.name for rule in RULES if rule.is_no_speed)
-        self._advice.opportunities = ranked(self._tried(found, visited, seen.subject), always)
+        always = frozenset(rule.name for rule in RULES if rule.saves_memory)
+        self._advice.opportunities = ranked(_tried(found, isolated, seen.subject), always)
 
-    def _tried(
-        self, found: Iterable[Opportunity], visited: Visited, subject: Subject
-    ) -> Iterator[Opportunity]:
-        """Try what can be tried at once, in turn with the step as it is, while there is time.
-
-        What shows that the step gains less than was expected lowers the range: down to nothing.
-        """
-        begun_s = clock.now()
-        for one in found:
-            if one.trial is None or one.part == "data":  # workers take long until they work
-                yield one
-                continue
-            most = math.inf
-            with suppress(Exception):  # what the step does not allow is not refuted by that
-                most = _most(visited, partial(one.trial, subject), begun_s)
-            yield replace(one, gain=one.gain.within(max(most, 1.0)))
-        visited.settle()
-
-    def _situation(self, visited: Visited) -> Situation:
+    def _situation(self, isolated: Isolated) -> Situation:
         __tracebackhide__ = True
         step, hardware = self.step, Hardware.current()
         subject = Subject(step.models, step.optimizers)
-        what = watched(visited.call, subject.parameters)
-        plans = [_plan(step, model, hardware) for model in step.models]
+        what = watched(isolated.call, subject.parameters)
         known = [*(self._loaders or loaders_of(step))]
+        ids = {id(one) for one in known}
         # As the profile's modules are called, whose shares are looked up by these names.
         names, _ = names_of(step.models, self._profiler.called)
+        facts = [Facts.read(model, step.holders(model)) for model in step.models]
         return Situation(
             profile=self._profiler.result(),
             watched=what,
             code=Code(what.ran),
             hardware=hardware,
-            device=visited.device,
+            device=isolated.device,
             models=step.models,
             optimizers=step.optimizers,
-            loaders=[
-                *known,
-                *(one for one in what.loaders.values() if not any(one is other for other in known)),
-            ],
+            loaders=[*known, *(one for one in what.loaders.values() if id(one) not in ids)],
             lasting=len(known),
-            plans=plans,
+            plans=[plan(hardware=hardware, facts=one) for one in facts],
             learned=_learned(step, hardware),
             in_force=_in_force(step),
             names={**self._names, **names},
-            settle=visited.settle,
-            affords=visited.affords,
+            settle=isolated.settle,
+            affords=isolated.affords,
         )
 
 
-def _most(visited: Visited, trial: Callable[[], Any], begun_s: float) -> float:
+def _tried(
+    found: Iterable[Opportunity], isolated: Isolated, subject: Subject
+) -> Iterator[Opportunity]:
+    """Try what can be tried at once, in turn with the step as it is, while there is time.
+
+    What shows that the step gains less than was expected lowers the range: down to nothing.
+    """
+    __tracebackhide__ = True
+    begun_s = clock.now()
+    for one in found:
+        if one.trial is None or one.part == "data":  # workers take long until they work
+            yield one
+            continue
+        most = math.inf
+        with suppress(Exception):  # what the step does not allow is not refuted by that
+            most = _most(isolated, partial(one.trial, subject), begun_s)
+        yield replace(one, gain=one.gain.within(max(most, 1.0)))
+    isolated.settle()
+
+
+def _most(isolated: Isolated, trial: Callable[[], Any], begun_s: float) -> float:
     """Return the upper end of the measured speed-up's interval; infinite where time is short."""
     plain_s, tried_s = list[float](), list[float]()
     while len(plain_s) <= PAIRS:
         pair_s = sum(plain_s[-1:] + tried_s[-1:])
-        if not visited.affords(clock.now() - begun_s + 2 * pair_s):
+        if not isolated.affords(clock.now() - begun_s + 2 * pair_s):
             break
-        visited.settle()
-        plain_s.append(clock.timed(visited.call, visited.device))
-        visited.settle()
+        isolated.settle()
+        plain_s.append(clock.timed(isolated.call, isolated.device))
+        isolated.settle()
         with trial():
-            tried_s.append(clock.timed(visited.call, visited.device))
+            tried_s.append(clock.timed(isolated.call, isolated.device))
     # The first calls warm up.
     return paired_ratio(plain_s[1:], tried_s[1:]).high if len(plain_s) > 1 else math.inf
 
 
-def _plan(step: Step, model: Any, hardware: Hardware) -> Plan:
-    return plan(hardware=hardware, facts=Facts.read(model, step.holders(model)))
-
-
 def _in_force(step: Step) -> frozenset[str]:
-    """What of the catalog is applied to a model of the step already."""
+    """Return what of the catalog is applied to a model of the step already."""
     plans = [found for model in step.models if (found := plan_applied_to(model)) is not None]
     return frozenset(decision.name for one in plans for decision in one if decision.active)
 
@@ -175,7 +169,7 @@ def _learned(step: Step, hardware: Hardware) -> Learned | None:
 
 
 def loaders_of(step: Step) -> list[DataLoader[Any]]:
-    """Of torch's, those that the step's code reaches, in the order in which it does."""
+    """Return torch's that the step's code reaches, in the order in which it does."""
     from torch.utils.data import DataLoader
 
     return [value for value in step.walk().found.values() if is_a(value, DataLoader)]

@@ -32,8 +32,8 @@ def advise(
     loader: DataLoader[Any] | None = None,
     budget_s: float | None = None,
 ) -> Advice:
-    """What would make `step()` faster: opportunities with their evidence, the expected speed-up of
-    the whole step, the risk, and what to write.
+    """Return what would make `step()` faster: opportunities with their evidence, the expected
+    speed-up of the whole step, the risk, and what to write.
 
     A step that takes a batch needs the `loader` that gives it: a call is an epoch then. It is
     profiled for `budget_s` seconds (10 without it) as `profile` does, one more call is watched, and
@@ -55,7 +55,7 @@ def advise(
 def over_batches(
     step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
 ) -> Callable[..., object]:
-    """An epoch of the loader for a step that takes batches; a step that takes none as it is."""
+    """Return an epoch of the loader for a step that takes batches; another step as it is."""
     takes = arguments_of(step) if callable(step) else 0
     if not takes or _is_context(step):
         return step
@@ -66,6 +66,6 @@ def over_batches(
 
 
 def _is_context(step: Callable[..., object]) -> bool:
-    """Whether what it takes is SpeedKit's own, as in a benchmark."""
+    """Return whether what it takes is SpeedKit's own, as in a benchmark."""
     parameters = [*inspect.signature(step).parameters.values()] if arguments_of(step) == 1 else []
     return bool(parameters) and parameters[0].name in ("ctx", "context")

@@ -5,38 +5,33 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from speedkit_jupyter.profiling import user_lines
-from speedkit_jupyter.profiling.line_times import Spot
+from speedkit_jupyter.profiling.lines import Spot, is_users
 
 N = TypeVar("N", bound=ast.AST)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
-# Of a module, what a cell or a file is.
-MODULE = "<module>"
 
 
 @dataclass(frozen=True)
 class Part:
-    """Code of one function, or of a cell without its functions, and how often it ran."""
+    """Code of one function, or of a cell without its functions."""
 
     code: CodeType
     tree: ast.AST
-    times: int
 
     @property
     def file(self) -> str:
+        """Return the file or cell that it stands in."""
         return self.code.co_filename
 
     def nodes(self, *kinds: type[N]) -> Iterator[N]:
-        """Of these kinds, not those of functions inside of it."""
+        """Yield those of these kinds, not those of functions inside of it."""
         waiting = list(ast.iter_child_nodes(self.tree))
         while waiting:
             node = waiting.pop(0)
@@ -47,60 +42,51 @@ class Part:
 
     @cached_property
     def _parents(self) -> dict[int, ast.AST]:
-        around = ((node, child) for node in ast.walk(self.tree) for child in _children(node))
-        return {id(child): node for node, child in around}
-
-    def around(self, node: ast.AST) -> Iterator[ast.AST]:
-        """What it stands in, the innermost first."""
-        parent = self._parents.get(id(node))
-        while parent is not None:
-            yield parent
-            parent = self._parents.get(id(parent))
+        around = ast.walk(self.tree)
+        return {id(child): node for node in around for child in ast.iter_child_nodes(node)}
 
     def statement(self, node: ast.AST) -> ast.AST:
-        """The one that it stands in."""
-        if isinstance(node, ast.stmt):
-            return node
-        return next((one for one in self.around(node) if isinstance(one, ast.stmt)), node)
-
-    def loop(self, node: ast.AST) -> ast.AST | None:
-        """The innermost loop that it stands in."""
-        return next((one for one in self.around(node) if isinstance(one, LOOPS)), None)
+        """Return the statement that it stands in."""
+        around: ast.AST | None = node
+        while around is not None and not isinstance(around, ast.stmt):
+            around = self._parents.get(id(around))
+        return node if around is None else around
 
     def spots(self, node: ast.AST) -> tuple[Spot, ...]:
-        """All lines of it."""
-        first, last = extent(node)
+        """Return all lines of it."""
+        first = getattr(node, "lineno", 0)
+        last = getattr(node, "end_lineno", None) or first
         return tuple(Spot(self.file, number) for number in range(first, last + 1))
 
 
 class Code:
     """What ran; `parts` in the order of files and lines."""
 
-    def __init__(self, ran: Mapping[CodeType, int]) -> None:
+    def __init__(self, ran: Iterable[CodeType]) -> None:
         trees: dict[str, ast.Module | None] = {}
         self.parts: list[Part] = []
-        for code, times in sorted(ran.items(), key=lambda item: _place(item[0])):
+        for code in sorted(ran, key=_place):
             if code.co_filename not in trees:
                 trees[code.co_filename] = _parsed(code.co_filename)
             tree = _tree(trees[code.co_filename], code)
             if tree is not None:
-                self.parts.append(Part(code, tree, times))
+                self.parts.append(Part(code, tree))
 
     def nodes(self, *kinds: type[N]) -> Iterator[tuple[Part, N]]:
-        """Of these kinds, of all that ran."""
+        """Yield those of these kinds, of all that ran."""
         for part in self.parts:
             for node in part.nodes(*kinds):
                 yield part, node
 
     def calls(self, *names: str) -> Iterator[tuple[Part, ast.Call]]:
-        """Calls of what ends in one of these dotted names: `tensor` finds `torch.tensor` too."""
+        """Yield calls of what ends in one of these dotted names: `tensor` finds `torch.tensor`."""
         for part, node in self.nodes(ast.Call):
             if is_called(node, *names):
                 yield part, node
 
 
 def is_called(node: ast.AST, *names: str) -> bool:
-    """Whether it calls what ends in one of these dotted names."""
+    """Return whether it calls what ends in one of these dotted names."""
     if not isinstance(node, ast.Call):
         return False
     called = dotted(node.func)
@@ -108,46 +94,30 @@ def is_called(node: ast.AST, *names: str) -> bool:
 
 
 def dotted(node: ast.AST) -> str:
-    """`torch.nn.functional.softmax`; of what is no name, `?` in its place."""
+    """Return `torch.nn.functional.softmax`; `?` in the place of what is no name."""
     if isinstance(node, ast.Name):
         return node.id
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """All plain names in it."""
+    """Return all plain names in it."""
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def keyword(call: ast.Call, name: str) -> ast.expr | None:
-    """What is given by this name."""
-    return next((one.value for one in call.keywords if one.arg == name), None)
+def what_ran(call: Callable[[], object]) -> set[CodeType]:
+    """Return the functions of the user's that are called meanwhile, in this thread.
 
-
-def is_constant(node: ast.AST | None, value: Any) -> bool:
-    """Whether it is written as this very value."""
-    return isinstance(node, ast.Constant) and node.value is value
-
-
-def extent(node: ast.AST) -> tuple[int, int]:
-    """Its first line and its last."""
-    first = getattr(node, "lineno", 0)
-    return first, getattr(node, "end_lineno", None) or first
-
-
-def what_ran(call: Callable[[], object]) -> Counter[CodeType]:
-    """How often each function of the user's is called meanwhile, in this thread.
-
-    Nothing where somebody else (a profiler) listens to calls already.
+    None where somebody else (a profiler) listens to calls already.
     """
-    ran = Counter[CodeType]()
+    ran = set[CodeType]()
     if sys.getprofile() is not None:
         call()
         return ran
 
     def listen(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and user_lines.is_users(frame.f_code.co_filename):
-            ran[frame.f_code] += 1
+        if event == "call" and is_users(frame.f_code.co_filename):
+            ran.add(frame.f_code)
 
     sys.setprofile(listen)
     try:
@@ -155,10 +125,6 @@ def what_ran(call: Callable[[], object]) -> Counter[CodeType]:
     finally:
         sys.setprofile(None)
     return ran
-
-
-def _children(node: ast.AST) -> Iterable[ast.AST]:
-    return ast.iter_child_nodes(node)
 
 
 def _place(code: CodeType) -> tuple[str, int, str]:
@@ -172,14 +138,12 @@ def _parsed(file: str) -> ast.Module | None:
 
 
 def _tree(module: ast.Module | None, code: CodeType) -> ast.AST | None:
-    """The node that the code was compiled from. Comprehensions and lambdas are part of another."""
-    if module is None:
-        return None
-    if code.co_name == MODULE:
+    """Return what the code was compiled from. Comprehensions and lambdas are part of another."""
+    if module is None or code.co_name == "<module>":
         return module
     for node in ast.walk(module):
         if isinstance(node, Function) and node.name == code.co_name:
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if first == code.co_firstlineno or node.lineno == code.co_firstlineno:
+            if code.co_firstlineno in (first, node.lineno):
                 return node
     return None

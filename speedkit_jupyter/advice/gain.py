@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# More of a step is never counted on.
+# No remedy is expected to remove more of a step than this.
 MOST = 0.995
 
 
@@ -17,7 +17,7 @@ class Gain(NamedTuple):
 
     @property
     def saved(self) -> float:
-        """The share of the time that is expected to go, 0 to 1: the rank."""
+        """Return the share of the time that is expected to go, 0 to 1: opportunities' order."""
         return 1 - (1 / self.low + 1 / self.high) / 2
 
     def within(self, most: float) -> Gain:
@@ -29,13 +29,14 @@ class Gain(NamedTuple):
 
 
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
-    """A part that has this share of the step becomes from `least` to `most` times as fast.
+    """Return the gain where a part with this share gets `least` to `most` times as fast.
 
     (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
     """
-    return Gain(_whole(share, least), _whole(share, most))
-
-
-def _whole(share: float, times: float) -> float:
     share = min(max(share, 0.0), MOST)
-    return 1 / (1 - share + share / times)
+    return Gain(1 / (1 - share + share / least), 1 / (1 - share + share / most))
+
+
+def without(share: float) -> float:
+    """Return the speed-up of the step where a part with this share goes."""
+    return amdahl(share, math.inf).low

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice.gain import Gain, amdahl
-from speedkit_jupyter.profiling.line_times import Spot
+from speedkit_jupyter.profiling.lines import Spot
 from speedkit_jupyter.profiling.split import Part
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Subject:
-    """The objects that a remedy changes. Looked up when it is tried, so that nothing that only says
-    what could be done keeps a model alive.
+    """The objects that a remedy changes. They are looked up when it is tried: an opportunity keeps
+    no model alive.
     """
 
     models: Sequence[torch.nn.Module] = ()
@@ -29,22 +29,17 @@ class Subject:
 
     @property
     def held(self) -> set[int]:
-        """Ids of what optimizers step."""
-        return {
-            id(parameter)
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        """Return the ids of what optimizers step."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return {id(one) for group in groups for one in group["params"]}
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Of all models, each once."""
-        found = {id(one): one for model in self.models for one in model.parameters()}
-        return list(found.values())
+        """Return those of all models, each once."""
+        return list({id(one): one for model in self.models for one in model.parameters()}.values())
 
 
-# What is in force while the step runs as the remedy has it; made anew for each block of steps.
+# Makes what is in force while the step runs as the remedy has it; made anew for each block.
 Trial = Callable[[Subject], AbstractContextManager[Any]]
 
 
@@ -54,20 +49,19 @@ class Opportunity:
 
     `gain` is that of the whole step, of which it concerns a `share`. What can be tried at once has
     a word of the catalog (`variant`), or a `trial`, which takes the gradients of what `unread`
-    gives away; `line` is what else tries it. `spots` are the lines and `part` the part of the step
-    that it is about, of which nothing more general need be said.
+    gives away. `spots` are the lines and `part` the part of the step that it is about, of which
+    nothing more general need be said.
     """
 
-    rule: str
     title: str
     evidence: str
     gain: Gain
     remedy: str
     risk: str = "none: the results are the same"
+    rule: str = ""
     variant: str = ""
     trial: Trial | None = field(default=None, repr=False)
     unread: Callable[[Subject], list[torch.nn.Parameter]] | None = field(default=None, repr=False)
-    line: str = ""
     spots: tuple[Spot, ...] = ()
     part: Part | None = None
     share: float = 1.0
@@ -78,13 +72,12 @@ class Opportunity:
         return replace(self, gain=self.gain.within(amdahl(self.share, math.inf).high))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "rule": self.rule,
             "title": self.title,
             "evidence": self.evidence,
-            "gain": {"low": self.gain.low, "high": self.gain.high},
+            "gain": self.gain._asdict(),
             "remedy": self.remedy,
             "risk": self.risk,
-            "line": self.line,
         }

@@ -22,8 +22,8 @@ class Advised:
     step: Callable[[], Step]
 
     def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
-        """Of one of them, by its number or rule. Raises StepError where there is none, or only the
-        user can write it.
+        """Return the benchmark of one, by its number or rule. Raises StepError where there is none,
+        or only the user can write it.
         """
         one = self._find(wanted)
         if not (one.variant or one.trial):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.advice.code import what_ran
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.profiling import user_lines
-from speedkit_jupyter.profiling.line_times import Spot
+from speedkit_jupyter.profiling.lines import Spot, user_spot
 from speedkit_jupyter.support.marks import version
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributions import Distribution
     from torch.utils.data import DataLoader
+
+Original = Callable[..., Any]
 
 
 @dataclass
@@ -39,19 +39,42 @@ class ModelCall:
     versions: tuple[int, ...]
     has_graph: bool = False
 
+    def __call__(self) -> object:
+        """Make it again."""
+        return self.module(*self.args, **self.kwargs)
+
     @property
     def inputs(self) -> list[torch.Tensor]:
-        """Its tensors, also within lists and dicts."""
+        """Return its tensors, also those within lists and dicts."""
         return list(tensors((self.args, self.kwargs)))
 
     def is_same_as(self, other: ModelCall) -> bool:
-        """Whether it computes the same: one module, the same tensors, the same parameters."""
+        """Return whether it computes the same: one module, the same tensors and parameters."""
         return (
             self.module is other.module
             and (self.step, self.training) == (other.step, other.training)
             and self.versions == other.versions
             and [id(one) for one in self.inputs] == [id(one) for one in other.inputs]
         )
+
+    def with_rows(self, times: int) -> ModelCall:
+        """Return the same call with every tensor's rows repeated; a vector is one row."""
+        is_row = any(one.dim() < 2 for one in self.inputs)
+        args = tuple(_grown(one, times, is_row) for one in self.args)
+        return replace(self, args=args, kwargs=_grown(dict(self.kwargs), times, is_row))
+
+
+def _grown(value: Any, times: int, is_row: bool) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        rows = value.detach().unsqueeze(0) if is_row else value.detach()
+        return torch.cat([rows] * times) if rows.dim() else value
+    if isinstance(value, dict):
+        return {key: _grown(one, times, is_row) for key, one in value.items()}
+    if isinstance(value, list | tuple) and any(True for _ in tensors(value)):
+        return type(value)(_grown(one, times, is_row) for one in value)
+    return value
 
 
 @dataclass
@@ -76,11 +99,11 @@ class Watched:
     """What was seen in one call of the step.
 
     `calls` are those of outermost modules, `times` how often modules of each class were called;
-    `got_gradients` are ids of parameters whose gradient was written to;
-    `gradients_asked` whether `torch.autograd.grad` was, `passes` how often a line asked for a
-    backward pass of either kind; `steps` of all optimizers, `held` the ids of what these hold, be
-    they made in the step itself, as `loaders` may be. `flags` are
-    those of the moment in which modules were called.
+    `got_gradients` are ids of parameters whose gradient was written to; `gradients_asked` says
+    whether `torch.autograd.grad` was called, `passes` how often a line asked for a backward pass of
+    either kind; `steps` are those of all optimizers, `held` the ids of what these hold, be they
+    made in the step itself, as `loaders` may be. `flags` are those of the moment in which modules
+    were called; `checks` of distributions took `checks_s`.
     """
 
     calls: list[ModelCall] = field(default_factory=list)
@@ -94,13 +117,13 @@ class Watched:
     steps: int = 0
     loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
-    ran: Counter[CodeType] = field(default_factory=Counter)
+    ran: set[CodeType] = field(default_factory=set)
     flags: set[str] = field(default_factory=set)
     checks: int = 0
     checks_s: float = 0.0
 
     def of_models(self) -> list[ModelCall]:
-        """Calls of what has parameters: no loss, no activation."""
+        """Return the calls of what has parameters: no loss, no activation."""
         return [call for call in self.calls if any(True for _ in call.module.parameters())]
 
 
@@ -134,27 +157,24 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
     return found
 
 
-def _gradient(parameter: torch.nn.Parameter) -> tuple[int, int] | None:
-    """What is another one where it was written to."""
-    found = parameter.grad
-    return None if found is None else (id(found), found._version)
-
-
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors within lists, tuples and mappings."""
+    """Yield all tensors within lists, tuples, mappings and result objects."""
     import torch
 
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from tensors(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
+    elif isinstance(value, Mapping | list | tuple):
+        for one in value.values() if isinstance(value, Mapping) else value:
             yield from tensors(one)
 
 
-def _module(found: Watched, inside: list[Any], original: Callable[..., Any]) -> Callable[..., Any]:
+def _gradient(parameter: torch.nn.Parameter) -> tuple[int, int] | None:
+    """Return what is another one where the gradient was written to."""
+    found = parameter.grad
+    return None if found is None else (id(found), found._version)
+
+
+def _module(found: Watched, inside: list[Any], original: Original) -> Original:
     def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         found.times[type(module)] += 1
         if inside:
@@ -169,15 +189,11 @@ def _module(found: Watched, inside: list[Any], original: Callable[..., Any]) -> 
             result = original(module, *args, **kwargs)
         finally:
             inside.pop()
-        seen.has_graph = any(one.requires_grad for one in tensors(_plain(result)))
+        given = vars(result) if hasattr(result, "__dataclass_fields__") else result
+        seen.has_graph = any(one.requires_grad for one in tensors(given))
         return result
 
     return call
-
-
-def _plain(result: Any) -> Any:
-    """The fields of a result object (Hugging Face's are mappings already)."""
-    return vars(result) if hasattr(result, "__dataclass_fields__") else result
 
 
 def _flags() -> set[str]:
@@ -187,12 +203,11 @@ def _flags() -> set[str]:
         "anomaly": torch.is_anomaly_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn.deterministic": torch.backends.cudnn.deterministic,
-        "profiler": torch._C._autograd._profiler_enabled(),
     }
     return {name for name, is_on in known.items() if is_on}
 
 
-def _backward(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+def _backward(found: Watched, original: Original) -> Original:
     def call(
         tensors: Any,
         grad_tensors: Any = None,
@@ -201,43 +216,23 @@ def _backward(found: Watched, original: Callable[..., Any]) -> Callable[..., Any
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        found.passes[_asking()] += 1
+        found.passes[user_spot() or Spot("", 0)] += 1
         found.backwards.append(Backward(bool(retain_graph), create_graph))
         return original(tensors, grad_tensors, retain_graph, create_graph, *args, **kwargs)
 
     return call
 
 
-def _grad(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+def _grad(found: Watched, original: Original) -> Original:
     def call(*args: Any, **kwargs: Any) -> Any:
         found.gradients_asked = True
-        found.passes[_asking()] += 1
+        found.passes[user_spot() or Spot("", 0)] += 1
         return original(*args, **kwargs)
 
     return call
 
 
-def _asking() -> Spot:
-    """The user's line at which the program is."""
-    frame = user_lines.user_frame()
-    return Spot("", 0) if frame is None else Spot(frame.f_code.co_filename, frame.f_lineno)
-
-
-def _check(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a distribution's constructor and `log_prob` call to check what they are given."""
-
-    def call(distribution: Distribution, *args: Any, **kwargs: Any) -> Any:
-        begun_s = clock.now()
-        try:
-            return original(distribution, *args, **kwargs)
-        finally:
-            found.checks += 1
-            found.checks_s += clock.now() - begun_s
-
-    return call
-
-
-def _zero_grad(found: Watched, original: Callable[..., Any]) -> Callable[..., Any]:
+def _zero_grad(found: Watched, original: Original) -> Original:
     def call(optimizer: Any, set_to_none: bool = True) -> Any:
         found.zeroed_to[set_to_none] += 1
         return original(optimizer, set_to_none)
@@ -250,9 +245,21 @@ def _stepped(found: Watched, optimizer: torch.optim.Optimizer, *_: Any) -> None:
     found.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
 
 
-def _loader(
-    found: Watched, loaders: dict[int, int], original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _check(found: Watched, original: Original) -> Original:
+    """Time what a distribution's constructor and `log_prob` call to check what they are given."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        begun_s = clock.now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            found.checks += 1
+            found.checks_s += clock.now() - begun_s
+
+    return call
+
+
+def _loader(found: Watched, loaders: dict[int, int], original: Original) -> Original:
     def call(loader: DataLoader[Any]) -> Any:
         begun_s = clock.now()
         found.loaders[id(loader)] = loader
@@ -264,9 +271,7 @@ def _loader(
     return call
 
 
-def _draw(
-    found: Watched, loaders: dict[int, int], original: Callable[..., Any]
-) -> Callable[..., Any]:
+def _draw(found: Watched, loaders: dict[int, int], original: Original) -> Original:
     def call(iterator: Any) -> Any:
         begun_s, draws = clock.now(), found.draws[loaders.get(id(iterator), 0)]
         try:

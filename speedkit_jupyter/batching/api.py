@@ -63,7 +63,7 @@ def sweep_of(
     budget_s: float | None,
     command: str = "",
 ) -> Sweep:
-    """Of a function; raises StepError."""
+    """Return the sweep of a function; raises StepError."""
     if loader is not None:
         check_loader(loader)
     measured, takes = step_of(step), arguments_of(step)
@@ -99,8 +99,8 @@ def sweep_of_step(
     command: str = "",
     batch: Sequence[Any] = (),
 ) -> Sweep:
-    """Of a step that gets its batches itself: from a loader, or by the names of tensors, which are
-    found, or those of the `batch`. Raises StepError.
+    """Return the sweep of a step that gets its batches itself: from a loader, or by the names of
+    tensors, which are found, or those of the `batch`. Raises StepError.
     """
     if loader is not None and batch:
         raise StepError(f"{name} takes no argument: it goes through a loader or reads a batch")

@@ -32,12 +32,11 @@ class Size:
     first_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
     peak_bytes: int | None = None
-    energy_j: float | None = None
     why_not: str = ""
 
     @property
     def rate(self) -> float:
-        """Samples a second, in the middle; 0 where it was not measured."""
+        """Samples a second, by the median; 0 where it was not measured."""
         taken_s = median_interval(self.times_s)[0] if self.times_s else self.first_s
         return self.samples / taken_s if taken_s else 0.0
 
@@ -82,21 +81,27 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Whether every size that is not nearly as fast as the fastest is proven to be slower."""
+        """Whether every size that is not nearly as fast as the fastest is proven to be slower; not
+        of a single size.
+        """
         others = [size for size in self.measured if not self._is_near(size)]
         error, best = bonferroni_share(ERROR, len(others)), self.fastest
-        a_sample = [taken_s / best.samples for taken_s in best.times_s]
-        return best.interval is not None and all(
-            paired_ratio([taken_s / one.samples for taken_s in one.times_s], a_sample, error).low
-            > 1
-            for one in others
+        best_s = [taken_s / best.samples for taken_s in best.times_s]
+        return (
+            len(self.measured) > 1
+            and best.interval is not None
+            and all(
+                paired_ratio([taken_s / one.samples for taken_s in one.times_s], best_s, error).low
+                > 1
+                for one in others
+            )
         )
 
     def _is_near(self, size: Size) -> bool:
         return size.rate >= KNEE * self.fastest.rate
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each size."""
+        """Return a row for each size."""
         return [self._row(size) for size in self.sizes]
 
     def _row(self, size: Size) -> dict[str, Any]:
@@ -108,12 +113,11 @@ class BatchSizes(Shown):
             "low": low,
             "high": high,
             "peak_bytes": size.peak_bytes,
-            "energy_per_sample_j": size.energy_j,
             "note": size.why_not,
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         proven = bool(self.measured) and self.is_proven
         return {
             "subject": self.subject,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import CellType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from speedkit_jupyter.batching.resized import resized
 from speedkit_jupyter.measure.rounds.confinement import patched
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import length_of
@@ -22,7 +22,6 @@ UNKNOWN = (
     "what is a batch in this step? Give a function that takes one, and its batch or loader; or one "
     "that reads tensors with the same first dimension"
 )
-
 UNREAD = (
     "the step takes no argument, and not everything that was given as its batch is a tensor that "
     "it reads by a name of its own: leave out what is not"
@@ -31,7 +30,7 @@ UNREAD = (
 
 class Feed(Protocol):
     """`now` is the size of the batches that there are, `source` says in words where they are;
-    `sample_bytes` are those of the batch itself for each sample.
+    `sample_bytes` are those of one sample.
     """
 
     now: int
@@ -59,7 +58,7 @@ class Given:
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], int]]:
-        """The argument."""
+        """The argument has this size."""
         self._put(resized(list(self._batch), number))
         try:
             yield lambda: number
@@ -80,7 +79,7 @@ class Loaded:
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], int]]:
-        """Whoever loops over the loader gets it."""
+        """Every loop over the loader gets one batch of this size."""
         from torch.utils.data import DataLoader
 
         batch, given = resized(self._batch, number), [0]
@@ -108,80 +107,93 @@ class Named:
     """
 
     def __init__(self, walk: Walk, apart: Iterable[Any], batch: Sequence[Any] = ()) -> None:
-        known, given = {id(value) for value in apart}, {id(value) for value in batch}
-        found = [
-            place
-            for place in _places(walk)
-            if id(place.value) not in known and (not given or id(place.value) in given)
-        ]
-        if len({id(place.value) for place in found}) < len(given):
+        known, given = set(map(id, apart)), set(map(id, batch))
+        found = [one for one in _places(walk) if id(one.value) not in known]
+        found = [one for one in found if not given or id(one.value) in given]
+        if len({id(one.value) for one in found}) < len(given):
             raise StepError(UNREAD)
-        lengths = Counter(length_of(place.value) for place in found)
-        likely = [
-            length for length, _ in lengths.most_common() if length is not None and length > 1
-        ]
-        if not likely:
+        lengths = Counter(length_of(one.value) for one in found).most_common()
+        self.now = next((length for length, _ in lengths if length and length > 1), 0)
+        if not self.now:
             raise StepError(UNKNOWN)
-        self.now = likely[0]
-        self._places = [place for place in found if length_of(place.value) == self.now]
-        each = {id(place.value): place.value for place in self._places}
+        self._places = [one for one in found if length_of(one.value) == self.now]
+        each = {id(one.value): one.value for one in self._places}
         self.sample_bytes = _bytes(list(each.values())) / self.now
-        names = ", ".join(sorted({place.name for place in self._places}))
+        names = ", ".join(sorted({one.name for one in self._places}))
         self.source = f"{names} ({self.now} samples each)"
 
     @contextmanager
     def of(self, number: int) -> Iterator[Callable[[], int]]:
-        """The names stand for others."""
+        """The names stand for tensors of this size."""
         try:
-            made = {id(place.value): resized(place.value, number) for place in self._places}
-            for place in self._places:
-                place.bind(made[id(place.value)])
+            made = {id(one.value): resized(one.value, number) for one in self._places}
+            for one in self._places:
+                one.bind(made[id(one.value)])
             yield lambda: number
         finally:
-            for place in self._places:
-                place.bind(place.value)
+            for one in self._places:
+                one.bind(one.value)
+
+
+class _Place(NamedTuple):
+    """A variable, and the batch that it holds."""
+
+    name: str
+    value: Any
+    bind: Callable[[Any], object]
+
+
+def _places(walk: Walk) -> Iterator[_Place]:
+    """Give the names of namespaces and closures that hold tensors."""
+    import torch
+
+    empty, found = CellType(), list[_Place]()
+    for holder in walk.near:
+        if isinstance(holder, Names):
+            for name in holder.all:
+                bind = partial(holder.space.__setitem__, name)
+                found.append(_Place(name, holder.space.get(name), bind))
+        elif isinstance(holder, CellType) and holder != empty:
+            value = holder.cell_contents
+            found.append(_Place(walk.name(value), value, partial(setattr, holder, "cell_contents")))
+    for one in found:
+        if isinstance(one.value, torch.Tensor) and not isinstance(one.value, torch.nn.Parameter):
+            yield one
 
 
 def _bytes(batch: Any) -> int:
-    """Of all tensors in it."""
+    """Return those of all tensors in it."""
     import torch
     from torch.utils._pytree import tree_leaves
 
     return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 
 
-class _Place:
-    """A variable, and the batch that it holds."""
+def resized(value: Any, number: int) -> Any:
+    """Return `number` samples: the first ones, or all of them over and over."""
+    length = length_of(value)
+    return value if length is None else _resized(value, length, number)
 
-    def __init__(self, name: str, value: Any, bind: Callable[[Any], object]) -> None:
-        self.name, self.value, self.bind = name, value, bind
 
-
-def _places(walk: Walk) -> Iterator[_Place]:
+def _resized(value: Any, length: int, number: int) -> Any:
+    import numpy as np
     import torch
 
-    for holder in walk.near:
-        if isinstance(holder, Names):
-            for name in holder.all:
-                value = holder.space.get(name)
-                if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-                    yield _Place(name, value, _in_space(holder, name))
-        elif isinstance(holder, CellType):
-            value = _contents(holder)
-            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-                yield _Place(walk.name(value), value, _in_cell(holder))
-
-
-def _in_space(holder: Names, name: str) -> Callable[[Any], object]:
-    return lambda value: holder.space.__setitem__(name, value)
-
-
-def _in_cell(cell: CellType) -> Callable[[Any], object]:
-    return lambda value: setattr(cell, "cell_contents", value)
-
-
-def _contents(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # still empty
-        return None
+    if isinstance(value, torch.Tensor):
+        if not value.ndim or len(value) != length:
+            return value
+        samples = value.detach()[torch.arange(number, device=value.device) % length]
+        if value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last):
+            samples = samples.contiguous(memory_format=torch.channels_last)
+        return samples.requires_grad_(value.requires_grad)
+    if isinstance(value, np.ndarray):
+        same = value.ndim and len(value) == length
+        return value[np.arange(number) % length] if same else value
+    if isinstance(value, Mapping):
+        return {key: _resized(one, length, number) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        if len(value) == length and length_of(value) is None:
+            return type(value)(value[at % length] for at in range(number))
+        parts = [_resized(one, length, number) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.batching import equal_parts
-from speedkit_jupyter.batching.accumulated import Accumulated, Lost
-from speedkit_jupyter.batching.joined import Joined
+from speedkit_jupyter.batching.losses import Accumulated, Lost
 from speedkit_jupyter.batching.parts import Call, Key
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import arguments
@@ -30,7 +29,7 @@ def micro_batch(
     to: str | torch.device | None = None,
     batch_norm: bool = False,
 ) -> MicroBatch:
-    """`function` for batches that don't fit: called with `size` samples at a time.
+    """Return `function` for batches that don't fit: it is called with `size` samples at a time.
 
     Training: a function that gives the loss of a batch. Its backward pass is made part by part, so
     that gradients add up to those of the whole batch's loss, which is returned without a graph:
@@ -45,13 +44,12 @@ def micro_batch(
 
     A loss that is a mean is weighed by the samples of each part, or by the targets that
     cross-entropy counts; one that is a mean over something else (a mask) by `weight`, a function of
-    the same arguments that says over how much; with `reduction="sum"` it is a sum. On the first
-    call it is checked with a few samples that the parts' losses make that of the whole: StepError
-    where they don't. `whole` are positions or names of arguments that are not cut. `scaler` scales
-    the loss before the backward pass.
-    BatchNorm that trains would see each part's statistics: declined, but with `batch_norm=True`.
-    Dropout draws other masks for parts than for the whole. A function that writes to its arguments
-    (a key-value cache) is refused with StepError.
+    the same arguments that says over how much; with `reduction="sum"` it is a sum. The first call
+    checks with a few samples that the parts' losses make that of the whole: StepError where they
+    don't. `whole` are positions or names of arguments that are not cut. `scaler` scales the loss
+    before the backward pass. BatchNorm that trains would see each part's statistics: StepError,
+    unless `batch_norm=True`. Dropout draws other masks for parts than for the whole. Raises
+    StepError for a function that writes to its arguments (a key-value cache).
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")
@@ -87,15 +85,15 @@ class MicroBatch:
     @lets_go
     @door
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """The loss of the whole batch, its backward pass done where gradients are; or the results
-        of all samples.
+        """Return the loss of the whole batch, its backward pass done where gradients are enabled;
+        or the results of all samples.
         """
         call = Call.of(given, named, self._whole)
         if not call.length:
             return self._moved(self._function(*given, **named))
         self._refuse_batch_norm(call)
         if not self._gives_loss(call):
-            return self._joined(call)
+            return joined([self._moved(part) for part in self._results(call)])
         total = Accumulated(self._lost, self._scaler)
         try:
             for part in call.parts(self.size):
@@ -109,7 +107,7 @@ class MicroBatch:
 
     @lets_go
     def stream(self, *given: Any, **named: Any) -> Iterator[Any]:
-        """The results of one part after another, each where `to` says."""
+        """Give the results of one part after another, each where `to` says."""
         call = Call.of(given, named, self._whole)
         self._refuse_batch_norm(call)
         return map(self._of_part, call.parts(self.size))
@@ -120,7 +118,7 @@ class MicroBatch:
         return self._moved(part.run(self._function))
 
     def _gives_loss(self, call: Call) -> bool:
-        """Whether it gives a loss; the first time whether parts make up the whole."""
+        """Return whether it gives a loss; checks the first time that parts make up the whole."""
         if not self._is_checked:
             self._is_loss = equal_parts.is_loss(self._function, call)
             is_proof = call.length > 1 and not call.is_alike
@@ -129,17 +127,26 @@ class MicroBatch:
             self._is_checked = is_proof
         return self._is_loss
 
-    def _joined(self, call: Call) -> Any:
-        joined = Joined(call.length, self._to)
+    def _results(self, call: Call) -> Iterator[Any]:
+        import torch
+        from torch.utils._pytree import tree_leaves
+
         for part in call.parts(self.size):
             result = part.run(self._function)
-            if equal_parts.has_graph(result):
+            if isinstance(result, Mapping):  # a library's own (transformers' ModelOutput, say)
+                result = dict(result)
+            leaves = [leaf for leaf in tree_leaves(result) if torch.is_tensor(leaf)]
+            if any(leaf.grad_fn is not None for leaf in leaves):
                 raise StepError(
                     "the results keep their graphs, and all of the batch's memory with them: call "
                     "it under torch.inference_mode(), or give a function that returns the loss"
                 )
-            joined.add(_plain(result), part.length)
-        return joined.result()
+            if odd := [leaf for leaf in leaves if not leaf.ndim or len(leaf) != part.length]:
+                raise StepError(
+                    f"a part of {part.length} samples gave a tensor of shape {tuple(odd[0].shape)}:"
+                    " its first dimension is not the batch's"
+                )
+            yield result
 
     def _moved(self, result: Any) -> Any:
         import torch
@@ -151,7 +158,7 @@ class MicroBatch:
         return tree_map(lambda leaf: move(leaf, to) if torch.is_tensor(leaf) else leaf, result)
 
     def _refuse_batch_norm(self, call: Call) -> None:
-        """Where it trains and there is more than one part."""
+        """Raise StepError where BatchNorm trains and there is more than one part."""
         if self._batch_norm or call.length <= self.size:
             return
         for model in outermost(reached([self._function])):
@@ -164,6 +171,31 @@ class MicroBatch:
                 )
 
 
-def _plain(result: Any) -> Any:
-    """Results of a library's own (transformers' ModelOutput, say) as dictionaries."""
-    return dict(result) if isinstance(result, Mapping) and type(result) is not dict else result
+def joined(parts: list[Any]) -> Any:
+    """Return the results of parts as those of the whole: tensors joined along their first
+    dimension, lists of other things one after another. Raises StepError where they can't be.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        shapes = {tuple(part.shape[1:]) for part in parts}
+        if len(shapes) > 1:
+            raise StepError(
+                f"parts gave tensors of different shapes, {' and '.join(map(str, shapes))}: take "
+                "them one by one with .stream(…)"
+            )
+        return torch.cat(parts)
+    if isinstance(first, dict):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple):
+        whole = map(joined, map(list, zip(*parts, strict=True)))
+        return type(first)(*whole) if hasattr(first, "_fields") else tuple(whole)
+    if isinstance(first, list):
+        if not any(map(torch.is_tensor, tree_leaves(first))):  # texts, one for each sample
+            return [one for part in parts for one in part]
+        return [joined(list(some)) for some in zip(*parts, strict=True)]
+    if first is None:
+        return None
+    raise StepError(f"a part gave a {type(first).__name__}, which can't be joined")

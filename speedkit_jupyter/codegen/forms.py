@@ -1,26 +1,31 @@
-"""A plan as plain code to paste into a script, without SpeedKit."""
+"""A plan as plain code, without SpeedKit: for torch, or for a framework.
+
+What Accelerate, Lightning Fabric or transformers' Trainer has an argument for is its argument; the
+rest stays plain torch beside it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.codegen import frameworks
-from speedkit_jupyter.codegen.instances import instance_in
-from speedkit_jupyter.codegen.optimizer_names import in_order, listed, named, words_of
-from speedkit_jupyter.codegen.optimizer_source import is_made, keywords_of, makeable, making
-from speedkit_jupyter.codegen.script import MODEL, Script, assembled, gather, header
-from speedkit_jupyter.codegen.training_call import call_of
-from speedkit_jupyter.codegen.training_step import function
-from speedkit_jupyter.codegen.unwrapping import (
-    Given,
-    is_patched,
-    is_prepared,
-    of_model,
-    precision_of,
-    wrapped,
+from speedkit_jupyter.codegen import optimizers as of_optimizers
+from speedkit_jupyter.codegen.optimizers import is_made, making
+from speedkit_jupyter.codegen.script import (
+    MODEL,
+    Script,
+    assembled,
+    comment,
+    function,
+    gather,
+    has_closures,
+    header,
+    indented,
+    keywords,
 )
+from speedkit_jupyter.codegen.training_loop import call_of
+from speedkit_jupyter.codegen.wrapped import Block, given, new_state, precision_of
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
@@ -36,10 +41,12 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.codegen.optimizer_names import Optimizers
+    from speedkit_jupyter.codegen.optimizers import Optimizers
 
 FRAMEWORKS = ("accelerate", "fabric", "transformers")
 FORMS = ("torch", "yaml", *FRAMEWORKS)
+# Where the notebook has an instance that is set otherwise.
+OTHERS = "In place of your own: give it your other arguments, too."
 
 
 @lets_go
@@ -51,7 +58,7 @@ def code(
     model: torch.nn.Module | None = None,
     name: str = MODEL,
 ) -> str:
-    """The plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
+    """Return the plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
 
     `optimizers` are those that the plan was made with; their hyperparameters are written out. Where
     they are a mapping, its keys are your words for them, and a framework goes on with your own
@@ -73,7 +80,7 @@ def _written(
     name: str,
     names: Mapping[str, Any] | None = None,
 ) -> str:
-    """As `code`; `names` is the notebook that it is for, where it is for one."""
+    """Return what `code` does; `names` is the notebook that it is for, where it is for one."""
     if not isinstance(plan, Plan | SpeedContext):
         kind = type(plan).__name__
         raise ArgumentError(
@@ -81,7 +88,8 @@ def _written(
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        model, (plan, members) = plan.model, as_of_now(plan, each_once(listed(optimizers)))
+        model, wanted = plan.model, each_once(of_optimizers.listed(optimizers))
+        plan, members = as_of_now(plan, wanted)
         optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
@@ -89,25 +97,20 @@ def _written(
     own = precision_of(model)
     if own and not plan["precision"].active:
         plan = plan_for(plan.config.changed("precision", own), plan.hardware, plan.facts)
-    writers: dict[str, Callable[[Script], str]] = {
+    writers = {
         "torch": _torch,
-        "accelerate": frameworks.accelerate,
-        "fabric": frameworks.fabric,
-        "transformers": frameworks.transformers,
+        "accelerate": _accelerate,
+        "fabric": _fabric,
+        "transformers": _transformers,
     }
     if form not in writers:
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
-    own_names = named(plan, optimizers)
-    given = Given(
-        of_model(model, form),  # type: ignore[arg-type]
-        is_patched(model),
-        form in ("accelerate", "transformers") and is_prepared(model),
-        wrapped(zip(own_names, in_order(optimizers), strict=False)),
-        words=words_of(optimizers, names),
-        instance=instance_in(names or {}, form),
-    )
-    script = gather(plan, form, own_names, call_of(model), name, given)  # type: ignore[arg-type]
+    own_names = of_optimizers.named(plan, optimizers)
+    as_given = dict(zip(own_names, of_optimizers.in_order(optimizers), strict=False))
+    words = of_optimizers.words_of(optimizers, names)
+    wrapped = given(model, form, as_given, words, names or {})  # type: ignore[arg-type]
+    script = gather(plan, form, own_names, call_of(model), name, wrapped)  # type: ignore[arg-type]
     return writers[form](_with_own(script, form))
 
 
@@ -121,7 +124,9 @@ def _with_own(script: Script, form: str) -> Script:
     own = [
         name
         for name in script.optimizers
-        if name in taken or not keywords_of(script, name) or not makeable(script, name)
+        if name in taken
+        or not of_optimizers.keywords_of(script, name)
+        or not of_optimizers.makeable(script, name)
     ]
     return replace(script, given=replace(script.given, own=frozenset(own)))
 
@@ -129,16 +134,16 @@ def _with_own(script: Script, form: str) -> Script:
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """The plan of a context with the optimizers that it met after it was made, and with those.
+    """Return the plan of a context with the optimizers that it met after it was made, and with
+    those.
 
     Where some are `wanted`, with these instead, as they were before the plan.
     """
     made, own = context.plan, list(context.target.optimizers)
-    whole = len(own) == len(made.facts.optimizers)  # none is gone
-    readings = dict(zip(own, made.facts.optimizers, strict=True)) if whole else {}
-    readings |= met_later(context.target)
-    optimizers = listed(wanted) or list(readings)
-    if optimizers == own or not optimizers:
+    readings = dict(context.facts_of) | met_later(context.target)
+    optimizers = of_optimizers.listed(wanted) or list(readings)
+    is_whole = len(own) == len(made.facts.optimizers)  # none is gone
+    if (optimizers == own and is_whole) or not optimizers:
         return made, optimizers
     facts = tuple(
         readings.get(optimizer) or OptimizerFacts.read(optimizer, [context.model])
@@ -156,7 +161,7 @@ def code_report(
     model: torch.nn.Module | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """The same to be shown; `name` is the user's word for the model, `names` the notebook."""
+    """Return a report of it; `name` is the user's word for the model, `names` the notebook."""
     text = _written(plan, form, optimizers, model, name, names)
     title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
     language = "yaml" if form == "yaml" else "python"
@@ -178,6 +183,100 @@ def _torch(script: Script) -> str:
         *compiled,
         script.reasons("arguments"),
     ]
-    given = ["model", *(name for name in script.optimizers if not is_made(script, name))]
     body = function(script, "compiled_model" if compiled else "model", "{loss}.backward()")
-    return assembled(header(script, given), script, blocks, body)
+    return assembled(header(script, _yours(script)), script, blocks, body)
+
+
+def _accelerate(script: Script) -> str:
+    """Write it with an `Accelerator`, which compiles and scales by itself."""
+    own = script.given.instance
+    room, imports_too = new_state()
+    given_to = dict(script.arguments)
+    if own is not None and own.accumulation_steps > 1 and not has_closures(script):
+        given_to["gradient_accumulation_steps"] = str(own.accumulation_steps)
+    also = comment(OTHERS) if own is not None else []
+    make = [*room, *also, f"accelerator = Accelerator({_listed(given_to)})"]
+    imports = ["from accelerate import Accelerator", *imports_too]
+    names = ", ".join(["model", *script.optimizers])
+    prepare = [f"{names} = accelerator.prepare({names})"]
+    return _with_loop(script, imports, make, prepare, "accelerator.backward({loss})")
+
+
+def _fabric(script: Script) -> str:
+    """Write it with a `Fabric`, which is handed the compiled model."""
+    also = comment(OTHERS) if script.given.instance is not None else []
+    make = [*also, f"fabric = Fabric({_listed(script.arguments)})"]
+    imports = ["from lightning.fabric import Fabric"]
+    model = next((snippet.compiled for snippet in script.snippets if snippet.compiled), "model")
+    names = ", ".join(["model", *script.optimizers])
+    setup = f"{names} = fabric.setup({', '.join([model, *script.optimizers])})"
+    prepare = [*script.reasons("compiled"), setup]
+    return _with_loop(script, imports, make, prepare, "fabric.backward({loss})")
+
+
+def _with_loop(
+    script: Script, imports: Sequence[str], make: Block, prepare: Block, backward: str
+) -> str:
+    """Write what Accelerate and Fabric have in common: the loop stays the user's."""
+    if _is_kept(script):
+        own = script.given.instance
+        assert own is not None
+        make, imports = comment(f"`{own.word}` is set so already.") if script.arguments else [], []
+    blocks = [
+        *script.setup(),
+        [*script.reasons("arguments"), *make],
+        *script.blocks("model"),
+        making(script),
+        prepare,
+        *script.blocks("training"),
+    ]
+    body = function(script, "model", backward)
+    return assembled(header(script, _yours(script)), script, blocks, body, *imports)
+
+
+def _transformers(script: Script) -> str:
+    """Write it with `TrainingArguments`, and a Trainer that is given the optimizer."""
+    if len(script.optimizers) > 1:
+        raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
+    room, imports_too = new_state()
+    make = [
+        *script.reasons("arguments"),
+        *room,
+        *comment("Add your own arguments to these."),
+        f"arguments = TrainingArguments({_listed(script.arguments)})",
+    ]
+    given_to = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
+    for name in script.optimizers:
+        given_to["optimizers"] = f"({name}, None)"
+    body = [
+        f"trainer = Trainer({_listed(given_to)}, **more)",
+        *script.surrounded(["trainer.train()"]),
+        "return trainer",
+    ]
+    return assembled(
+        header(script, _yours(script)),
+        script,
+        [*script.setup(), make, *script.blocks("model"), making(script)],
+        ["def train(train_dataset, **more):", *indented(body)],
+        "from transformers import Trainer, TrainingArguments",
+        *imports_too,
+    )
+
+
+def _is_kept(script: Script) -> bool:
+    """Return whether the user's own instance is as planned already; no other takes its place."""
+    own = script.given.instance
+    if own is None or (own.accumulation_steps > 1 and has_closures(script)):
+        return False  # a closure is to run at each batch
+    return own.suits(script.arguments, script.plan.facts_after.device)
+
+
+def _yours(script: Script) -> list[str]:
+    """Return what the code takes as given."""
+    instance = script.given.instance
+    kept = [instance.word] if instance is not None and _is_kept(script) else []
+    return ["model", *(name for name in script.optimizers if not is_made(script, name)), *kept]
+
+
+def _listed(arguments: Mapping[str, str]) -> str:
+    return ", ".join(keywords(arguments))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def given(text: str) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
-    """The model that a function makes, and the optimizers that it makes along with it.
+    """Return the model that a function makes, and the optimizers that it makes along with it.
 
     Raises SpeedKitError, in a line, for whatever goes wrong in there.
     """
     import torch
 
-    file, _, name = text.rpartition(":")
-    if not (file and name.isidentifier()):
+    path, _, name = text.rpartition(":")
+    if not (path and name.isidentifier()):
         raise SpeedKitError(f"--model {text}: write FILE:NAME, as in train.py:make_model")
-    made = _called(_module(Path(file), text), name, text)
+    made = _made(Path(path), name, text)
     model, *parts = made if isinstance(made, tuple | list) else (made,)
     optimizers = [o for part in parts for o in (part if isinstance(part, Sequence) else [part])]
     if not isinstance(model, torch.nn.Module):
@@ -37,39 +37,22 @@ def given(text: str) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
     return model, optimizers
 
 
-def _module(file: Path, text: str) -> Any:
-    """The file, imported under its own name with its folder on the path, as Python runs it."""
+def _made(file: Path, name: str, text: str) -> Any:
+    """Return what the function makes; its folder is on the path, as where Python runs the file."""
     if not file.is_file():
-        siblings = [sibling.name for sibling in file.parent.glob("*.py")]
-        raise SpeedKitError(
-            f"--model {text}: there is no file {file}.{did_you_mean(file.name, siblings)}"
-        )
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise SpeedKitError(f"--model {text}: {file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(file.stem, module)
+        hint = did_you_mean(file.name, [sibling.name for sibling in file.parent.glob("*.py")])
+        raise SpeedKitError(f"--model {text}: there is no file {file}.{hint}")
+    where = str(file)
     sys.path.insert(0, str(file.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        names = runpy.run_path(str(file), run_name=file.stem)
+        make, where = names.get(name), f"{name}()"
+        if callable(make):
+            return make()
     except (Exception, SystemExit) as error:
-        raise SpeedKitError(f"--model {text}: {file} raises {_line(error)}") from None
+        line = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise SpeedKitError(f"--model {text}: {where} raises {line}") from None
     finally:
         sys.path.pop(0)
-    return module
-
-
-def _called(module: Any, name: str, text: str) -> Any:
-    make = getattr(module, name, None)
-    if not callable(make):
-        functions = [attribute for attribute, value in vars(module).items() if callable(value)]
-        hint = did_you_mean(name, functions)
-        raise SpeedKitError(f"--model {text}: there is no function {name!r} in there.{hint}")
-    try:
-        return make()
-    except (Exception, SystemExit) as error:
-        raise SpeedKitError(f"--model {text}: {name}() raises {_line(error)}") from None
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    hint = did_you_mean(name, [word for word, value in names.items() if callable(value)])
+    raise SpeedKitError(f"--model {text}: there is no function {name!r} in there.{hint}")

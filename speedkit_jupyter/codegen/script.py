@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.codegen.training_call import Call
-from speedkit_jupyter.codegen.unwrapping import PREPARED, UNPATCHING, Given
+from speedkit_jupyter.codegen.training_loop import INDENT, Call, needs_closure
+from speedkit_jupyter.codegen.wrapped import PREPARED, UNPATCHING, Block, Given
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.plans.planning import Plan, describe
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     Optimizers = Mapping[str, torch.optim.Optimizer | None]
 
-WIDTH = 88  # of black and ruff
-INDENT = "    "
+WIDTH = 88  # of a comment
 # As they follow one another in a script; a piece's reason stands at the first that it has.
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
 # Names that generated code gives to something else.
@@ -30,7 +29,6 @@ TAKEN = {
     "fabric", "group", "inputs", "loss", "loss_fn", "losses", "module", "more", "name", "number",
     "one", "outputs", "scaler", "targets", "torch", "train_dataset", "trainer",
 }  # fmt: skip
-Block = list[str]
 WRAPPED = "As they were before a framework wrapped them."
 # What snippets call the model; the user's own word takes its place.
 MODEL = "model"
@@ -99,7 +97,7 @@ class Script:
         return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
 
     def reasons(self, place: str) -> Block:
-        """The comments that stand at this place."""
+        """Return the comments that stand at this place."""
         return [
             line
             for piece in self.pieces
@@ -108,7 +106,7 @@ class Script:
         ]
 
     def blocks(self, place: str) -> list[Block]:
-        """A block for each piece with lines for this place."""
+        """Return a block for each piece with lines for this place."""
         blocks = []
         for piece in self.pieces:
             lines = getattr(piece.snippet, place)
@@ -118,19 +116,19 @@ class Script:
         return blocks
 
     def setup(self) -> list[Block]:
-        """Process-wide switches; those of torch.compile where the model is compiled."""
+        """Return process-wide switches; those of torch.compile where the model is compiled."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
     def accumulated(self, lines: Sequence[str]) -> Block:
-        """A step as a part of several, where the user's own Accelerator counts them."""
+        """Return a step as a part of several, where the user's own Accelerator counts them."""
         own = self.given.instance
         if own is None or own.accumulation_steps == 1:
             return [*lines]
         return [f"with accelerator.accumulate({MODEL}):", *indented(lines)]
 
     def surrounded(self, lines: Sequence[str]) -> Block:
-        """The lines within everything that belongs around a forward pass."""
+        """Return the lines within everything that belongs around a forward pass."""
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
         if not managers:
             return [*lines]
@@ -146,7 +144,7 @@ def gather(
     model: str,
     given: Given | None = None,
 ) -> Script:
-    """The code of every decision that the form has to say; raises SpeedKitError."""
+    """Return the code of every decision that the form has to say; raises SpeedKitError."""
     pieces, facts = [], plan.facts_after
     for optimization, decision in zip(CATALOG, plan, strict=True):
         told = optimization.frameworks_choose and form != "torch"
@@ -164,7 +162,7 @@ def gather(
 
 
 def header(script: Script, given: Sequence[str]) -> Block:
-    """What this was planned for, and the names that the code takes as given."""
+    """Return what this was planned for, and the names that the code takes as given."""
     hardware = script.plan.hardware
     machine = describe(hardware, script.plan.facts_after.device)
     lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
@@ -174,15 +172,65 @@ def header(script: Script, given: Sequence[str]) -> Block:
     return [*lines, *comment(f"Yours: {', '.join(f'`{word}`' for word in words)}.")]
 
 
+def function(script: Script, model: str, backward: str) -> Block:
+    """Return `train_step`, or `predict` where there is no optimizer.
+
+    `model` is what is called; `backward` the line that runs it, with `{loss}` for the loss.
+    """
+    moves = "".join(snippet.batch for snippet in script.snippets)
+    call = script.call
+    if not script.optimizers:
+        body = script.surrounded([f"return {call.of(model)}"])
+        given = "batch" if call.takes_batch else "inputs"
+        return [f"def predict({given}):", *indented([*call.moved(moves, False), *body])]
+    head = f"def train_step({call.arguments}):"
+    move = call.moved(moves, True)
+    forward = script.surrounded(call.loss(model))
+    if has_closures(script):
+        return [head, *indented([*move, *_with_closure(script, forward, backward)])]
+    body = [*forward, backward.format(loss=_loss(script))]
+    for optimizer in script.optimizers:
+        body += [step.format(optimizer=optimizer) for step in _steps(script)]
+    body += [line for snippet in script.snippets for line in snippet.after_step]
+    body += [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
+    return [head, *indented([*move, *script.accumulated(body), "return loss.detach()"])]
+
+
+def has_closures(script: Script) -> bool:
+    """Return whether an optimizer runs the model itself."""
+    facts = script.plan.facts.optimizers
+    pairs = zip(script.optimizers.values(), facts, strict=False)
+    return any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs)
+
+
+def _with_closure(script: Script, forward: Block, backward: str) -> Block:
+    """Return a step for LBFGS, which runs the model several times (and takes no GradScaler)."""
+    clear = [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
+    keep = "losses.append(loss.detach())"  # Accelerate's step gives nothing back
+    inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
+    steps = [f"{optimizer}.step(closure)" for optimizer in script.optimizers]
+    return ["losses = []", "", "def closure():", *indented(inside), "", *steps, "return losses[0]"]
+
+
+def _steps(script: Script) -> list[str]:
+    scaled = [snippet.step for snippet in script.snippets if snippet.training]
+    hint = "# To clip gradients: {scaler}.unscale_({optimizer}) and then clip, here."
+    named = [step.partition(".step(")[0] for step in scaled]
+    hints = [hint.replace("{scaler}", scaler) for scaler in named]
+    return [*hints, *(scaled or ["{optimizer}.step()"])]
+
+
+def _loss(script: Script) -> str:
+    return next((s.loss for s in script.snippets if s.training), "loss")
+
+
 def assembled(
     head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
 ) -> str:
-    """The whole text: header, the imports that it needs, the blocks, the function."""
-    own = [[part for line in script.beginning for part in _broken(line, script)]]
-    own = [block for block in own if block]
-    body = [[part for line in block for part in _broken(line, script)] for block in blocks if block]
-    body = own + body
-    function = [part for line in function for part in _broken(line, script)]
+    """Return the whole text: header, the imports that it needs, the blocks, the function."""
+    body = [block for block in (script.beginning, *blocks) if block]
+    body = [[_worded(line, script) for line in block] for block in body]
+    function = [_worded(line, script) for line in function]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
     imports |= {UNPATCHING} if script.given.patched else set()
@@ -193,68 +241,33 @@ def assembled(
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
 
 
-def _broken(line: str, script: Script) -> Block:
-    """With the user's own names, where these are names and not, say, `models[0]`."""
+def _worded(line: str, script: Script) -> str:
+    """Return it with the user's own names, where these are names and not, say, `models[0]`."""
     if not line.lstrip().startswith("#"):
         for ours, word in script.renamed:
             line = re.sub(rf"(?<![\w.\"]){ours}\b(?!=[^=])", word, line)
-    return broken(line)
-
-
-def broken(line: str) -> Block:
-    """A line of code, or one line for each of its arguments where it is too long."""
-    text = line.strip()
-    indent = line[: len(line) - len(text)]
-    if len(line) <= WIDTH or text.startswith("#"):
-        return [line]
-    head, arguments, tail = _parts(text)
-    inner = [row for part in arguments for row in broken(f"{indent}{INDENT}{part},")]
-    return [indent + head, *inner, indent + tail] if arguments else [line]
-
-
-def _parts(text: str) -> tuple[str, list[str], str]:
-    """What stands before, between and after the first brackets, or those that `with` may have."""
-    if text.startswith("with "):
-        return "with (", _arguments(text[len("with ") : -1])[0], "):"
-    opening = re.search(r"[(\[]", text)
-    if opening is None:
-        return text, [], ""
-    arguments, end = _arguments(text[opening.end() :])
-    return text[: opening.end()], arguments, text[opening.end() + end :]
-
-
-def _arguments(text: str) -> tuple[list[str], int]:
-    """What commas part, down to the closing bracket, and where that is."""
-    parts, begin, depth = [], 0, 0
-    for place, character in enumerate(text):
-        depth += (character in "([") - (character in ")]")
-        if depth < 0 or (character == "," and depth == 0):
-            parts.append(text[begin:place].strip())
-            begin = place + 1
-        if depth < 0:
-            return parts, place
-    return [*parts, text[begin:].strip()], len(text)
+    return line
 
 
 def keywords(arguments: Mapping[str, str]) -> list[str]:
-    """Keyword arguments as they are written."""
+    """Return keyword arguments as they are written."""
     return [f"{name}={value}" for name, value in arguments.items()]
 
 
 def comment(text: str, depth: int = 0) -> Block:
-    """Comment lines that will be indented `depth` times."""
+    """Return comment lines that will be indented `depth` times."""
     columns = WIDTH - depth * len(INDENT) - len("# ")
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in lines]
 
 
 def indented(lines: Iterable[str]) -> Block:
-    """The body of a function."""
+    """Return the body of a function."""
     return [f"{INDENT}{line}" if line else "" for line in lines]
 
 
 def _groups(imports: Iterable[str]) -> list[Block]:
-    """The standard library's imports, then the others; `import` before `from`."""
+    """Return the standard library's imports, then the others; `import` before `from`."""
     ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
     standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
     packages = [line for line in ordered if line not in standard]

@@ -12,8 +12,8 @@ LAST = ("last_traceback", "last_value", "last_exc", "last_type")
 
 @dataclass(frozen=True)
 class Holder:
-    """`roots` gives what it holds now, `let_go` makes it hold nothing; `loses` is what is not there
-    any more afterwards.
+    """`roots` gives what it holds now, `let_go` makes it hold nothing; `loses` is what is gone
+    afterwards.
     """
 
     name: str

@@ -8,38 +8,39 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import CellType, FrameType, FunctionType, ModuleType, TracebackType
+from types import CellType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 # More objects are not looked at, and smaller arrays do not matter.
 MOST, LEAST_BYTES = 2_000_000, 1 << 16
-# Where a module keeps what it calls otherwise.
+# Where an nn.Module keeps what code finds by attribute.
 OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass
 class Reach:
-    """What lies behind `roots`, by identity. `before` is through what each was reached."""
+    """What lies behind `roots`, by id. `before` is through what each was reached."""
 
     found: dict[int, Any] = field(default_factory=dict)
     before: dict[int, Any] = field(default_factory=dict)
 
     def values(self) -> list[Any]:
-        """Tensors and large arrays."""
+        """Return tensors and large arrays."""
         return [value for value in self.found.values() if is_large(value)]
 
     def way(self, value: Any) -> str:
-        """How code would come to it, from the root on: `.hooks[0]`, ` (its x)` of a closure."""
+        """Return how code would come to it from the root: `.hooks[0]`, ` (x in fails)`."""
         chain = [value]
         while id(chain[-1]) in self.before:
             chain.append(self.before[id(chain[-1])])
         chain.reverse()
-        return "".join(_words(chain))
+        return "".join(_word(chain, at) for at in range(len(chain) - 1))
 
 
 def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> Reach:
-    """Everything that the roots keep alive, but for modules, and what is behind objects `apart`."""
-    reach, seen = Reach(), {id(one) for one in apart} | set(_spaces())
+    """Return what the roots keep alive, without modules and what is behind the objects `apart`."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    reach, seen = Reach(), set(map(id, itertools.chain(apart, map(vars, modules))))
     waiting: deque[Any] = deque()
     for root in roots:
         if id(root) not in seen:
@@ -60,10 +61,9 @@ def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> Reach:
 
 
 def is_large(value: Any) -> bool:
-    """Whether it is a tensor, or an array that owns more than a little memory."""
-    kind = type(value)
+    """Return whether it is a tensor, or an array of more than a little memory."""
     torch = sys.modules.get("torch")
-    if torch is not None and issubclass(kind, torch.Tensor):
+    if torch is not None and issubclass(type(value), torch.Tensor):
         return True
     return _is_array(value) and value.nbytes >= LEAST_BYTES
 
@@ -74,7 +74,7 @@ def _is_array(value: Any) -> bool:
 
 
 def size(values: Iterable[Any]) -> int:
-    """Bytes behind tensors and arrays, each piece of memory counted once."""
+    """Return the bytes behind tensors and arrays; views of one piece of memory count once."""
     pieces: dict[object, int] = {}
     for value in values:
         place, number = _piece(value)
@@ -82,25 +82,17 @@ def size(values: Iterable[Any]) -> int:
     return sum(pieces.values())
 
 
-def pieces_of(values: Iterable[Any]) -> set[object]:
-    """The pieces of memory."""
-    return {_piece(value)[0] for value in values}
-
-
-def without(values: Iterable[Any], pieces: set[object]) -> list[Any]:
-    """Those that lie in none of these pieces of memory."""
+def without(values: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return those that share no piece of memory with the others."""
+    pieces = {_piece(value)[0] for value in others}
     return [value for value in values if _piece(value)[0] not in pieces]
 
 
-def _is_fake(value: Any) -> bool:
-    """A tensor of torch.compile's without memory, which warns where it is asked for some."""
-    fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    return fakes is not None and isinstance(value, fakes.FakeTensor)
-
-
 def _piece(value: Any) -> tuple[object, int]:
-    if _is_fake(value):
-        return id(value), 0
+    """Return the piece of memory that a tensor or array lies in, and its bytes."""
+    fakes = sys.modules.get("torch._subclasses.fake_tensor")
+    if fakes is not None and isinstance(value, fakes.FakeTensor):
+        return id(value), 0  # without memory; it warns where it is asked for some
     try:
         storage = value.untyped_storage()
         return (str(value.device), storage.data_ptr() or id(value)), int(storage.nbytes())
@@ -113,36 +105,16 @@ def _piece(value: Any) -> tuple[object, int]:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether a tensor holds others: its gradient, attributes."""
+    """Return whether a tensor holds others: its gradient, attributes."""
     return bool(getattr(value, "__dict__", None)) or hasattr(value, "grad_fn")
 
 
-def _spaces() -> Iterator[int]:
-    """The namespaces of modules, which lead everywhere."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            yield id(module.__dict__)
-
-
-def _words(chain: Sequence[Any]) -> Iterator[str]:
-    """From the first to the last. Between a function and the cell of its closure lies a tuple."""
-    for at, (holder, part) in enumerate(itertools.pairwise(chain)):
-        if isinstance(part, CellType):
-            function = chain[at - 1]
-            if isinstance(function, FunctionType):
-                yield _of_closure(function, part)
-        elif not isinstance(holder, CellType | TracebackType | FunctionType):
-            yield _word(holder, part)
-
-
-def _of_closure(function: FunctionType, cell: CellType) -> str:
-    cells = function.__closure__ or ()
-    pairs = zip(function.__code__.co_freevars, cells, strict=False)
-    name = next((name for name, one in pairs if one is cell), "")
-    return f" ({name} in the closure of {function.__name__})"
-
-
-def _word(holder: Any, part: Any) -> str:
+def _word(chain: Sequence[Any], at: int) -> str:
+    """Return what leads from an object of the chain to the next one."""
+    holder, part = chain[at : at + 2]
+    if isinstance(part, CellType):  # between a function and its cells lies a tuple
+        function = chain[at - 1]
+        return _of_closure(function, part) if isinstance(function, FunctionType) else ""
     if isinstance(holder, FrameType):
         names = [name for name, value in holder.f_locals.items() if value is part]
         return f" ({names[0]} in {holder.f_code.co_name})" if names else ""
@@ -152,6 +124,13 @@ def _word(holder: Any, part: Any) -> str:
             return "" if key in OF_MODULES else f".{key}"
         return "" if key is None else f"[{key!r:.30}]"
     if isinstance(holder, list | tuple):
-        at = next((at for at, value in enumerate(holder) if value is part), None)
-        return "" if at is None else f"[{at}]"
+        return next((f"[{n}]" for n, value in enumerate(holder) if value is part), "")
     return ""
+
+
+def _of_closure(function: FunctionType, cell: CellType) -> str:
+    pairs: Iterator[tuple[str, CellType]] = zip(
+        function.__code__.co_freevars, function.__closure__ or (), strict=False
+    )
+    name = next((name for name, one in pairs if one is cell), "")
+    return f" ({name} in the closure of {function.__name__})"

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.candidate import Candidate
-from speedkit_jupyter.loading.race import Race
+from speedkit_jupyter.loading.race import Candidate, Race
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.measure.rounds.budget import LONGER
 
 if TYPE_CHECKING:
     from speedkit_jupyter.loading.samples import Samples
     from speedkit_jupyter.loading.tuned_loader import TunedLoader
+    from speedkit_jupyter.loading.ways import Ways
+
+# What looks faster by less than this is not worth a longer search.
+WORTH_KNOWING = 1.03
 
 
 @dataclass(repr=False)
 class LoaderTuning(Shown):
     """`loader` is the one that was rebuilt, with the user's own settings where nothing was proven
-    faster. `declined` says what was not tried, and why; `remarks` what the choice changes beside
-    time; `source` makes the same in plain torch. `against` is the step that it was measured with,
-    `name` the user's word for the loader.
+    faster. `epoch` is its length in batches. `declined` says what was not tried, and why; `remarks`
+    what the choice changes beside time; `source` makes the same in plain torch. `against` is the
+    step that it was measured with, `name` the user's word for the loader.
     """
 
     loader: TunedLoader
     race: Race
     chosen: Candidate
     samples: Samples
+    epoch: int = 0
     name: str = "loader"
     against: str = ""
     declined: dict[str, str] = field(default_factory=dict)
@@ -39,7 +44,7 @@ class LoaderTuning(Shown):
     @property
     def own(self) -> Candidate:
         """The loader as its user made it."""
-        return self.race.candidates[0]
+        return self.race.own
 
     @property
     def is_changed(self) -> bool:
@@ -52,14 +57,14 @@ class LoaderTuning(Shown):
         return self.race.ratio(self.chosen) if self.is_changed else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each way to load."""
+        """Return a row for each way to load."""
         return [self._row(one) for one in self.race.candidates]
 
     def _row(self, one: Candidate) -> dict[str, Any]:
         ratio = self.race.ratio(one)
         return {
             "settings": one.words,
-            "batch_s": one.batch_s(self.race.epoch) if one.times_s else None,
+            "batch_s": one.batch_s if one.times_s else None,
             "waiting": one.waiting if one.times_s else None,
             "ratio": None if ratio is None else ratio.median,
             "low": None if ratio is None else ratio.low,
@@ -70,11 +75,11 @@ class LoaderTuning(Shown):
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "loader": self.name,
             "against": self.against,
-            "epoch": self.race.epoch,
+            "epoch": self.epoch,
             "rows": self.rows(),
             "declined": dict(self.declined),
             "remarks": list(self.remarks),
@@ -82,3 +87,44 @@ class LoaderTuning(Shown):
             "environment": dict(self.environment),
             "command": self.command,
         }
+
+
+def remarks(chosen: Candidate, own: Candidate, ways: Ways) -> Iterator[str]:
+    """Give what the choice changes beside time."""
+    settings = chosen.settings
+    if chosen is own:
+        return
+    if settings.kept:
+        yield (
+            "samples are decoded once and kept in main memory: "
+            f"{ways.kept_bytes / 2**20:,.3g} MiB once all were drawn; the first epoch takes as "
+            "long as before"
+        )
+    if settings.num_workers != own.settings.num_workers and ways.samples.is_random:
+        yield (
+            "random numbers that the data set draws are each worker's own: as random as before, "
+            "and the same again for the same seed and number of workers, but other ones"
+        )
+    if settings.num_workers and settings.persistent_workers and not own.settings.persistent_workers:
+        yield (
+            "the rebuilt loader's workers stay between epochs, and start anew where the data set "
+            "was changed; those of the plain code start for each epoch"
+        )
+    if settings.copied_to:
+        yield (
+            f"batches are on their way to {settings.copied_to} when the loop gets them, from "
+            "pinned memory, and nobody waits for the copy (non_blocking=True)"
+        )
+    if settings.whole_batches:
+        yield "its sampler gives whole batches: loader.batch_sampler is None"
+    if not settings.in_order:
+        yield "batches come in the order in which they are ready"
+
+
+def unproven(race: Race, chosen: Candidate, budget_s: float) -> Iterator[str]:
+    """Give what looked faster than the user's own, and how to know."""
+    best = race.best()
+    ratio = None if best is chosen else race.ratio(best)
+    if ratio is not None and ratio.median >= WORTH_KNOWING:
+        more = LONGER
+        yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {more}"

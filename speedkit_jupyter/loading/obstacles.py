@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import math
 import socket
 import sqlite3
 import sys
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 # What is open for one process alone; libraries by name, which need not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
-# What torch's loader keeps of its length.
-_REMEMBERED = "_IterableDataset_len_called"
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
 
@@ -144,18 +143,23 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
+def index_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what gives the indices of each batch, or of each sample without batches."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
 def length(loader: DataLoader[Any]) -> int | None:
-    """In batches; None where the data set says none. Asked for it, the loader of an iterable
-    remembers the answer, and warns of an epoch that is longer: so it forgets it again.
+    """Return it in batches; None where the data set says none.
+
+    The loader of an iterable is not asked: it would warn of longer epochs from then on.
     """
-    kept = vars(loader).get(_REMEMBERED)
-    try:
-        with suppress(Exception):  # an iterable's length is its user's to give, or not
-            return len(loader)
-        return None
-    finally:
-        if _REMEMBERED in vars(loader):
-            vars(loader)[_REMEMBERED] = kept
+    dataset: Any = loader.dataset
+    with suppress(Exception):  # an iterable's length is its user's to give, or not
+        if not is_iterable(loader):
+            return len(index_sampler(loader))
+        size = loader.batch_size or 1
+        return len(dataset) // size if loader.drop_last else math.ceil(len(dataset) / size)
+    return None
 
 
 def asks_for_its_share(dataset: Any) -> bool:

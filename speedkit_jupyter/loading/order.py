@@ -16,29 +16,29 @@ from speedkit_jupyter.loading.tuned_loader import end_workers, rebuilt
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-# So many batches of each of so many epochs.
-BATCHES, EPOCHS, VALUES = 64, 2, 4
+# Of each of two epochs this many batches are compared by their indices, and this many by values.
+EPOCHS, BATCHES, VALUES = 2, 64, 4
 
 
 class Indices:
-    """What the sampler asks for, in place of the samples."""
+    """A data set that gives the index in place of the sample."""
 
     def __getitem__(self, index: Any) -> Any:
-        """The index itself."""
         return index
 
 
 def as_it_is(batch: Any) -> Any:
-    """For collate_fn; a function of a file, which any worker can import."""
+    """Return the batch: a collate_fn of a file, which any worker can import."""
     return batch
 
 
 def difference(
     loader: DataLoader[Any], settings: Settings, is_random: bool, settle: Callable[[], object]
 ) -> str:
-    """In words, empty where there is none. The code between batches draws random numbers, as a step
-    does; samples that `is_random` are not compared, their order is. `settle` puts generators and
-    samplers back to where they began.
+    """Return in words how a loader with these settings differs; empty where it does not.
+
+    The code between batches draws random numbers, as a step does. Of samples that are random only
+    the order is compared. `settle` puts generators and samplers back to where they began.
     """
 
     def differ(batches: int, make: Callable[[Settings], DataLoader[Any]]) -> bool:
@@ -61,7 +61,7 @@ def _only_indices(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def _drawn(loader: DataLoader[Any], batches: int) -> list[Any]:
-    """What it gives, and random numbers that are drawn in between."""
+    """Return what it gives, and random numbers that are drawn in between."""
     import numpy as np
     import torch
 

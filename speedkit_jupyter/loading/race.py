@@ -3,116 +3,195 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.candidate import Candidate
+from speedkit_jupyter.loading.settings import Settings
+from speedkit_jupyter.loading.tuned_loader import end_workers
 from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, paired_ratio
 
-# After so many rounds what takes so many times as long as the quickest leaves; looked up from the
-# last entry that applies.
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+# A candidate leaves after this many rounds if it takes this many times as long as the fastest; the
+# last entry that applies counts.
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
-# What is decided by an interval needs so many rounds.
+# An interval that decides needs this many rounds; more than MOST tell nothing that matters.
 LEAST, MOST = 8, 100
-# What takes so many times as long as the best is still near it; and so near that so many of them
-# run against each other to the end.
+# Candidates with workers within this factor of the fastest are worth variations; at most FINALISTS
+# within FINAL of the fastest run against each other to the end.
 NEARLY, FINAL, FINALISTS = 1.25, 1.04, 2
-NOT_QUICKEST = "not the quickest in the middle"
+NOT_FASTEST = "not the fastest by median"
+# Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
+TIMED_OUT = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Seconds of a batch: what its step took, and waiting for it."""
+
+    step_s: float
+    wait_s: float
+
+
+@dataclass(eq=False)
+class Candidate:
+    """One way to load. `times_s` are the seconds of a batch and its step, `waits_s` what of them
+    was waiting, by the number of the round.
+
+    `why_out` is why it left the race, `failure` the error that it failed with; where it `is_stuck`
+    its workers gave nothing. `loader` is there while it races.
+    """
+
+    settings: Settings
+    times_s: dict[int, float] = field(default_factory=dict)
+    waits_s: dict[int, float] = field(default_factory=dict)
+    why_out: str = ""
+    failure: str = ""
+    is_stuck: bool = False
+    loader: DataLoader[Any] | None = field(default=None, repr=False)
+
+    @property
+    def batch_s(self) -> float:
+        """Median seconds of a batch; infinite before it was timed."""
+        return median(self.times_s.values()) if self.times_s else float("inf")
+
+    @property
+    def waiting(self) -> float:
+        """The share of its time that went to waiting for batches."""
+        total_s = sum(self.times_s.values())
+        return sum(self.waits_s.values()) / total_s if total_s else 0.0
+
+    @property
+    def words(self) -> str:
+        """Return for example `2 workers`."""
+        return self.settings.words
+
+    @property
+    def races(self) -> bool:
+        """Whether it is still measured."""
+        return not (self.why_out or self.failure)
+
+    def leave(self, why: str) -> None:
+        """Take it out of the race, and end its workers."""
+        self.why_out = why
+        self.close()
+
+    def fail(self, error: Exception) -> None:
+        """Take it out with the last line of what it raised, or as one that is stuck."""
+        if (found := TIMED_OUT.search(str(error))) and self.settings.num_workers:
+            self.is_stuck = True
+            self.leave(f"gave no batch within {float(found[1]):.3g} s")
+            return
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        kind, line = type(error).__name__, lines[-1] if lines else ""
+        self.failure = line if line.startswith(f"{kind}:") else f"{kind}: {line}"
+        self.close()
+
+    def close(self) -> None:
+        """End its workers."""
+        loader, self.loader = self.loader, None
+        if loader is not None:
+            end_workers(loader)
 
 
 @dataclass
 class Race:
-    """`candidates`, the user's own first, which never leaves. `epoch` has so many batches."""
+    """`candidates`, the user's own first, which never leaves; `block` times one of them."""
 
     candidates: list[Candidate]
-    block: Callable[[Candidate, int, int], None]
-    epoch: int
+    block: Callable[[Candidate, int], Block]
     rounds: int = 0
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     @property
+    def own(self) -> Candidate:
+        """The loader as its user made it."""
+        return self.candidates[0]
+
+    @property
     def racing(self) -> list[Candidate]:
-        """Those that are measured still."""
+        """Those that are still measured."""
         return [one for one in self.candidates if one.races]
 
     def round(self) -> Iterator[Candidate]:
-        """Measures each once; yields after it."""
-        order = self.racing
+        """Measure each once; yield after each."""
+        order, blocks = self.racing, dict[Candidate, Block]()
         self._random.shuffle(order)
         for one in order:
             if not one.races:
                 continue
             try:
-                self.block(one, self.rounds, self.epoch)
+                blocks[one] = self.block(one, self.rounds)
             except Exception as error:
-                if one is self.candidates[0]:  # the user's own, whose errors are the user's
+                if one is self.own:  # its errors are the user's
                     raise
                 one.fail(error)
                 self._spare(one)
             yield one
+        own = blocks[self.own]
+        for one, block in blocks.items():
+            # A loader changes how long the loop waits; at best nothing else.
+            step_s = max(block.step_s, own.step_s) if self._only_waits(one) else block.step_s
+            one.times_s[self.rounds] = step_s + block.wait_s
+            one.waits_s[self.rounds] = block.wait_s
         self.rounds += 1
         self._drop()
 
+    def _only_waits(self, one: Candidate) -> bool:
+        """Return whether the step itself can't get faster: batches lie where they lay, and no fewer
+        workers take its cores.
+        """
+        mine, others = self.own.settings, one.settings
+        return mine.moves == others.moves and others.num_workers >= mine.num_workers
+
     def _spare(self, stuck: Candidate) -> None:
-        """Where workers are stuck, others would be too, and each be waited for as long."""
+        """Take out all with workers where workers are stuck: each would be waited for as long."""
         for one in self.racing[1:] if stuck.is_stuck else ():
             if one.settings.num_workers:
-                one.why_out = f"not tried further: {stuck.words} {stuck.why_out}"
-                one.close()
+                one.leave(f"not tried further: {stuck.words} {stuck.why_out}")
 
     def best(self) -> Candidate:
-        """The quickest in the middle; of those that are as quick as that, the first."""
-        able = [one for one in self.racing if one.threads is None]
-        quickest_s = self._quickest_s(able)
-        return next(one for one in able if one.batch_s(self.epoch) <= 1.005 * quickest_s)
-
-    def narrow(self) -> None:
-        """Only the finalists go on beside the user's own, and what is quicker by fewer threads."""
-        finalists = self.finalists()
-        slowest_s = max((one.batch_s(self.epoch) for one in finalists), default=0.0)
-        for one in self.racing[1:]:
-            is_quicker = one.threads is not None and one.batch_s(self.epoch) <= slowest_s
-            if one not in finalists and not is_quicker:
-                one.why_out = NOT_QUICKEST
-                one.close()
+        """Return the fastest by median; of those within 0.5 % of it, the first."""
+        fastest_s = min(one.batch_s for one in self.racing)
+        return next(one for one in self.racing if one.batch_s <= 1.005 * fastest_s)
 
     def finalists(self) -> list[Candidate]:
-        """The quickest of the others that need no other number of threads, and what is so near it
-        that more rounds must tell.
-        """
-        others = [one for one in self.racing[1:] if one.threads is None]
-        others.sort(key=lambda one: one.batch_s(self.epoch))
-        near_s = FINAL * others[0].batch_s(self.epoch) if others else 0.0
-        return [one for one in others[:FINALISTS] if one.batch_s(self.epoch) <= near_s]
+        """Return the fastest of the others, and what is so near it that more rounds must tell."""
+        others = sorted(self.racing[1:], key=lambda one: one.batch_s)
+        return [one for one in others[:FINALISTS] if one.batch_s <= FINAL * others[0].batch_s]
 
-    def _quickest_s(self, among: Sequence[Candidate]) -> float:
-        return min(one.batch_s(self.epoch) for one in among)
-
-    def with_workers(self) -> list[Candidate]:
-        """Those with workers that have times, the quickest first."""
-        found = [one for one in self.candidates if one.settings.num_workers and one.times_s]
-        return sorted(found, key=lambda one: one.batch_s(self.epoch))
+    def narrow(self) -> None:
+        """Let only the finalists go on beside the user's own."""
+        finalists = self.finalists()
+        for one in self.racing[1:]:
+            if one not in finalists:
+                one.leave(NOT_FASTEST)
 
     def promising(self) -> list[Candidate]:
-        """The best, and the best with workers where it is not far from that: batches that are
-        ahead even out what differs from one to the next.
+        """Return the best, and the best with workers if it is near: batches that are ahead even out
+        what differs from one to the next.
         """
         best = self.best()
-        near_s = NEARLY * best.batch_s(self.epoch)
-        workers = (one for one in self.with_workers() if one.batch_s(self.epoch) <= near_s)
-        return list(dict.fromkeys([best, *list(workers)[:1]]))
+        workers = [one for one in self.candidates if one.settings.num_workers and one.times_s]
+        near = [one for one in workers if one.batch_s <= NEARLY * best.batch_s]
+        near.sort(key=lambda one: one.batch_s)
+        return list(dict.fromkeys([best, *near[:1]]))
 
     def ratio(self, one: Candidate, baseline: Candidate | None = None) -> Ratio | None:
-        """How many times as fast it is as the user's own, or as another."""
-        other = baseline or self.candidates[0]
+        """Return how many times as fast it is as the user's own, or as another."""
+        other = baseline or self.own
         shared = sorted(one.times_s.keys() & other.times_s.keys())
         if not shared:
             return None
-        before, now = ([each.batch_s(self.epoch, at) for at in shared] for each in (other, one))
+        before, now = ([each.times_s[at] for at in shared] for each in (other, one))
         return paired_ratio(before, now, ERROR / max(len(self.candidates) - 1, 1))
 
     def is_settled(self) -> bool:
-        """Whether more rounds would tell nothing that matters."""
+        """Return whether more rounds would tell nothing that matters."""
         rounds = min(len(one.times_s) for one in self.racing)
         if not LEAST <= rounds < MOST:
             return rounds >= MOST
@@ -121,12 +200,9 @@ class Race:
         return all(one is not None and one.settled and one.is_precise(PRECISE) for one in ratios)
 
     def _drop(self) -> None:
-        of_all_s = self._quickest_s(self.racing)
-        of_able_s = self._quickest_s([one for one in self.racing if one.threads is None])
+        fastest_s = min(one.batch_s for one in self.racing)
         for one in self.racing[1:]:
-            quickest_s = of_able_s if one.threads is None else of_all_s
             allowed = [times for rounds, times in SLOWER if len(one.times_s) >= rounds]
-            times = one.batch_s(self.epoch) / quickest_s
+            times = one.batch_s / fastest_s
             if allowed and times > allowed[-1]:
-                one.why_out = f"{times:.2f} times the quickest's time"
-                one.close()
+                one.leave(f"{times:.2f} times the fastest's time")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.kept import copied
+from speedkit_jupyter.loading.tuned_loader import copied
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.tracebacks import door
@@ -18,7 +18,7 @@ from speedkit_jupyter.support.tracebacks import door
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-# So many are looked at, for so long at the most.
+# This many samples are looked at, for this long at the most.
 MOST, LONGEST_S = 32, 1.0
 
 
@@ -27,7 +27,7 @@ class Samples:
     """`keys` are the indices that were drawn; `draw_s` the seconds and `size_bytes` the size of a
     sample, `copy_s` the seconds of a copy of it. `is_random` where one differs from draw to draw,
     or draws random numbers; `own_generator` is the name of a generator of the data set's that it
-    draws them from. `by_batches` where what is in a batch makes a sample another one
+    draws them from. `by_batches` where other samples of the batch change a sample
     (`__getitems__`); `why_not_sent` says why a worker can't send its batches.
     """
 
@@ -42,42 +42,50 @@ class Samples:
     why_not_sent: str = ""
 
 
+def indices(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Give the index of each sample of an epoch."""
+    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    for drawn in sampler:
+        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
+
+
 @door
 def _drawn(dataset: Any, key: Any) -> Any:
     return dataset[key]
 
 
 def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
-    """Draw some of the samples of a map-style data set, each twice; `walk` went over what drawing
-    reaches. What it changes is left so: it is for a step that is isolated. Whatever the data set
-    raises is its user's to see.
+    """Draw some samples of a map-style data set, each twice; `walk` went over what drawing reaches.
+
+    What drawing changes is left so: call it while the step is isolated. Errors of the data set are
+    the user's to see.
     """
-    keys, begun_s, first, is_random = list[Any](), clock.now(), list[Any](), False
+    keys, first = list[Any](), list[Any]()
     drawn_s, copied_s = list[float](), list[float]()
     own = {walk.name(value): value for value in walk.found.values() if _is_generator(value)}
     before_all = {name: _state_of(generator) for name, generator in own.items()}
-    for key in islice(_indices(loader), MOST):
+    is_random, begun_s = False, clock.now()
+    for key in islice(indices(loader), MOST):
         if keys and clock.now() - begun_s > LONGEST_S:
             break
-        before, at_s = _randomness(), clock.now()
+        before, at_s = list(map(_state_of, _shared_generators())), clock.now()
         sample = _drawn(loader.dataset, key)
         drawn_s.append(clock.now() - at_s)
         again = _drawn(loader.dataset, key)
         at_s = clock.now()
         copied(sample)
         copied_s.append(clock.now() - at_s)
-        is_random = is_random or _randomness() != before or not same(sample, again)
+        is_random |= list(map(_state_of, _shared_generators())) != before
+        is_random |= not same(sample, again)
         keys.append(key)
         first.append(sample)
-    size = sum(map(_size, first)) // max(len(first), 1)
     used = (name for name, generator in own.items() if _state_of(generator) != before_all[name])
     generator = next(used, "")
-    draw_s, copy_s = (median(taken_s or [0.0]) for taken_s in (drawn_s, copied_s))
     return Samples(
         tuple(keys),
-        draw_s,
-        copy_s,
-        size,
+        median(drawn_s or [0.0]),
+        median(copied_s or [0.0]),
+        sum(map(_size, first)) // max(len(first), 1),
         is_random or bool(generator),
         generator,
         _are_by_batches(loader.dataset, keys, first),
@@ -86,20 +94,15 @@ def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
 
 
 def _are_by_batches(dataset: Any, keys: Sequence[Any], samples: Sequence[Any]) -> bool:
-    """Whether samples that are drawn together, as torch does where it can, are others."""
+    """Return whether samples that are drawn together differ from those drawn alone."""
     together = getattr(dataset, "__getitems__", None)
     if together is None or not keys:
         return False
     return not same(list(together(list(keys))), list(samples))
 
 
-def _indices(loader: DataLoader[Any]) -> Any:
-    for drawn in loader._index_sampler:
-        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
-
-
 def same(one: Any, other: Any) -> bool:
-    """Whether two samples or batches hold the same, bit for bit."""
+    """Return whether two samples or batches hold the same, bit for bit."""
     from torch.utils._pytree import tree_leaves
 
     if one is other:
@@ -136,7 +139,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _is_nan_alike(one: Any, other: Any) -> bool:
-    """Whether they are the same but for numbers that are none, which are so at the same places."""
+    """Return whether they are the same, NaN at the same places included."""
     import torch
 
     if not (one.is_floating_point() or one.is_complex()) or one.layout is not torch.strided:
@@ -145,40 +148,35 @@ def _is_nan_alike(one: Any, other: Any) -> bool:
 
 
 def _is_generator(value: Any) -> bool:
-    """Whether it is one of somebody's own: the others torch seeds anew in each worker."""
+    """Return whether it is a generator that torch does not seed anew in each worker."""
     import numpy as np
     import torch
 
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    shared = (random._inst, torch.default_generator, np.random.mtrand._rand)  # type: ignore[attr-defined]
-    return isinstance(value, kinds) and not any(value is one for one in shared)
+    return isinstance(value, kinds) and not any(value is one for one in _shared_generators())
 
 
-def _state_of(generator: Any) -> str:
+def _shared_generators() -> list[Any]:
+    import numpy as np
+    import torch
+
+    # The functions of these modules are methods of a generator that all code shares.
+    shared: list[Any] = [random.random, np.random.random_sample]
+    return [torch.default_generator, *(function.__self__ for function in shared)]
+
+
+def _state_of(generator: Any) -> bytes:
     import numpy as np
     import torch
 
     if isinstance(generator, torch.Generator):
-        return str(generator.get_state().numpy().tobytes())
+        return bytes(generator.get_state().numpy().tobytes())
     if isinstance(generator, random.Random):
-        return str(generator.getstate())
+        return str(generator.getstate()).encode()
     is_new = isinstance(generator, np.random.Generator)
     state = generator.bit_generator.state if is_new else generator.get_state()
     with np.printoptions(threshold=sys.maxsize):
-        return str(state)
-
-
-def _randomness() -> tuple[object, ...]:
-    import numpy as np
-    import torch
-
-    legacy: Any = np.random.get_state(legacy=True)
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        random.getstate(),
-        legacy[1].tobytes(),
-        legacy[2],
-    )
+        return str(state).encode()
 
 
 def _size(sample: Any) -> int:
@@ -197,7 +195,7 @@ def _size_of_leaf(leaf: Any) -> int:
 
 
 def _device(samples: Sequence[Any]) -> str:
-    """Where their tensors lie; an accelerator's name where any does."""
+    """Return where their tensors lie; an accelerator's name where any does."""
     import torch
     from torch.utils._pytree import tree_leaves
 

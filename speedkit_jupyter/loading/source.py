@@ -34,9 +34,6 @@ def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
         lines.append(f"data = {data}")
         lines.append(ONCE_MORE)
         lines.append("samples = [data[index] for index in range(len(data))]")
-        if settings.kept != "memory":
-            move = f'leaf.to("{settings.kept}") if isinstance(leaf, torch.Tensor) else leaf'
-            lines.append(f"samples = torch.utils._pytree.tree_map(lambda leaf: {move}, samples)")
         data = "samples"
     words = [f"{key}={value}" for key, value in given.items()]
     settings_said = replace(settings, persistent_workers=False).arguments()

@@ -1,47 +1,159 @@
-"""The user's step with the batches of a candidate: so many, timed."""
+"""The user's step with the batches of a candidate, timed."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.candidate import TIMED_OUT, Candidate
-from speedkit_jupyter.loading.kept import KeptSome
-from speedkit_jupyter.loading.obstacles import length
+from speedkit_jupyter.loading.obstacles import index_sampler, is_iterable, length
+from speedkit_jupyter.loading.race import Block, Candidate
 from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.loading.stream import Stream, Stretch
-from speedkit_jupyter.loading.tuned_loader import rebuilt
+from speedkit_jupyter.loading.tuned_loader import (
+    KeptSome,
+    TunedLoader,
+    end_workers_of,
+    on_its_way,
+    prepare_epoch,
+    rebuilt,
+)
+from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-# A timed stretch takes about so long where the budget has room for the rounds that decide; of what
-# is slower than the user's own up to so many times as long. An epoch of up to so many of them is
-# timed whole: at its end nothing is loaded ahead any more, and the step has the cores.
-STRETCH_S, LEAST_BATCHES, ROUNDS, LONGEST, WHOLE = 0.15, 2, 12, 3, 2
-# A worker that gives nothing for so long, or for so many batches' time, is stuck; but none is
+# A block takes about BLOCK_S, or less where the budget is to have room for ROUNDS of CANDIDATES.
+# Calls of up to WHOLE blocks, and at least of WHOLE_S, are timed whole; of longer ones a window of
+# LEAST batches or more.
+BLOCK_S, ROUNDS, CANDIDATES, WHOLE, WHOLE_S, LEAST = 0.3, 12, 4, 3, 0.25, 2
+# A worker that gives nothing for STUCK_S, or for the time of STUCK batches, is stuck; none is
 # waited for longer than this share of the budget, if that is long enough to start one.
 STUCK_S, STUCK, STUCK_SHARE, STARTING_S = 10.0, 50, 0.5, 2.0
+# After a block its workers get this long to finish what they load, in looks of LOOK_S.
+IDLE_S, LOOK_S = 3.0, 0.002
+# A window does not begin before every candidate's workers can be at work.
+MOST_WORKERS = 32
+# Of a data set without a length an epoch is taken to be this long, in batches.
+LONG_EPOCH = 1000
 NO_LOOP = (
     "the step never goes through this loader: give a function with a loop over it, or one that "
     "takes a batch"
 )
 
 
+class Skipping:
+    """A sampler that leaves the first `number` out."""
+
+    number = 0
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self._sampler), self.number, None)
+
+    def __len__(self) -> int:
+        return len(self._sampler) - self.number
+
+
+@dataclass
+class Draw:
+    """The batches that one block draws: `lead` that are not timed, then up to `most`.
+
+    The window opens when the first timed batch is asked for; where it does not `end` before, it
+    closes with the block. A loop that asks for more gets one batch, and ends. Times are in seconds:
+    `waited_s` of the window were spent on waiting, `begun_s` on starting its epochs. `longest` is
+    how many batches one loop got, `was_left` whether a loop was left before its end.
+    """
+
+    lead: int = 0
+    most: float = math.inf
+    until_s: float = math.inf
+    drawn: int = 0
+    timed: int = 0
+    waited_s: float = 0.0
+    begun_s: float = 0.0
+    longest: int = 0
+    was_left: bool = False
+    was_cut: bool = False
+    opened_s: float | None = None
+    closed_s: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the window is closed, or the time is over."""
+        late = self.timed >= LEAST and clock.now() > self.until_s
+        return self.timed >= self.most or late
+
+    def batches(self, loader: TunedLoader, device: torch.device) -> Iterator[Any]:
+        """Give the batches for one loop of the user's."""
+        from torch.utils.data import DataLoader
+
+        begun_s = clock.now()
+        prepare_epoch(loader)
+        iterator = DataLoader.__iter__(loader)  # a subclass's own is in the user's loop already
+        self.begun_s += clock.now() - begun_s
+        given, ended = 0, False
+        try:
+            while not (given and self.is_over):
+                batch = self._next(iterator, device)
+                if batch is None:
+                    ended = True
+                    return
+                given += 1
+                self.longest = max(self.longest, given)
+                yield batch[0]
+            ended = self.was_cut = True
+            self._close(device)
+        finally:
+            self.was_left |= not ended
+            if not loader.persistent_workers:
+                end_workers_of(iterator)
+
+    def _next(self, iterator: Any, device: torch.device) -> tuple[Any] | None:
+        """Return the next batch in a tuple; None at the end."""
+        if self.opened_s is None and self.drawn >= self.lead:
+            synchronize(device)
+            self.opened_s = clock.now()
+        asked_s = clock.now()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            if not self.drawn:
+                raise StepError(EMPTY) from None
+            return None
+        finally:
+            is_timed = self.opened_s is not None and self.closed_s is None
+            self.waited_s += (clock.now() - asked_s) * is_timed
+        self.drawn += 1
+        self.timed += is_timed
+        return (batch,)
+
+    def _close(self, device: torch.device) -> None:
+        if self.closed_s is None:
+            synchronize(device)
+            self.closed_s = clock.now()
+
+
 class Timed:
     """Times candidates for one loader, with a step that is isolated.
 
-    `batch_s` are about the seconds of a batch and its step. Where the step leaves its loop before
-    the end of an epoch, `left_after` is how many batches it took at the least.
+    Every block begins in the state of before, and so with the same batches, whoever loads them. It
+    is one call of the step, or a few if they are short. Where a call takes too long it is cut: a
+    window of `most` batches is timed, which moves on with each round.
     """
 
     def __init__(
@@ -53,174 +165,165 @@ class Timed:
         restore: Callable[[], object],
     ) -> None:
         self._step, self._loader, self._device = step, loader, device
-        self._budget_s = budget_s
-        self._stretch: Stretch | None = None
+        self._budget_s, self._restore = budget_s, restore
         self._context: Any = in_force_or_none(step.models)
-        self._restore, self._is_settled, self._per_loop = restore, True, math.inf
-        self._has_run = False
+        self._draw: Draw | None = None
+        self._one: Candidate | None = None
+        self._calls, self._most = 1, math.inf
+        self._block_s = min(BLOCK_S, budget_s / (ROUNDS * CANDIDATES))
         self.batch_s = 0.0
-        self.left_after: int | None = None
+        # How many batches an epoch has, or a loop takes before it is left.
+        self.epoch = length(loader) or LONG_EPOCH
 
     def installed(self) -> AbstractContextManager[None]:
         """In the block loops over the user's loader get the batches that are measured."""
         from torch.utils.data import DataLoader
 
-        return patched(DataLoader, "__iter__", self._instead)
+        def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(asked: DataLoader[Any]) -> Any:
+                if asked is not self._loader or self._draw is None or self._one is None:
+                    return original(asked)
+                return self._batches(self._draw, self._one)
+
+            return call
+
+        return patched(DataLoader, "__iter__", instead)
+
+    def _batches(self, draw: Draw, one: Candidate) -> Iterator[Any]:
+        loader: Any = one.loader
+        to = one.settings.copied_to
+        batches = draw.batches(loader, self._device)
+        return (on_its_way(batch, to) for batch in batches) if to else batches
 
     def begin(self, own: Candidate) -> None:
-        """The user's own loader, whose errors are the user's."""
+        """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
         __tracebackhide__ = True
-        own.stream = Stream(rebuilt(self._loader, own.settings))
-        self.draw(own, 1)
-        self.batch_s = self.draw(own, LEAST_BATCHES).seconds / LEAST_BATCHES
+        self._install(own, rebuilt(self._loader, own.settings))
+        draw, taken_s = self._called(own, self._short(), 1)
+        if draw.was_cut:  # the first call is often slow
+            self._restore()
+            draw, taken_s = self._called(own, self._short(), 1)
+        self.batch_s = taken_s / draw.drawn
+        if draw.was_cut:
+            self._most = max(LEAST, math.ceil(self._block_s / self.batch_s))
+            return
+        self.epoch = draw.longest
+        calls, draw.until_s = math.ceil(self._block_s / max(taken_s, 1e-6)), math.inf
+        try:
+            self._called(own, draw, calls - 1)
+            self._calls = calls
+        except StepError:
+            raise
+        except Exception as error:  # it can't be called again from where it is: a schedule ends
+            self._step.tell([ended(error).line])
 
     def enter(self, one: Candidate, seen: Samples) -> None:
-        """Its first batch; samples that are kept are there already."""
+        """Make its loader, and draw a batch; samples that are kept are there already."""
         __tracebackhide__ = True
         loader = rebuilt(self._loader, one.settings)
         if one.settings.num_workers:
             loader.timeout = max(loader.timeout, self._stuck_s) if loader.timeout else self._stuck_s
         if one.settings.kept:
-            some = KeptSome(self._loader.dataset, one.settings.kept, seen.keys)
-            loader.__dict__["dataset"] = some
-        one.stream = Stream(loader)
-        self.draw(one, 1)
+            loader.__dict__["dataset"] = KeptSome(self._loader.dataset, seen.keys)
+        self._install(one, loader)
+        self._restore()
+        self._called(one, Draw() if math.isinf(self._most) else self._short(), 1)
+
+    def _short(self) -> Draw:
+        """Return what a call gets that may not take too long."""
+        return Draw(until_s=clock.now() + max(WHOLE * self._block_s, WHOLE_S))
+
+    def _install(self, one: Candidate, loader: DataLoader[Any]) -> None:
+        one.loader = loader
+        if not is_iterable(loader):
+            name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+            loader.__dict__[name] = Skipping(index_sampler(loader))
 
     @property
     def _stuck_s(self) -> float:
         most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
         return min(max(STUCK_S, STUCK * self.batch_s), most_s)
 
-    def epoch(self, own: Candidate) -> int | None:
-        """How many batches an epoch has, as far as was seen."""
-        return self.left_after or (None if own.stream is None else own.stream.epoch)
-
-    def block(self, one: Candidate, number: int, epoch: int) -> None:
-        """One candidate in the round of this number, where an epoch has so many batches."""
+    def block(self, one: Candidate, number: int) -> Block:
+        """Time one candidate in the round of this number."""
         __tracebackhide__ = True
-        assert one.stream is not None
-        whole = 1 < epoch <= WHOLE * self._batches
-        batches, lead, longest_s = self._batches, one.settings.ahead + 1, LONGEST * STRETCH_S
-        if whole:
-            if self.left_after:  # a loop takes no rest of an epoch either
-                one.stream.left()
-            batches, lead, longest_s = epoch, one.stream.left_of(epoch), WHOLE * longest_s
-        stretch = self.draw(one, batches, lead, longest_s, to_the_end=whole or epoch == 1)
-        one.stream.wait()
-        step_s = (stretch.seconds - stretch.waited_s) / stretch.timed
-        if epoch == 1:  # each begins one
-            waited_s = (stretch.waited_s + stretch.begun_s) / stretch.timed
-        else:  # the first of an epoch waits for its beginning, which is told apart
-            waited_s = stretch.waited_s / max(stretch.timed - whole, 1)
-        one.times_s[number] = step_s + waited_s
-        one.waits_s.append(waited_s)
+        self._restore()
+        if math.isinf(self._most):
+            draw, taken_s = self._called(one, Draw(), self._calls)
+            waited_s = draw.waited_s + draw.begun_s
+            self.epoch = max(self.epoch, draw.longest)
+            return Block((taken_s - waited_s) / draw.drawn, waited_s / draw.drawn)
+        draw = self._window(one, number)
+        if draw.was_left and draw.closed_s is None and draw.longest < self.epoch:
+            self.epoch = draw.longest  # the loop is left before its window closes
+            self._restore()
+            draw = self._window(one, number)
+        if draw.opened_s is None or not draw.timed:
+            raise StepError(NO_LOOP)
+        closed_s = clock.now() if draw.closed_s is None else draw.closed_s
+        step_s = (closed_s - draw.opened_s - draw.waited_s) / draw.timed
+        return Block(step_s, draw.waited_s / draw.timed + draw.begun_s / self.epoch)
 
-    def draw(
-        self,
-        one: Candidate,
-        number: int,
-        lead: int = 0,
-        longest_s: float = math.inf,
-        to_the_end: bool = False,
-    ) -> Stretch:
-        """So many batches of a candidate, after some that are not timed. Raises StepError where
-        the step does not go through the loader.
+    def _window(self, one: Candidate, number: int) -> Draw:
+        """Time the window of a round, which begins with the same batch for every candidate.
+
+        What comes before it is not loaded, but for one batch a worker, and one more: then they are
+        at work as they are in the middle of an epoch.
         """
         __tracebackhide__ = True
-        assert one.stream is not None
-        stretch = self._stretch = Stretch(
-            one.stream, self._device, lead, number, longest_s, self._per_loop, to_the_end
-        )
+        workers, loader = one.settings.num_workers, one.loader
+        most = min(max(int(self._most), workers), self.epoch)
+        last = max(self.epoch - most, 0)
+        least = min(MOST_WORKERS + 1, last)
+        first = least + number * most % (last + 1 - least)
+        lead = min(first, workers + 1 if workers else 0)
+        assert loader is not None
+        if is_iterable(loader):
+            lead = min(2, last)
+        else:
+            index_sampler(loader).number = first - lead
+        longest_s = WHOLE * max(self._block_s, (most + lead) * self.batch_s)
+        return self._called(one, Draw(lead, most, clock.now() + longest_s), 1)[0]
+
+    def _called(self, one: Candidate, draw: Draw, calls: int) -> tuple[Draw, float]:
+        """Call the step with a candidate's batches; return the seconds, too."""
+        __tracebackhide__ = True
+        self._draw, self._one = draw, one
+        synchronize(self._device)
+        begun_s = clock.now()
         try:
-            while not stretch.is_over:
-                before = stretch.drawn
-                with _threads(one.threads), self._step.around_blocks():
-                    self._run(one)
-                stretch.pause()
-                if stretch.drawn == before:
+            for _ in range(calls):
+                before = draw.drawn
+                with self._step.around_blocks():
+                    self._run(draw)
+                if draw.drawn == before:
                     raise StepError(NO_LOOP)
+            synchronize(self._device)
+            return draw, clock.now() - begun_s
         finally:
-            self._stretch = None
-        one.begins_s = one.stream.begins_s
-        left = [number for number in (stretch.left_after, self.left_after) if number]
-        self.left_after = min(left, default=None)
-        return stretch
+            self._draw = self._one = None
+            wait_for_workers(one.loader)
 
     @door
-    def _run(self, one: Candidate) -> None:
-        """Once; where so many calls in a row can't be made, or so long ones (a schedule has so many
-        steps), from the state of before, with an epoch in each.
-        """
+    def _run(self, draw: Draw) -> None:
         __tracebackhide__ = True
-        if not math.isinf(self._per_loop) and not self._is_settled:
-            self.settle()
-        was_settled, self._is_settled = self._is_settled, False
         try:
             self._step.run(self._context)
         except StopIteration:  # would look like the end of a generator of ours
-            if self._stretch is None or not self._stretch.is_over:
+            if not draw.is_over:
                 raise StepError(OUT_OF_DATA) from None
-            self._has_run = True  # it asks for a number of batches, and has had enough of them
-            return
-        except StepError:
-            raise
-        except Exception as error:
-            again = not self._has_run or (was_settled and not math.isinf(self._per_loop))
-            if again or (one.settings.num_workers and TIMED_OUT.search(str(error))):
-                raise
-            said = ended(error).line
-        else:
-            self._has_run = True
-            return
-        self._run_anew()
-        self._step.tell([said])
-
-    def _run_anew(self) -> None:
-        """Once, from the state of before; as all later ones, unless that fails as well."""
-        __tracebackhide__ = True
-        before, stretch = self._per_loop, self._stretch
-        self._per_loop = length(self._loader) or self._per_loop
-        if stretch is not None:
-            stretch.give_up()
-            stretch.per_loop = self._per_loop
-        self.settle()
-        self._is_settled = False
-        try:
-            self._step.run(self._context)
-        except BaseException:
-            self._per_loop = before
-            raise
-
-    def settle(self) -> None:
-        """All that the step changed is put back."""
-        self._restore()
-        self._is_settled = True
-
-    def _instead(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(asked: DataLoader[Any]) -> Any:
-            if asked is not self._loader or self._stretch is None:
-                return original(asked)
-            return self._stretch.batches()
-
-        return call
-
-    @property
-    def _batches(self) -> int:
-        """How many a timed stretch has."""
-        room_s = self._budget_s / (ROUNDS * 4)
-        wanted = min(STRETCH_S, room_s) / max(self.batch_s, 1e-6)
-        return max(LEAST_BATCHES, math.ceil(wanted))
 
 
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    import torch
+def wait_for_workers(loader: DataLoader[Any] | None) -> None:
+    """Wait until workers that stay have loaded all that they may: the next candidate has the cores.
 
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        if number is not None:
-            torch.set_num_threads(before)
+    At its end an iterable leaves tasks open that nobody answers: it is not waited for as long.
+    """
+    iterator: Any = None if loader is None else loader._iterator
+    queue = getattr(iterator, "_data_queue", None)
+    if loader is None or queue is None:
+        return
+    until_s = clock.now() + (10 * LOOK_S if is_iterable(loader) else IDLE_S)
+    with suppress(NotImplementedError):  # macOS can't tell how many wait in a queue
+        while queue.qsize() < iterator._tasks_outstanding and clock.now() < until_s:
+            time.sleep(LOOK_S)

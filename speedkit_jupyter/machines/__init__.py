@@ -12,22 +12,22 @@ VARIABLE = "SPEEDKIT_HARDWARE"
 
 
 def names() -> list[str]:
-    """What ships, in alphabetical order."""
+    """Return what ships, in alphabetical order."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
 
 
 def chosen() -> str:
-    """What `SPEEDKIT_HARDWARE` says; empty for nothing."""
+    """Return what `SPEEDKIT_HARDWARE` says; empty for nothing."""
     return os.environ.get(VARIABLE, "").strip()
 
 
 def as_for(name: str) -> str:
-    """How reports say that a plan is made for a machine that the user named."""
+    """Return how reports say that a plan is made for a machine that the user named."""
     return f"as for {name}, by {VARIABLE}"
 
 
 def find(word: str) -> Path:
-    """The file that a path or a name stands for (`t4.json` and `t4` are the same name).
+    """Return the file that a path or a name stands for (`t4.json` and `t4` are the same name).
 
     A file of the user's wins over one that ships. Raises ConfigError with the nearest name.
     """

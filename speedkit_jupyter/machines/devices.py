@@ -58,7 +58,7 @@ class Kind:
         return getattr(torch, self.name, None)
 
     def is_in_use(self) -> bool:
-        """Whether this process has begun to use one; asking begins nothing."""
+        """Return whether this process has begun to use one; asking begins nothing."""
         module = self.module
         if module is None:
             return False
@@ -66,7 +66,7 @@ class Kind:
         return bool(begun())
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """Reads and writes the states of all its random generators."""
+        """Return what reads and what writes the states of all its random generators."""
         module = self.module
         if hasattr(module, "get_rng_state_all"):
             return module.get_rng_state_all, module.set_rng_state_all
@@ -74,95 +74,83 @@ class Kind:
 
 
 def _cuda() -> list[Fields]:
-    """NVIDIA's, and AMD's by ROCm."""
+    """Return NVIDIA's, and AMD's by ROCm."""
     import torch
 
     if not torch.cuda.is_available():
         return []
-    records = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        rocm = getattr(properties, "gcnArchName", None) if torch.version.hip else None
-        records.append(
-            {
-                "name": properties.name,
-                "capability": (properties.major, properties.minor),
-                "rocm": rocm,
-                "memory_bytes": properties.total_memory,
-                "multiprocessors": properties.multi_processor_count,
-            }
-        )
-    return records
+    every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return [
+        {
+            "name": one.name,
+            "capability": (one.major, one.minor),
+            "rocm": getattr(one, "gcnArchName", None) if torch.version.hip else None,
+            "memory_bytes": one.total_memory,
+            "multiprocessors": one.multi_processor_count,
+        }
+        for one in every
+    ]
 
 
 def _mps() -> list[Fields]:
-    """Apple's; the processor's name is its own."""
+    """Return Apple's; the processor's name is its own."""
     import torch
 
     if not torch.backends.mps.is_available():
         return []
-    return [
-        {
-            "memory_bytes": torch.mps.recommended_max_memory(),
-            "bf16_reported": torch.backends.mps.is_macos_or_newer(14, 0),
-        }
-    ]
+    bf16 = torch.backends.mps.is_macos_or_newer(14, 0)
+    return [{"memory_bytes": torch.mps.recommended_max_memory(), "bf16_reported": bf16}]
 
 
 def _xpu() -> list[Fields]:
-    """Intel's."""
+    """Return Intel's."""
     import torch
 
-    if not hasattr(torch, "xpu") or not torch.xpu.is_available():
+    if not torch.xpu.is_available():
         return []
+    bf16 = torch.xpu.is_bf16_supported(including_emulation=False)
+    every = map(torch.xpu.get_device_properties, range(torch.xpu.device_count()))
     return [
-        {
-            "name": torch.xpu.get_device_properties(index).name,
-            "memory_bytes": torch.xpu.get_device_properties(index).total_memory,
-            "bf16_reported": torch.xpu.is_bf16_supported(including_emulation=False),
-        }
-        for index in range(torch.xpu.device_count())
+        {"name": one.name, "memory_bytes": one.total_memory, "bf16_reported": bf16} for one in every
     ]
 
 
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            "cuda",
-            _cuda,
-            has_events=True,
-            attention=("flash", "efficient", "cudnn", "math"),
-            joules=energy.of_nvml,
-        ),
-        Kind(
-            "mps",
-            _mps,
-            is_numbered=False,
-            not_fused=("Adagrad",),
-            has_triton=False,
-            has_float64=False,
-            bf16="runs bf16 on macOS 14 and later; whether it pays differs",
-            no_bf16="has no bf16: on MPS it needs macOS 14 or later",
-            emulating=("M1",),
-        ),
-        Kind("xpu", _xpu, not_fused=("Adagrad",), in_fabric=False),
-    )
-}
+_KINDS = (
+    Kind(
+        "cuda",
+        _cuda,
+        has_events=True,
+        attention=("flash", "efficient", "cudnn", "math"),
+        joules=energy.of_nvml,
+    ),
+    Kind(
+        "mps",
+        _mps,
+        is_numbered=False,
+        not_fused=("Adagrad",),
+        has_triton=False,
+        has_float64=False,
+        bf16="runs bf16 on macOS 14 and later; whether it pays differs",
+        no_bf16="has no bf16: on MPS it needs macOS 14 or later",
+        emulating=("M1",),
+    ),
+    Kind("xpu", _xpu, not_fused=("Adagrad",), in_fabric=False),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 
 def kind_of(device: str) -> Kind | None:
-    """Of `cuda:1`, say; None for the CPU and for what is not entered here."""
+    """Return the kind of `cuda:1`, say; None for the CPU and for what is not entered here."""
     return KINDS.get(device.partition(":")[0])
 
 
 def in_use() -> list[Kind]:
-    """Those that this process has begun to use."""
+    """Return those that this process has begun to use."""
     return [kind for kind in KINDS.values() if kind.is_in_use()]
 
 
 def words() -> str:
-    """What a device may be called, for help and errors: `cpu, cuda, cuda:N, mps`."""
+    """Return what a device may be called, for help and errors: `cpu, cuda, cuda:N, mps`."""
     names = ["cpu"]
     for kind in KINDS.values():
         names += [kind.name, f"{kind.name}:N"] if kind.is_numbered else [kind.name]
@@ -170,7 +158,7 @@ def words() -> str:
 
 
 def pattern() -> str:
-    """Of every word for a device."""
+    """Return a regular expression of every word for a device."""
     numbers = {kind.name: "(:[0-9]{1,3})?" if kind.is_numbered else "" for kind in KINDS.values()}
     return "|".join(["cpu", *(f"{name}{number}" for name, number in numbers.items())])
 
@@ -185,7 +173,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def has_fused(device: str, optimizer: str) -> bool:
-    """Whether torch has a fused kernel of this optimizer for `cuda:1`, say."""
+    """Return whether torch has a fused kernel of this optimizer for `cuda:1`, say."""
     kind = kind_of(device)
     if kind is None:
         return device == "cpu"
@@ -193,7 +181,7 @@ def has_fused(device: str, optimizer: str) -> bool:
 
 
 def attention_kernels(device: torch.device) -> tuple[str, ...]:
-    """Those of scaled_dot_product_attention that torch has there."""
+    """Return those of scaled_dot_product_attention that torch has there."""
     kind = kind_of(device.type)
     if kind is None:
         return ATTENTION_ON_CPU if device.type == "cpu" else ()
@@ -201,13 +189,13 @@ def attention_kernels(device: torch.device) -> tuple[str, ...]:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether it can compute in float64 at all."""
+    """Return whether it can compute in float64 at all."""
     kind = kind_of(device.type)
     return kind is None or kind.has_float64
 
 
 def events(device: torch.device) -> tuple[Any, Any] | None:
-    """Two that time what lies between them on the device; None where there are none."""
+    """Return two that time what lies between them on the device; None where there are none."""
     kind = kind_of(device.type)
     if kind is None or not kind.has_events:
         return None
@@ -215,7 +203,7 @@ def events(device: torch.device) -> tuple[Any, Any] | None:
 
 
 def joules(device: torch.device) -> Read | None:
-    """What reads the joules of the device since some moment; None where nothing counts them."""
+    """Return what reads the device's joules since some moment; None where nothing counts them."""
     if device.type == "cpu":
         return energy.of_packages()
     kind = kind_of(device.type)

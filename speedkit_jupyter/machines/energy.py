@@ -18,41 +18,31 @@ MICRO, MILLI = 1e-6, 1e-3
 
 
 def of_packages() -> Callable[[], float] | None:
-    """What reads the joules of the processors since some moment: those of all that runs on them.
+    """Return what reads the joules of the processors since some moment: of all that runs on them.
 
-    None where nothing counts them.
+    None where nothing counts them, or only root may read it. A counter of microjoules begins again
+    at its end.
     """
-    packages = [_Package(folder) for folder in sorted(POWERCAP.glob(PACKAGES))]
+    packages = sorted(POWERCAP.glob(PACKAGES))
+    last, before = dict.fromkeys(packages, 0), dict.fromkeys(packages, 0)
 
     def read() -> float:
-        return sum(package.joules() for package in packages)
+        for package in packages:
+            now = int((package / "energy_uj").read_text())
+            if now < last[package]:
+                before[package] += int((package / "max_energy_range_uj").read_text())
+            last[package] = now
+        return (sum(last.values()) + sum(before.values())) * MICRO
 
     try:
         read()
-    except (OSError, ValueError):  # most systems let only root read it
+    except (OSError, ValueError):
         return None
     return read if packages else None
 
 
-class _Package:
-    """A counter of microjoules that begins again at its end."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._last, self._before = folder, 0, 0
-
-    def joules(self) -> float:
-        now = self._value("energy_uj")
-        if now < self._last:
-            self._before += self._value("max_energy_range_uj")
-        self._last = now
-        return (self._before + now) * MICRO
-
-    def _value(self, name: str) -> int:
-        return int((self._folder / name).read_text())
-
-
 def of_nvml(device: torch.device) -> Callable[[], float] | None:
-    """The same of one GPU, from Volta on.
+    """Return the same of one GPU, from Volta on.
 
     None without NVIDIA's `nvidia-ml-py`, which torch uses for its own figures.
     """

@@ -1,23 +1,21 @@
 """Every process-wide PyTorch switch that SpeedKit touches: snapshot, diff, restore, override.
 
-Several applied plans may want the same switch. Their wishes lie on one stack (`OVERRIDES`), so
+Several applied plans may want the same switch. Their overrides lie on one stack (`OVERRIDES`), so
 that they can be taken back in any order: what is still applied stays in force, the last one to
 go leaves the original, and a switch that the user changed meanwhile is the user's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import fp32_precision
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.missing_in_torch import moved
+from speedkit_jupyter.support.torch_private import flags_can_be_set, moved
 
 Values = Mapping[str, Any]
 
@@ -32,8 +30,8 @@ class Switch(NamedTuple):
     others: tuple[Any, ...] = ()
 
 
+allowed = flags_can_be_set
 # What gives the switches that an optimization owns; the catalog enters its own when it is loaded.
-CATALOG = "speedkit_jupyter.optimizations"
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 
@@ -46,13 +44,13 @@ class Change(NamedTuple):
 
 
 def snapshot() -> Values:
-    """The value in force of every switch, by name. Reading writes nothing, not for a moment."""
+    """Return the value in force of every switch, by name; writes nothing, not for a moment."""
     values = {name: switch.read() for name, switch in switches().items()}
     return MappingProxyType(fp32_precision.read() | values)
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """What differs, in the order of `before`; a switch that only one side knows is left out."""
+    """Return what differs, in the order of `before`, without switches that only one side knows."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -62,15 +60,10 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 def restore(values: Values) -> None:
     """Make every switch what the snapshot says. An interrupt waits until that is done."""
-    with interrupts.undisturbed(), allowed():
+    with interrupts.undisturbed(), flags_can_be_set():
         _write_plain(values)
         if values.keys() & set(fp32_precision.NAMES):
             fp32_precision.restore({**fp32_precision.read(), **values})
-
-
-def is_mixed() -> bool:
-    """Whether torch's two TF32 APIs disagree, so that its own readers raise RuntimeError."""
-    return fp32_precision.is_mixed()
 
 
 def repair() -> bool:
@@ -80,7 +73,7 @@ def repair() -> bool:
 
 @dataclass(eq=False)
 class Layer:
-    """One plan's wishes: the values that it set, by name, and the names that the user took over."""
+    """One plan's override: the values that it set, by name, and what the user took over."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
@@ -111,7 +104,7 @@ class OverrideStack:
     def _push(self, layer: Layer, names: tuple[str, ...], change: Callable[[], object]) -> None:
         before = _read(names)
         try:
-            with allowed():
+            with flags_can_be_set():
                 change()
         except BaseException:
             _write(before)
@@ -136,13 +129,6 @@ class OverrideStack:
             _write(targets)
         return (*layer.taken_over, *kept)
 
-    def forget(self, layer: Layer) -> None:
-        """Drop one layer and write nothing: what it set is out of reach."""
-        self._layers.remove(layer)
-        for name in layer.values:
-            if self._top(name) is None:
-                self._originals.pop(name, None)
-
     def _top(self, name: str) -> Layer | None:
         return next((layer for layer in reversed(self._layers) if name in layer.values), None)
 
@@ -151,7 +137,7 @@ class OverrideStack:
         return self._originals[name] if top is None else top.values[name]
 
     def _adopt_changes_by_the_user(self, values: Values) -> None:
-        """What the user set since the last override is what its undo must come back to."""
+        """Have the undo come back to what the user set since the last override."""
         for name, value in values.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
@@ -167,27 +153,15 @@ OVERRIDES = OverrideStack()
 
 
 def _read(names: Iterable[str]) -> Values:
-    """Exactly, for what is put back later: the fp32 switches' own values, not inherited ones."""
+    """Return exact values, to be put back later: the fp32 switches' own, not inherited ones."""
     names = tuple(names)
     table = switches()
     fp32 = fp32_precision.own() if set(names) & set(fp32_precision.NAMES) else {}
     return {name: fp32[name] if name in fp32 else table[name].read() for name in names}
 
 
-@contextmanager
-def allowed() -> Iterator[None]:
-    """In the block flags of backends can be set, also where torch's own tests were imported: they
-    forbid it to everybody.
-    """
-    import torch
-
-    allow = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)
-    with allow():
-        yield
-
-
 def _write(values: Values) -> None:
-    with allowed():
+    with flags_can_be_set():
         _write_all(values)
 
 
@@ -207,20 +181,18 @@ def _write_plain(values: Values) -> None:
 
 
 def attribute(owner: Any, name: str, *values: Any) -> Switch:
-    """A switch that is an attribute of a module of torch's."""
+    """Return a switch that is an attribute of a module of torch's."""
     return Switch(partial(getattr, owner, name), partial(setattr, owner, name), values)
 
 
 def switches() -> dict[str, Switch]:
-    """All switches but the fp32 ones, which are coupled and have a module of their own."""
-    if not OWNERS:
-        import_module(CATALOG)
+    """Return all switches but the fp32 ones, which are coupled and have a module of their own."""
     owned = {name: switch for owner in OWNERS for name, switch in _of(owner).items()}
     return _nobodys() | owned
 
 
 def _of(owner: Callable[[], Mapping[str, Switch]]) -> Mapping[str, Switch]:
-    """None of one that stands on what torch has moved; its optimization is declined then."""
+    """Return no switches of one that stands on what torch has moved; it is declined then."""
     try:
         return owner()
     except (AttributeError, ImportError) as error:
@@ -230,7 +202,7 @@ def _of(owner: Callable[[], Mapping[str, Switch]]) -> Mapping[str, Switch]:
 
 
 def _nobodys() -> dict[str, Switch]:
-    """What no optimization sets itself, and its flags depend on."""
+    """Return what no optimization sets itself, and its flags depend on."""
     import torch
 
     dtypes = (torch.float64, torch.float16, torch.bfloat16)

@@ -18,9 +18,16 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.torch_private import (
+    allow_tf32,
+    allows_tf32,
+    fp32_precision,
+    set_fp32_precision,
+)
 
 ROOT = ("generic", "all")
 BACKENDS = ("cuda", "mkldnn")
@@ -34,7 +41,7 @@ LEGACY = (MATMUL_PRECISION, CUDNN_TF32, MKLDNN_TF32)
 
 
 def name_of(backend: str, operation: str) -> str:
-    """The switch's name, as in `torch.backends`: `cuda.matmul.fp32_precision`."""
+    """Return the switch's name, as in `torch.backends`: `cuda.matmul.fp32_precision`."""
     parts = [part for part in (backend, operation) if part not in ROOT]
     return ".".join([*parts, "fp32_precision"])
 
@@ -44,12 +51,12 @@ NAMES = (*LEGACY, *(name_of(*key) for key in KEYS))
 
 
 def read() -> dict[str, Any]:
-    """Every fp32 switch as it is in force, by name; writes nothing.
+    """Return every fp32 switch as it is in force, by name; writes nothing.
 
     The old settings, where torch can't read them, follow from which of its readers raise; None
     for cuDNN's where its operations disagree, since then nothing tells.
     """
-    said = {key: _get(key) for key in KEYS}
+    said = {key: fp32_precision(*key) for key in KEYS}
     legacy = {
         MATMUL_PRECISION: _told_matmul_precision(said),
         CUDNN_TF32: _told_cudnn_tf32(said),
@@ -63,24 +70,16 @@ def restore(values: Mapping[str, Any]) -> None:
 
     What differs follows its parent wherever that is enough.
     """
-    import torch
-
     with interrupts.held_back():
-        now = read()
-        if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
-            torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
-        if values[CUDNN_TF32] is not None and now[CUDNN_TF32] != values[CUDNN_TF32]:
-            torch._C._set_cudnn_allow_tf32(values[CUDNN_TF32])
-        if values[MKLDNN_TF32] is not None and now[MKLDNN_TF32] != values[MKLDNN_TF32]:
-            torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
+        _write_legacy(read(), values)
         for key in KEYS:
             for value in ("none", values[name_of(*key)]):
-                if _get(key) != values[name_of(*key)]:
-                    _set(key, value)
+                if fp32_precision(*key) != values[name_of(*key)]:
+                    set_fp32_precision(*key, value)
 
 
 def own() -> dict[str, Any]:
-    """Every fp32 switch's own value, by name, found by probing; leaves torch as it was."""
+    """Return every fp32 switch's own value, by name, found by probing; leaves torch as it was."""
     with interrupts.held_back():
         values = _own_values()
         try:
@@ -96,27 +95,29 @@ def own() -> dict[str, Any]:
 
 def write(values: Mapping[str, Any]) -> None:
     """Make every switch what `own` gave; `values` holds all of NAMES."""
-    import torch
-
     with interrupts.held_back():
-        now = own()
-        # The old setters write the new settings too, so they come first, and only where needed.
-        if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
-            torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
-        if now[CUDNN_TF32] != values[CUDNN_TF32]:
-            torch._C._set_cudnn_allow_tf32(values[CUDNN_TF32])
-        if values[MKLDNN_TF32] is not None and now[MKLDNN_TF32] != values[MKLDNN_TF32]:
-            torch._C._set_onednn_allow_tf32(values[MKLDNN_TF32])
+        _write_legacy(own(), values)
         _write_own({key: values[name_of(*key)] for key in KEYS})
 
 
+def _write_legacy(now: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Write the old settings. They write the new ones too: so first, and only where needed."""
+    import torch
+
+    if now[MATMUL_PRECISION] != values[MATMUL_PRECISION]:
+        torch.set_float32_matmul_precision(values[MATMUL_PRECISION])
+    for name, library in ((CUDNN_TF32, "cudnn"), (MKLDNN_TF32, "onednn")):
+        if values[name] is not None and now[name] != values[name]:
+            allow_tf32(library, values[name])
+
+
 def _told_matmul_precision(said: Mapping[tuple[str, str], str]) -> str:
-    """torch compares it with the new settings, so that what raises tells what it must be."""
+    """Return what it must be: torch compares it with the new settings, so what raises tells."""
     import torch
 
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
-    lower = (said["cuda", "matmul"] == "tf32") is not _raises(torch._C._get_cublas_allow_tf32)
+    lower = (said["cuda", "matmul"] == "tf32") is not _raises(partial(allows_tf32, "cublas"))
     if not lower:
         return "highest"
     return "high" if said["mkldnn", "matmul"] == "bf16" else "medium"
@@ -130,7 +131,7 @@ def _told_cudnn_tf32(said: Mapping[tuple[str, str], str]) -> bool | None:
 
 
 def is_mixed() -> bool:
-    """Whether the two APIs disagree, so that torch's own readers raise RuntimeError."""
+    """Return whether the two APIs disagree, so that torch's own readers raise RuntimeError."""
     return _raises(_matmul_precision) or _raises(_cudnn_tf32)
 
 
@@ -149,26 +150,24 @@ def repair() -> bool:
 
 
 def _repair_matmul() -> None:
-    """The old API has one word for both backends: CUDA decides it, where there is a device."""
+    """Write the old API's one word for both backends: CUDA decides it, where there is a device."""
     import torch
 
-    oneDNN = _get(("mkldnn", "matmul"))
-    lower = _get(("cuda", "matmul")) == "tf32"
+    oneDNN = fp32_precision("mkldnn", "matmul")
+    lower = fp32_precision("cuda", "matmul") == "tf32"
     if not torch.cuda.is_available():
         lower = lower or oneDNN in ("tf32", "bf16")
     low = "medium" if oneDNN == "bf16" else "high"
     torch.set_float32_matmul_precision(low if lower else "highest")
     if lower:
-        _set(("mkldnn", "matmul"), oneDNN)
+        set_fp32_precision("mkldnn", "matmul", oneDNN)
 
 
 def _repair_convolutions() -> None:
-    import torch
-
-    conv = _get(("cuda", "conv"))
-    torch._C._set_cudnn_allow_tf32(conv == "tf32")
+    conv = fp32_precision("cuda", "conv")
+    allow_tf32("cudnn", conv == "tf32")
     for operation in ("conv", "rnn"):  # False leaves them to their parents, which may be tf32
-        _set(("cuda", operation), conv if conv == "tf32" else "ieee")
+        set_fp32_precision("cuda", operation, conv if conv == "tf32" else "ieee")
 
 
 def _raises(reader: Callable[[], Any]) -> bool:
@@ -179,56 +178,44 @@ def _raises(reader: Callable[[], Any]) -> bool:
     return False
 
 
-def _get(key: tuple[str, str]) -> str:
-    import torch
-
-    return torch._C._get_fp32_precision_getter(*key)
-
-
-def _set(key: tuple[str, str], value: str) -> None:
-    import torch
-
-    torch._C._set_fp32_precision_setter(*key, value)
-
-
 def _own_values() -> dict[tuple[str, str], str]:
-    """Each operation's own value, `none` where it follows its parent.
+    """Return each operation's own value, `none` where it follows its parent.
 
     The value that can't be written is given as what it means at present.
     """
-    own = {ROOT: _get(ROOT)}
+    own = {ROOT: fp32_precision(*ROOT)}
     for backend in BACKENDS:
         own[backend, "all"] = _own((backend, "all"), ROOT)
-        _set(ROOT, own[ROOT])
+        set_fp32_precision(*ROOT, own[ROOT])
         for operation in OPERATIONS:
             own[backend, operation] = _own((backend, operation), (backend, "all"))
             # A child is probed through its backend's value, whose own is known by now.
-            _set((backend, "all"), own[backend, "all"])
+            set_fp32_precision(backend, "all", own[backend, "all"])
             if own[backend, operation] == own[backend, "all"] == own[ROOT] == "none":
-                own[backend, operation] = _get((backend, operation))
+                own[backend, operation] = fp32_precision(backend, operation)
     return own
 
 
 def _own(key: tuple[str, str], parent: tuple[str, str]) -> str:
-    """`none` where `key` follows its parent through two different values; the caller undoes."""
+    """Return `none` where `key` follows its parent through two values; the caller undoes these."""
     values = []
     for probe in ("ieee", "tf32"):
-        _set(parent, probe)
-        values.append(_get(key))
+        set_fp32_precision(*parent, probe)
+        values.append(fp32_precision(*key))
     return "none" if values == ["ieee", "tf32"] else values[0]
 
 
 def _write_own(values: Mapping[tuple[str, str], str]) -> None:
-    """Parents first, for what is left alone depends on them; only what differs is written."""
+    """Write parents first, as what is left alone depends on them; only what differs is written."""
     for key in (ROOT, *((backend, "all") for backend in BACKENDS)):
-        _set(key, values[key])
+        set_fp32_precision(*key, values[key])
     for key, value in _own_values().items():
         if value != values[key]:
-            _set(key, values[key])
+            set_fp32_precision(*key, values[key])
 
 
 def _readable_matmul_precision() -> str:
-    """The old setting, read once the new ones agree with it; the caller puts those back."""
+    """Return the old setting, read once the new ones agree with it; the caller puts those back."""
     keys = [("cuda", "matmul"), ("mkldnn", "matmul")]
     tries: Iterable[tuple[str, ...]] = itertools.product(*(PRECISIONS[b] for b, _ in keys))
     try:
@@ -236,7 +223,7 @@ def _readable_matmul_precision() -> str:
     except RuntimeError:
         for values in tries:
             for key, value in zip(keys, values, strict=True):
-                _set(key, value)
+                set_fp32_precision(*key, value)
             with suppress(RuntimeError):
                 return _matmul_precision()
         raise
@@ -246,30 +233,26 @@ def _matmul_precision() -> str:
     import torch
 
     precision = torch.get_float32_matmul_precision()
-    torch._C._get_cublas_allow_tf32()  # raises where the two disagree, though the first did not
+    allows_tf32("cublas")  # raises where the two disagree, though the first did not
     return precision
 
 
 def _readable_cudnn_tf32() -> bool:
-    """The old setting: it is True exactly if it can be read while conv and rnn are tf32."""
+    """Return the old setting: it is True exactly if it can be read while conv and rnn are tf32."""
     if not _raises(_cudnn_tf32):
         return _cudnn_tf32()
-    _set(("cuda", "all"), "tf32")
+    set_fp32_precision("cuda", "all", "tf32")
     for key in (("cuda", "conv"), ("cuda", "rnn")):
-        if _get(key) != "tf32":
-            _set(key, "tf32")
+        if fp32_precision(*key) != "tf32":
+            set_fp32_precision(*key, "tf32")
     return not _raises(_cudnn_tf32)
 
 
 def _cudnn_tf32() -> bool:
-    import torch
-
-    return torch._C._get_cudnn_allow_tf32()
+    return allows_tf32("cudnn")
 
 
 def _mkldnn_tf32() -> bool | None:
-    import torch
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "available for Intel GPUs" on every other build
-        return torch._C._get_onednn_allow_tf32()
+        return allows_tf32("onednn")

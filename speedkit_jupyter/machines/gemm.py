@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import warnings
 
-from speedkit_jupyter.machines.gemm_kernels import Crossover, internals, kernels
-from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.machines.gemm_kernels import Crossover, kernels
+from speedkit_jupyter.support import interrupts, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 BLAS, ONEDNN = "blas", "onednn"
@@ -24,7 +24,7 @@ class _Installed:
         import torch
 
         self.crossover = crossover
-        others = internals().others
+        others = torch_private.kernels_of_others()
         replacing = kernels(crossover)
         if others := others & {f"aten/{name}/CPU" for name in replacing}:
             named = ", ".join(sorted(others))
@@ -36,8 +36,8 @@ class _Installed:
                 self._library.impl(name, kernel, "CPU", with_keyset=True)
 
     def remove(self) -> None:
-        """torch's own kernels are in force again."""
-        self._library._destroy()
+        """Bring torch's own kernels back into force."""
+        torch_private.remove_kernels(self._library)
 
 
 class _Engine:
@@ -55,14 +55,14 @@ _now = _Engine()
 
 
 def engine() -> str:
-    """The one in force: `blas` or `onednn`."""
+    """Return the one in force: `blas` or `onednn`."""
     return BLAS if _now.installed is None else ONEDNN
 
 
 def use(name: str, crossover: Crossover | None = None) -> None:
-    """From now on products are given to this one: to oneDNN those from the crossover on. An
-    interrupt waits until that is done. Raises SpeedKitError where somebody else has put kernels of
-    his own in the place of torch's.
+    """Give products to this engine from now on: to oneDNN those from the crossover on. An interrupt
+    waits until that is done. Raises SpeedKitError where somebody else has put kernels of his own in
+    the place of torch's.
     """
     wanted = crossover or _now.crossover
     if name == engine() and (_now.installed is None or wanted == _now.installed.crossover):

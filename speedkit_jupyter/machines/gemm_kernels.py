@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -37,153 +39,96 @@ class Crossover:
     terms: int = 32
 
 
-class Internals(NamedTuple):
-    """What this stands on and torch does not promise: oneDNN's product, whether oneDNN may be used
-    (`torch.backends.mkldnn.flags`), the kernels that users have put on the dispatcher, what says
-    which code torch.compile leaves alone, and how it does (that and all it calls).
-    """
-
-    product: Callable[..., Any]
-    is_allowed: Callable[[], bool]
-    others: set[str]
-    set_strategy: Callable[..., None]
-    skip: Any
-
-
-def internals() -> Internals:
-    """Raises AttributeError where torch has moved one of them."""
-    import torch
-
-    frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    return Internals(
-        torch.ops.mkldnn._linear_pointwise.default,
-        torch._C._get_mkldnn_enabled,
-        torch.library._impls,
-        frames.set_code_exec_strategy,
-        frames._FrameExecStrategy(skip, skip),
-    )
+def internals() -> None:
+    """Raise AttributeError where torch has moved a private name that this stands on."""
+    torch_private.linear_by_onednn()
+    torch_private.onednn_is_allowed()
+    torch_private.kernels_of_others()
+    torch_private.leave_uncompiled(lambda: None)
 
 
 def kernels(crossover: Crossover) -> dict[str, Kernel]:
-    """oneDNN's by operator, from the crossover on; torch's own go on for what is smaller.
+    """Return oneDNN's by operator, from the crossover on; torch's own go on for what is smaller.
 
     Where a compiled model computes between its graphs, torch.compile looks at every Python function
     that is called, these too: it would compile them, and Inductor fails on oneDNN's product.
     """
-    found = _single(crossover.single)
+    product = _product()
+
+    def batched(a: torch.Tensor, b: torch.Tensor, added: Any = None) -> torch.Tensor:
+        made = a.new_empty(_shape(a, b))
+        for left, other, place in zip(a.unbind(), b.unbind(), made.unbind(), strict=True):
+            place.copy_(product(left, other))
+        return made if added is None else made.add_(added)
+
+    found = _kernels(SINGLE, product, _suits(2, crossover.single), _is_a_row)
     if crossover.batched is not None:
-        found |= _batched(crossover.batched, crossover.terms)
-    within = internals()
+        suits = _suits(3, crossover.batched, crossover.terms)
+        found |= _kernels(BATCHED, batched, suits, _is_added)
     for kernel in found.values():
-        within.set_strategy(kernel.__code__, within.skip)
+        torch_private.leave_uncompiled(kernel)
     return found
 
 
-def _single(least: int) -> dict[str, Kernel]:
-    """Closures, since what they ask is asked at each product: 1.6 to 2 microseconds for a small
-    one.
+def _kernels(
+    names: tuple[str, ...], made: Kernel, suits: Callable[..., bool], fits: Callable[..., bool]
+) -> dict[str, Kernel]:
+    """Return closures, since what they ask is asked at each product: 1.6 to 2 microseconds for a
+    small one.
     """
-    plain_mm, plain_mm_out, plain_addmm, plain_addmm_out = _plain(SINGLE)
-    product, suits = _product(), _suits(2, least)
+    import torch
+
+    plain_mm, plain_mm_out, plain_addmm, plain_addmm_out = (
+        torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed for name in names
+    )
 
     def mm(keys: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-        return product(a, b) if suits(a, b) else plain_mm(keys, a, b)
+        return made(a, b) if suits(a, b) else plain_mm(keys, a, b)
 
     def mm_out(keys: Any, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> Any:
         if suits(a, b) and _takes(out, a, b):
-            return out.copy_(product(a, b))
+            return out.copy_(made(a, b))
         return plain_mm_out(keys, a, b, out=out)
 
     def addmm(
-        keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
+        keys: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
         *, beta: Any = 1, alpha: Any = 1,
     ) -> Any:  # fmt: skip
-        if suits(a, b) and _is_a_row(bias, a, b, beta, alpha):
-            return product(a, b, _row(bias))
-        return plain_addmm(keys, bias, a, b, beta=beta, alpha=alpha)
+        if suits(a, b) and beta == 1 == alpha and fits(added, a, b):
+            return made(a, b, added)
+        return plain_addmm(keys, added, a, b, beta=beta, alpha=alpha)
 
     def addmm_out(
-        keys: Any, bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-        *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor,
-    ) -> Any:  # fmt: skip
-        if suits(a, b) and _is_a_row(bias, a, b, beta, alpha) and _takes(out, a, b):
-            return out.copy_(product(a, b, _row(bias)))
-        return plain_addmm_out(keys, bias, a, b, beta=beta, alpha=alpha, out=out)
-
-    return dict(zip(SINGLE, (mm, mm_out, addmm, addmm_out), strict=True))
-
-
-def _batched(least: int, terms: int) -> dict[str, Kernel]:
-    """The same for batches; `least` multiply-adds of each product."""
-    plain_bmm, plain_bmm_out, plain_baddbmm, plain_baddbmm_out = _plain(BATCHED)
-    product, suits = _product(), _suits(3, least, terms)
-
-    def multiplied(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        for left, other, place in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
-            place.copy_(product(left, other))
-        return out
-
-    def made(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return multiplied(a, b, a.new_empty(_shape(a, b)))
-
-    def bmm(keys: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-        return made(a, b) if suits(a, b) else plain_bmm(keys, a, b)
-
-    def bmm_out(keys: Any, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> Any:
-        if suits(a, b) and _takes(out, a, b):
-            return multiplied(a, b, out) if _is_apart(out, a, b) else out.copy_(made(a, b))
-        return plain_bmm_out(keys, a, b, out=out)
-
-    def baddbmm(
-        keys: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-        *, beta: Any = 1, alpha: Any = 1,
-    ) -> Any:  # fmt: skip
-        if suits(a, b) and _is_added(added, a, b, beta, alpha):
-            return made(a, b).add_(added)
-        return plain_baddbmm(keys, added, a, b, beta=beta, alpha=alpha)
-
-    def baddbmm_out(
         keys: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
         *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor,
     ) -> Any:  # fmt: skip
-        if suits(a, b) and _is_added(added, a, b, beta, alpha) and _takes(out, a, b):
-            if _is_apart(out, a, b, added):
-                return multiplied(a, b, out).add_(added)
-            return out.copy_(made(a, b).add_(added))
-        return plain_baddbmm_out(keys, added, a, b, beta=beta, alpha=alpha, out=out)
+        if suits(a, b) and beta == 1 == alpha and fits(added, a, b) and _takes(out, a, b):
+            return out.copy_(made(a, b, added))
+        return plain_addmm_out(keys, added, a, b, beta=beta, alpha=alpha, out=out)
 
-    return dict(zip(BATCHED, (bmm, bmm_out, baddbmm, baddbmm_out), strict=True))
+    return dict(zip(names, (mm, mm_out, addmm, addmm_out), strict=True))
 
 
-def _plain(names: tuple[str, ...]) -> list[Kernel]:
-    """torch's own."""
-    import torch
+def _product() -> Kernel:
+    linear = torch_private.linear_by_onednn()
 
-    return [torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed for name in names]
-
-
-def _product() -> Callable[..., torch.Tensor]:
-    linear = internals().product
-
-    def product(a: torch.Tensor, b: torch.Tensor, row: torch.Tensor | None = None) -> torch.Tensor:
+    def product(a: torch.Tensor, b: torch.Tensor, bias: Any = None) -> torch.Tensor:
         weight = b.t()
         if not (weight.is_contiguous() or b.is_contiguous()):
             # Copied as it lies: by oneDNN's reference kernel it would take 200 times as long.
             weight = weight.contiguous() if b.stride(0) == 1 else b.contiguous().t()
-        result: torch.Tensor = linear(a, weight, row, "none", [], "")
-        return result
+        if bias is not None:  # without strides of its own, which oneDNN would not look at
+            bias = (bias if bias.dim() == 1 else bias[0]).contiguous()
+        return linear(a, weight, bias, "none", [], "")
 
     return product
 
 
-def _suits(
-    dimensions: int, least: int, terms: int = 0
-) -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Whether oneDNN is given a product: what is wrong with one torch says itself."""
+def _suits(dimensions: int, least: int, terms: int = 0) -> Callable[..., bool]:
+    """Return whether oneDNN is given a product: what is wrong with one torch says itself."""
     import torch
 
-    is_allowed, float32 = internals().is_allowed, torch.float32
+    is_allowed, float32 = torch_private.onednn_is_allowed(), torch.float32
 
     def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.dim() != dimensions or b.dim() != dimensions:
@@ -204,36 +149,22 @@ def _shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 
 def _takes(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a result can simply be copied into it; else torch resizes it, or says why not."""
+    """Return whether a result can simply be copied into it; else torch resizes it, or says why."""
     return out.dtype is a.dtype and out.shape == _shape(a, b)
 
 
-def _is_apart(out: torch.Tensor, *operands: torch.Tensor) -> bool:
-    """Whether it can be written piece by piece: it is in one piece, and nothing is read there."""
-    memory = out.untyped_storage().data_ptr()
-    shares = any(operand.untyped_storage().data_ptr() == memory for operand in operands)
-    return out.is_contiguous() and not shares
-
-
-def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> bool:
-    """A bias as a linear layer has it, also where compiled code has expanded it."""
-    if beta != 1 or alpha != 1 or bias.dtype is not b.dtype or bias.device != b.device:
+def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether it is as a linear layer has it, also where compiled code has expanded it."""
+    if bias.dtype is not b.dtype or bias.device != b.device:
         return False
     if bias.dim() == 2 and bias.stride(0) == 0:
-        return bias.shape == (a.shape[0], b.shape[1])
+        return bias.shape == _shape(a, b)
     return bias.dim() == 1 and bias.shape[0] == b.shape[1]
 
 
-def _is_added(added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> bool:
-    """Something that is simply added to the products, broadcast or not."""
-    if beta != 1 or alpha != 1 or added.dtype is not b.dtype or added.device != b.device:
+def _is_added(added: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether it is simply added to the products, broadcast or not."""
+    if added.dtype is not b.dtype or added.device != b.device or added.dim() > 3:
         return False
-    wanted = _shape(a, b)[3 - added.dim() :] if added.dim() <= 3 else ()
-    sizes = zip(added.shape, wanted, strict=False)
-    return added.dim() == len(wanted) and all(length in (1, side) for length, side in sizes)
-
-
-def _row(bias: torch.Tensor) -> torch.Tensor:
-    """Without strides of its own, which oneDNN would not look at."""
-    row = bias if bias.dim() == 1 else bias[0]
-    return row.contiguous()
+    wanted = _shape(a, b)[3 - added.dim() :]
+    return all(size in (1, side) for size, side in zip(added.shape, wanted, strict=True))

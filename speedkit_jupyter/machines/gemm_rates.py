@@ -93,7 +93,7 @@ class GemmRates(BaseModel):
 
 
 def known(machine: str) -> GemmRates | None:
-    """What was measured on this machine before; None where nothing was, or can be read."""
+    """Return what was measured on this machine before; None where nothing was, or can be read."""
     try:
         text = database.rates(machine)
         rates = None if text is None else GemmRates.model_validate_json(text)
@@ -105,7 +105,7 @@ def known(machine: str) -> GemmRates | None:
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """What is known, or else what a process of its own finds now (about 2 s); it is kept.
+    """Return what is known, or else what a process of its own finds now (about 2 s); it is kept.
 
     Where that was disturbed it is kept for this process only. Never raises: what goes wrong, and
     that it took longer than `patience_s` seconds, is the `failure`.
@@ -142,7 +142,7 @@ Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN
 
 
 def _rates(rows: list[Row]) -> GemmRates:
-    """From all rows twice: products by size, the smallest first, then batches."""
+    """Return rates from all rows twice: products by size, the smallest first, then batches."""
     both = list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
     best = [(size, min(a, c), min(b, d)) for (size, a, b), (_, c, d) in both]
     single, batched = best[: len(SIZES)], best[len(SIZES) :]
@@ -158,7 +158,9 @@ def _rates(rows: list[Row]) -> GemmRates:
 
 
 def _least(rows: list[Row]) -> int:
-    """The multiply-adds of the smallest size at which oneDNN is ahead, as at all larger ones."""
+    """Return the multiply-adds of the smallest size at which oneDNN is ahead, as at all larger
+    ones.
+    """
     least = 0
     for side, blas_s, onednn_s in reversed(rows):
         if blas_s < AHEAD * onednn_s:

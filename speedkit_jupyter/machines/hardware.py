@@ -130,7 +130,9 @@ class Hardware(_Record):
         return self._pinned
 
     def accelerator(self, device: str) -> Accelerator | None:
-        """The accelerator that a device string ("cuda", "cuda:1", "mps") names, if it is here."""
+        """Return the accelerator that a device string ("cuda", "cuda:1", "mps") names, if it is
+        here.
+        """
         kind, _, index = device.partition(":")
         accelerators = [
             accelerator for accelerator in self.accelerators if accelerator.kind == kind
@@ -140,7 +142,8 @@ class Hardware(_Record):
 
     @classmethod
     def current(cls) -> Hardware:
-        """The machine that plans are made for: what SPEEDKIT_HARDWARE names, or else this one.
+        """Return the machine that plans are made for: what SPEEDKIT_HARDWARE names, or else this
+        one.
 
         Raises ConfigError, which names the variable, where there is no such machine.
         """
@@ -173,7 +176,8 @@ class Hardware(_Record):
         )
 
     def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
-        """The same with the rates of its engines, measured now where they are not known (2 s).
+        """Return the same with the rates of its engines, measured now where they are not known (2
+        s).
 
         Not for a machine that only plans are made for. What takes longer than `patience_s` seconds
         has failed.
@@ -209,12 +213,12 @@ class Hardware(_Record):
             raise ConfigError([*dict.fromkeys(problems)]) from None
 
     def to_json(self) -> str:
-        """JSON text that `from_json` loads without loss."""
+        """Return JSON text that `from_json` loads without loss."""
         return self.model_dump_json(indent=2)
 
 
 def _problem(detail: ErrorDetails) -> str:
-    """The key's path, and what is wrong there; for a wrong key the nearest right one."""
+    """Return the key's path, and what is wrong there; for a wrong key the nearest right one."""
     path = detail["loc"]
     if not path:
         return 'a machine is a mapping, as in {"system": "Linux"}'
@@ -247,7 +251,7 @@ def _detect_cpu() -> Cpu:
 
 
 def _place(cpu: Cpu) -> str:
-    """What the engines' rates belong to."""
+    """Return what the engines' rates belong to."""
     import torch
 
     held_back = (os.environ.get(variable, "") for variable in gemm_rates.VARIABLES)
@@ -257,7 +261,7 @@ def _place(cpu: Cpu) -> str:
 
 
 def _detect_accelerators(cpu: Cpu) -> Iterator[Accelerator]:
-    """Of every kind there is; one without a name of its own has the processor's."""
+    """Yield those of every kind; one without a name of its own has the processor's."""
     for kind in devices.KINDS.values():
         for fields in kind.detect():
             yield Accelerator(kind=kind.name, **{"name": cpu.name, **fields})

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import re
 
+from speedkit_jupyter.support.torch_private import allocator_settings, set_allocator_settings
+
 NAME = "cuda.expandable_segments"
 KEY = "expandable_segments"
 _OPTION = re.compile(rf"(^|,)\s*{KEY}\s*:\s*(\w+)\s*")
 
 
 def are_expandable() -> bool:
-    """Whether those that come next are. Raises AttributeError where torch can't be asked."""
-    import torch
-
-    settings = _OPTION.findall(torch._C._accelerator_getAllocatorSettings())
+    """Return whether those that come next are. Raises AttributeError where torch can't be asked."""
+    settings = _OPTION.findall(allocator_settings())
     return bool(settings) and settings[-1][1] == "True"
 
 
 def use(on: bool) -> None:
-    """From the next segment on; the other settings of the allocator stay."""
-    import torch
-
+    """Set it from the next segment on; the other settings of the allocator stay."""
     if on == are_expandable():
         return
-    write = torch._C._accelerator_setAllocatorSettings
-    others = _OPTION.sub("", torch._C._accelerator_getAllocatorSettings()).lstrip(",")
-    write(",".join(filter(None, (others, f"{KEY}:{on}"))))
+    others = _OPTION.sub("", allocator_settings()).lstrip(",")
+    set_allocator_settings(",".join(filter(None, (others, f"{KEY}:{on}"))))
     if not on:  # torch's own, which the settings need not say
-        write(others)
+        set_allocator_settings(others)

@@ -18,32 +18,35 @@ class CellOutput:
     """
 
     def __init__(self) -> None:
-        self._silence = _Silence(sys.stdout)
+        self._is_silent = False
 
     def begun(self) -> None:
-        """The first step of all has ended."""
-        self._silence.stream = None
+        """Note that the first step of all has ended."""
+        self._is_silent = True
 
     @contextmanager
     def once(self) -> Iterator[None]:
-        """For a block of steps: what they print and log is dropped, but for the first of all."""
-        if self._silence.stream is not None:
-            self._silence.stream = sys.stdout
-        handlers = list(_printing_handlers())
-        streams = [_InThisThread(self._silence, stream) for stream in (sys.stdout, sys.stderr)]
-        heeds = _Heeds(self._silence)
+        """Drop what a block of steps prints and logs, but for the first step of all."""
+        thread, shown = threading.get_ident(), sys.stdout
+
+        def silences(record: object = None) -> bool:
+            return self._is_silent and threading.get_ident() == thread
+
+        def heeds(record: logging.LogRecord) -> bool:
+            return not silences()
+
         with ExitStack() as stack:
-            for handler in handlers:
+            for handler in list(_printing_handlers()):
                 stack.callback(handler.removeFilter, heeds)
                 handler.addFilter(heeds)
-            stack.enter_context(redirect_stdout(streams[0]))
-            stack.enter_context(redirect_stderr(streams[1]))
+            stack.enter_context(redirect_stdout(_Stream(thread, silences, shown, sys.stdout)))
+            stack.enter_context(redirect_stderr(_Stream(thread, silences, shown, sys.stderr)))
             yield
 
 
 @contextmanager
 def streams_kept() -> Iterator[None]:
-    """Whatever an interrupt keeps from being undone inside: what is printed after it is shown."""
+    """Put the streams back: what is printed after an interrupt inside is shown."""
     streams = sys.stdout, sys.stderr
     try:
         yield
@@ -51,47 +54,23 @@ def streams_kept() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
-class _Silence(TextIOBase):
-    """Takes what is printed: on to `stream` while there is one, then nowhere."""
+class _Stream(TextIOBase):
+    """In one thread what shows on `shown`, or nowhere once it `silences`; in others `found`
+    as before.
+    """
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def write(self, text: str) -> int:
-        if self.stream is not None:
-            self.stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        if self.stream is not None:
-            self.stream.flush()
-
-
-class _InThisThread(TextIOBase):
-    """Takes the place of a stream for the thread that made it; others write on to `found`."""
-
-    def __init__(self, ours: TextIOBase, found: Any) -> None:
-        self._ours, self._found, self._thread = ours, found, threading.get_ident()
+    def __init__(self, thread: int, silences: Any, shown: Any, found: Any) -> None:
+        self._thread, self._silences, self._shown, self._found = thread, silences, shown, found
 
     def _stream(self) -> Any:
-        return self._ours if threading.get_ident() == self._thread else self._found
+        return self._shown if threading.get_ident() == self._thread else self._found
 
     def write(self, text: str) -> int:
-        return int(self._stream().write(text))
+        return len(text) if self._silences() else int(self._stream().write(text) or len(text))
 
     def flush(self) -> None:
-        self._stream().flush()
-
-
-class _Heeds(logging.Filter):
-    """Lets a handler that has a stream of before say no more than the silence does."""
-
-    def __init__(self, silence: _Silence) -> None:
-        super().__init__()
-        self._silence, self._thread = silence, threading.get_ident()
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return self._silence.stream is not None or threading.get_ident() != self._thread
+        if not self._silences():
+            self._stream().flush()
 
 
 def _printing_handlers() -> Iterator[logging.StreamHandler[Any]]:

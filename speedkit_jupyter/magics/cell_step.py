@@ -1,14 +1,16 @@
-"""The code of a `%%speedbench` cell as a step."""
+"""The code of a `%%speedbench` cell as a step, for all that measures one, and its profiler."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
+from speedkit_jupyter.magics.namespace import models as models_of
+from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.discovery import (
     NO_PARAMETERS,
     bystanders_among,
@@ -17,33 +19,24 @@ from speedkit_jupyter.measure.subject.discovery import (
     outermost,
     reached,
 )
+from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
+
+R = TypeVar("R")
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """The cell with the models and optimizers that it uses, or those that were named."""
+    """Return the cell with the models and optimizers that it uses, or those that were named."""
     names = shell.user_ns
     objects = reached([cell.names()])
     models, optimizers = outermost(objects), optimizers_among(objects)
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
     if not models and (arguments.compare or arguments.tune):
-        if missing := cell.undefined():
-            hint = did_you_mean(missing[0], [n for n in names if n[:1] != "_"])
-            raise UsageError(f"%%speedbench: the name {missing[0]!r} is not defined.{hint}")
-        if inner := cell.magic():
-            raise UsageError(
-                f"%%speedbench: what stands behind {inner} is not looked into, and the rest of the "
-                f"cell uses no model: write it without {inner}, or name the model with --model"
-            )
-        if is_quantized(objects):
-            raise UsageError(f"%%speedbench: {NO_PARAMETERS}")
-        raise UsageError(
-            "%%speedbench: the cell uses no model that was there before: make it in an earlier "
-            "cell, and name it with --model where the code hides it"
-        )
+        raise UsageError(f"%%speedbench: {_why_no_model(names, cell, objects)}")
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
 
@@ -65,20 +58,48 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         others=[cell.names()],
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
-        say=_say_nothing if quiet else print,
+        say=messages.debug if quiet else messages.important,
     )
 
 
-def step_again(shell: Any, cell: Cell, arguments: Any) -> Step:
-    """The cell as a step, with what its names mean by now; raises StepError."""
+def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
+    """Return the profiler of a cell whose loops tell what they wait for."""
+    from speedkit_jupyter.profiling.lines import cells
+    from speedkit_jupyter.profiling.loops import Loops
+    from speedkit_jupyter.profiling.profile import Profile
+    from speedkit_jupyter.profiling.profiler import Profiler
+
+    loops = Loops()
+    step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
+    device = device_of(step)
+    profile = Profile(names=cells(), environment=environment(device), command=command)
+    called = {id(model): name for name, model in models_of(shell.user_ns).items()}
+    return Profiler(step, device, profile, budget_s, loops, called)
+
+
+def again(make: Callable[..., R], *arguments: Any) -> R:
+    """Call one of the above later, with what the cell's names mean by then; raises StepError."""
     try:
-        return step_of_cell(shell, cell, arguments, quiet=True)
+        return make(*arguments)
     except UsageError as error:
         raise StepError(str(error)) from None
 
 
-def _say_nothing(line: str) -> None:
-    """In a panel, between the cells."""
+def _why_no_model(names: Mapping[str, Any], cell: Cell, objects: Any) -> str:
+    if missing := cell.undefined():
+        hint = did_you_mean(missing[0], [n for n in names if n[:1] != "_"])
+        return f"the name {missing[0]!r} is not defined.{hint}"
+    if inner := cell.magic():
+        return (
+            f"SpeedKit can't see into code behind {inner}, and the rest of the cell uses no model: "
+            f"write it without {inner}, or name the model with --model"
+        )
+    if is_quantized(objects):
+        return NO_PARAMETERS
+    return (
+        "the cell uses no model that was there before: make it in an earlier cell, and name it "
+        "with --model where the code hides it"
+    )
 
 
 def _is_free(ctx: Any, models: Sequence[Any]) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from argparse import Action, ArgumentParser
+from collections.abc import Mapping
 from typing import Any
 
 NAMES = ("%speedkit", "%%speedbench")
+Names = Mapping[str, Any]
 
 
 def add_completion(shell: Any) -> None:
@@ -43,12 +45,8 @@ class _Matcher:
         line, token = context.text_until_cursor, context.token
         is_ours = line.lstrip().startswith(NAMES)
         words = complete(line[: len(line) - len(token)], self._shell.user_ns) if is_ours else []
-        found = [word for word in words if word.startswith(token)]
-        return {
-            "completions": [SimpleCompletion(word) for word in found],
-            "suppress": bool(found),
-            "ordered": True,
-        }
+        found = [SimpleCompletion(word) for word in words if word.startswith(token)]
+        return {"completions": found, "suppress": bool(found), "ordered": True}
 
 
 def _completed(shell: Any, event: Any) -> list[str]:
@@ -57,21 +55,21 @@ def _completed(shell: Any, event: Any) -> list[str]:
     return complete(before, shell.user_ns)
 
 
-def complete(before: str, names: Any) -> list[str]:
+def complete(before: str, names: Names) -> list[str]:
     """Return what may stand behind the beginning of a `%speedkit` or `%%speedbench` line."""
-    from speedkit_jupyter.magics import speedbench_options
     from speedkit_jupyter.magics.commands import COMMANDS
+    from speedkit_jupyter.magics.options import speedbench_parser
 
     magic, *words = before.split() or [""]
-    if magic.lstrip("%") == speedbench_options.NAME:
-        return _offered(speedbench_options.parser(), words, names)
+    if magic == "%%speedbench":
+        return _offered(speedbench_parser(), words, names)
     if not words:
         return list(COMMANDS)
     command, *words = words
     return _offered(COMMANDS[command].parser, words, names) if command in COMMANDS else []
 
 
-def _offered(parser: ArgumentParser, words: list[str], names: Any) -> list[str]:
+def _offered(parser: ArgumentParser, words: list[str], names: Names) -> list[str]:
     """For the option that was typed last, or else for the next word and for further options."""
     options = {name: action for action in parser._actions for name in action.option_strings}
     last = words[-1] if words else ""
@@ -79,25 +77,18 @@ def _offered(parser: ArgumentParser, words: list[str], names: Any) -> list[str]:
         last = words[-2]
     if last in options and options[last].nargs != 0:
         return _of(options[last], names)
-    further = [name for name in options if name.startswith("--") and name not in words]
-    return [*_of_next(parser, options, words, names), *further]
-
-
-def _of_next(
-    parser: ArgumentParser, options: dict[str, Action], words: list[str], names: Any
-) -> list[str]:
-    """The first of the words without an option that is not typed yet."""
-    typed = 0
-    for word, before in zip(words, ["", *words], strict=False):
-        is_value = before in options and options[before].nargs != 0
-        typed += not (word in options or is_value)
+    typed = sum(
+        word not in options and not (before in options and options[before].nargs != 0)
+        for word, before in zip(words, ["", *words], strict=False)
+    )
     places = [action for action in parser._actions if not action.option_strings]
-    return _of(places[typed], names) if typed < len(places) else []
+    following = _of(places[typed], names) if typed < len(places) else []
+    further = [name for name in options if name.startswith("--") and name not in words]
+    return [*following, *further]
 
 
-def _of(action: Action, names: Any) -> list[str]:
+def _of(action: Action, names: Names) -> list[str]:
     """Its words, or what it can name in this notebook."""
-    source = getattr(action, "found", None)
-    if source is not None:
+    if (source := getattr(action, "found", None)) is not None:
         return list(source(names))
     return list(getattr(action, "words", None) or action.choices or ())

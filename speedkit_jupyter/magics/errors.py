@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.support import importers
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import users_part
 
@@ -34,9 +33,6 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
         _shows(error, [f"KeyboardInterrupt: {str(error) or STOPPED}"])
         raise
     except BaseException as error:
-        line = "" if users_part(error) else importers.in_the_way(error)
-        if line:
-            raise UsageError(legible(f"{command}: {line}")) from None
         if not hasattr(error, "_render_traceback_"):
             _shows_the_users_part(shell, command, error)
         raise
@@ -84,7 +80,7 @@ def _shows(error: BaseException, lines: list[str]) -> None:
 
 
 def legible(text: str) -> str:
-    """The text with long words cut and with escapes for what no terminal can show."""
+    """Return the text with long words cut and with escapes for what no terminal can show."""
     short = re.sub(r"\S{161,}", lambda match: f"{match[0][:120]}…{match[0][-20:]}", text)
     return "".join(
         character if character.isprintable() or character == "\n" else repr(character)[1:-1]

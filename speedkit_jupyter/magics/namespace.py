@@ -1,4 +1,4 @@
-"""Finding the user's models and optimizers by name."""
+"""Which of the notebook's objects a line names, and the plan that a model has or would get."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.support import lookup
-from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.session import Session
+from speedkit_jupyter.support import lookup, messages
+from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
+from speedkit_jupyter.tuning import learning
 
 if TYPE_CHECKING:
     import torch
@@ -26,14 +32,14 @@ AT_COMMAS = re.compile(r",(?![^\[]*\])")
 
 
 def models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-    """The models in a namespace, each once, by the first of its names."""
+    """Return the models in a namespace, each once, by the first of its names."""
     import torch
 
     return _instances(names, torch.nn.Module)
 
 
 def optimizers(names: Mapping[str, Any]) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers in a namespace, each once, by the first of its or its wrapper's names."""
+    """Return the optimizers in a namespace, each once, by the first of its names."""
     import torch
 
     entries: dict[int, tuple[str, Any]] = {}
@@ -42,8 +48,48 @@ def optimizers(names: Mapping[str, Any]) -> dict[str, torch.optim.Optimizer]:
     return dict(entries.values())
 
 
+def functions(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notebook's own functions."""
+    return {
+        name: value
+        for name, value in list(names.items())
+        if type(value) is FunctionType
+        and name[:1] != "_"
+        and not str(value.__globals__.get("__name__", "")).startswith("IPython")
+    }
+
+
+def loaders(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the DataLoaders in a namespace, each once, by the first of its names."""
+    from torch.utils.data import DataLoader
+
+    return _instances(names, DataLoader)
+
+
+def whole_models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
+    """Return the models that are no part of another one and have parameters."""
+    return _whole(models(names))
+
+
+def inside_others(names: Mapping[str, Any], kind: type | None = None) -> dict[str, Any]:
+    """Return what lists, dictionaries and the user's own objects hold of a kind (models), by the
+    words that find it.
+    """
+    import torch
+
+    kind = torch.nn.Module if kind is None else kind
+    entries: dict[int, tuple[str, Any]] = {}
+    for name, owner in list(names.items()):
+        if name.startswith("_") or name in ("In", "Out") or lookup.is_a(owner, ModuleType | type):
+            continue
+        for word, value in _parts_of(owner):
+            if lookup.is_a(value, kind):
+                entries.setdefault(id(value), (f"{name}{word}", value))
+    return dict(entries.values())
+
+
 def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.nn.Module]:
-    """The model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
+    """Return the model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
 
     Raises UsageError.
     """
@@ -64,13 +110,13 @@ def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.n
 
 
 def find_models(names: Mapping[str, Any], words: str | None) -> dict[str, torch.nn.Module]:
-    """As `find_model`, of several with commas: `encoder,decoder`. Raises UsageError."""
+    """Find the models of a list with commas, as `find_model` does: `encoder,decoder`."""
     parts = [None] if words is None else [part for part in AT_COMMAS.split(words) if part]
     return dict(find_model(names, part) for part in parts or [words])
 
 
 def chosen_by(names: Mapping[str, Any], wanted: Sequence[torch.nn.Module]) -> tuple[str, ...]:
-    """The words by which `find_models` finds these; none where it needs none, or has none."""
+    """Return the words by which `find_models` finds these; none where it needs, or has, none."""
     known = models(names) | inside_others(names)
     words = {id(unwrapped(model)): name for name, model in reversed(known.items())}
     ids = {id(unwrapped(model)) for model in wanted}
@@ -85,7 +131,7 @@ def chosen_by(names: Mapping[str, Any], wanted: Sequence[torch.nn.Module]) -> tu
 def find_optimizers(
     names: Mapping[str, Any], wanted: list[str] | None, model: torch.nn.Module
 ) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers of those names, or all that hold a parameter of the model."""
+    """Return the optimizers of those names, or all that hold a parameter of the model."""
     parameters = {id(p) for p in model.parameters()}
     candidates = optimizers(names) if wanted is None else named_optimizers(names, wanted)
     holding = {
@@ -102,29 +148,30 @@ def find_optimizers(
 def named_optimizers(
     names: Mapping[str, Any], wanted: Sequence[str]
 ) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers of those names; raises UsageError."""
+    """Return the optimizers of those names; raises UsageError."""
     result = {}
     for name in wanted:
         value = _looked_up(names, name, list(optimizers(names)), "optimizer")
         if not is_optimizer(value):
-            raise UsageError(
-                f"{name} is of class {type(value).__name__}, not a torch.optim.Optimizer"
-            )
+            kind = type(value).__name__
+            raise UsageError(f"{name} is of class {kind}, not a torch.optim.Optimizer")
         result[lookup.canonical(name)] = unwrapped(value)
     return result
 
 
+def words_for(names: Mapping[str, Any], members: Sequence[Any]) -> dict[str, Any]:
+    """Return optimizers by the names that they have in the notebook."""
+    import torch
+
+    known = inside_others(names, torch.optim.Optimizer) | optimizers(names)
+    words = {id(unwrapped(optimizer)): name for name, optimizer in known.items()}
+    return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
+
+
 def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
-    """The function or method of that name (`train`, `trainer.step`); raises UsageError."""
-    functions = {n: function for n, function in names.items() if type(function) is FunctionType}
-    own = {
-        n: function
-        for n, function in functions.items()
-        if not str(function.__globals__.get("__name__", "")).startswith("IPython")
-    }
-    public = [n for n in own if n[:1] != "_"]
+    """Return the function or method of that name (`train`, `trainer.step`); raises UsageError."""
     try:
-        value = lookup.value_of(names, name, public, "function")
+        value = lookup.value_of(names, name, list(functions(names)), "function")
     except SpeedKitError as error:
         raise UsageError(f"{command}: {error}") from None
     if not lookup.is_a(value, FunctionType | MethodType | partial):
@@ -133,17 +180,12 @@ def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
     return value
 
 
-def loaders(names: Mapping[str, Any]) -> dict[str, Any]:
-    """The DataLoaders in a namespace, each once, by the first of its names."""
+def named_loader(names: Mapping[str, Any], name: str | None, command: str) -> Any:
+    """Return the DataLoader of that name (`train_loader`, `data['train']`); None without a name."""
     from torch.utils.data import DataLoader
 
-    return _instances(names, DataLoader)
-
-
-def named_loader(names: Mapping[str, Any], name: str, command: str) -> Any:
-    """The DataLoader of that name (`train_loader`, `data.loaders['train']`); raises UsageError."""
-    from torch.utils.data import DataLoader
-
+    if name is None:
+        return None
     value = _looked_up(names, name, list(loaders(names)), "DataLoader")
     if not lookup.is_a(value, DataLoader):
         kind = type(value).__name__
@@ -157,7 +199,7 @@ def is_variable(name: str) -> bool:
 
 
 def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) -> None:
-    """Whether the result may get this name; raises UsageError."""
+    """Raise UsageError where the result can't get this name."""
     import torch
 
     if name is None:
@@ -175,19 +217,58 @@ def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) 
         )
 
 
-def inside_others(names: Mapping[str, Any], kind: type | None = None) -> dict[str, Any]:
-    """What lists, dictionaries and the user's own objects hold of a kind (models), by its words."""
-    import torch
+def named(names: Mapping[str, Any], applied: Mapping[str, SpeedContext], name: str | None) -> str:
+    """Return the model that a line is about: the named one, the only one with a plan, or at all."""
+    if name is None and len(applied) == 1:
+        return next(iter(applied))
+    if name is None and len(applied) > 1:
+        raise UsageError(f"which model? {', '.join(applied)}")
+    if name is not None and name in applied:
+        return name
+    return find_model(names, name)[0]
 
-    kind = torch.nn.Module if kind is None else kind
-    entries: dict[int, tuple[str, Any]] = {}
-    for name, owner in list(names.items()):
-        if name.startswith("_") or name in ("In", "Out") or lookup.is_a(owner, ModuleType | type):
-            continue
-        for word, value in _parts_of(owner):
-            if lookup.is_a(value, kind):
-                entries.setdefault(id(value), (f"{name}{word}", value))
-    return dict(entries.values())
+
+def planned(
+    names: Mapping[str, Any],
+    config: SpeedConfig,
+    name: str,
+    optimizers: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Return what apply would do to a model that has no plan yet."""
+    _, model = find_model(names, name)
+    mapping = find_optimizers(names, None, model) if optimizers is None else optimizers
+    listed = list(mapping.values())
+    return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
+
+
+def planned_or_plain(
+    names: Mapping[str, Any], session: Session, name: str | None
+) -> tuple[Plan, str]:
+    """Return the plan in force or to come, with its model's name.
+
+    Without a model, or where there are several and none was named, it is that of any model here.
+    """
+    applied = dict(session.applied(names))
+    if name is None and len(applied) != 1 and len(models(names)) != 1:
+        return plan(session.config), "a float32 model"
+    chosen = named(names, applied, name)
+    if chosen in applied:
+        return applied[chosen].plan, f"`{chosen}`"
+    return planned(names, session.config, chosen), f"`{chosen}`"
+
+
+def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
+    """Return the learned plan of one model or several, else the config.
+
+    Says where the store can't be read. Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
+    """
+    try:
+        return learning.or_learned(config, model, optimizers)
+    except ConfigError:  # no plan can be made
+        raise
+    except SpeedKitError as error:  # then by rules, as without a store
+        messages.note(str(error))
+        return config
 
 
 def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
@@ -198,9 +279,8 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
         plain = ((key, part) for key, part in list(owner.items()) if type(key) in {str, int})
         yield from ((f"[{key!r}]", part) for key, part in plain)
     else:
-        inside = lookup.attributes_of(owner)
-        plain_names = ((key, part) for key, part in list(inside.items()) if str(key)[:1] != "_")
-        yield from ((f".{key}", part) for key, part in plain_names)
+        inside = list(lookup.attributes_of(owner).items())
+        yield from ((f".{key}", part) for key, part in inside if str(key)[:1] != "_")
 
 
 def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
@@ -213,20 +293,9 @@ def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
 
 def _whole(candidates: Mapping[str, Any]) -> dict[str, Any]:
     """Without loss functions and others that have no parameters, and what lies in a model."""
-    inside = {id(part) for model in candidates.values() for part in _parts(model)}
+    inside = {id(part) for model in candidates.values() for part in [*model.modules()][1:]}
     whole = {name: model for name, model in candidates.items() if id(model) not in inside}
     return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None}
-
-
-def whole_models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-    """Those that are no part of another one and have parameters."""
-    return _whole(models(names))
-
-
-def _parts(model: Any) -> Iterator[Any]:
-    parts = model.modules()
-    next(parts)
-    return parts  # type: ignore[no-any-return]
 
 
 def _looked_up(names: Mapping[str, Any], text: str, known: list[str], kind: str) -> Any:

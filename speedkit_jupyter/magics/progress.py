@@ -1,22 +1,62 @@
-"""Progress that ends as the result, in its place, and leaves no trace in a saved notebook."""
+"""Run an engine: progress that ends as the result, in its place, and leaves no trace."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from IPython.display import display
 
+from speedkit_jupyter.magics.errors import STOPPED
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_line, live_report, waiting
+from speedkit_jupyter.support import messages
 
 # Front ends draw each update; more than this many a second only cost time.
 INTERVAL_S = 0.2
+
+
+def measured(
+    engine: Any,
+    title: str,
+    names: MutableMapping[str, Any],
+    variable: str | None,
+    value_of: Callable[[Any], Any] = lambda result: result,
+    tried: Sequence[str] = (),
+    is_quiet: bool = False,
+    draws: bool = False,
+) -> Any:
+    """Run an engine to its end, show the result and return it; `variable` gets its value.
+
+    Ctrl-C does the same with what is known so far, and stops the notebook.
+    """
+    __tracebackhide__ = True
+
+    def end() -> Any:
+        result = engine.result()
+        if variable:
+            names[variable] = value_of(result)
+        if not is_quiet:
+            progress.replace(result)
+        return result
+
+    with ProgressLine(title, tried, draws and not is_quiet) as progress:
+        try:
+            with closing(engine.run()) as states:
+                for state in states:
+                    progress.show(state)
+        except KeyboardInterrupt:
+            if engine.has_results():
+                is_quiet = False
+                end()
+            raise KeyboardInterrupt(STOPPED) from None
+        return end()
 
 
 class ProgressLine:
@@ -33,6 +73,8 @@ class ProgressLine:
         self._handle: Any = None
 
     def __enter__(self) -> ProgressLine:
+        if messages.verbosity() == "quiet":
+            return self
         begin = Document(self._title)
         self._handle = display(begin, display_id=True) if _has_updates() else None
         self._on_terminal = self._handle is None and sys.stderr.isatty()
@@ -42,11 +84,11 @@ class ProgressLine:
 
     def __exit__(self, *exception: object) -> None:
         if self._handle is not None:
-            self._handle.update(_Nothing())
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
         self._rewrite("")
 
     def show(self, progress: Progress) -> None:
-        """Where it is now; drawn at most some times a second."""
+        """Show where it is now; it is drawn at most some times a second."""
         now = time.monotonic()
         if now - self._last < INTERVAL_S:
             return
@@ -69,11 +111,6 @@ class ProgressLine:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[K{line[:width]}")
             sys.stderr.flush()
-
-
-class _Nothing:
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": "", "text/html": ""}
 
 
 def _has_updates() -> bool:

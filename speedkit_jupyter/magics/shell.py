@@ -32,7 +32,7 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
     def speedkit(self, line: str, local_ns: Any = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
         __tracebackhide__ = True
-        from speedkit_jupyter.magics.speedkit import run
+        from speedkit_jupyter.magics.commands import run
 
         names = _names(self.shell, local_ns)
         shown(self.shell, "%speedkit", lambda: run(names, self._session(), line))
@@ -60,7 +60,7 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
 def _page(topic: str | None = None) -> str:
     """What `%speedkit?` shows: as help, every option."""
     from speedkit_jupyter.magics.commands import COMMANDS
-    from speedkit_jupyter.magics.help_page import help_page
+    from speedkit_jupyter.magics.commands.help import help_page
 
     return help_page(COMMANDS, topic).to_text()
 

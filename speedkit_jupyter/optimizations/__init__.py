@@ -12,7 +12,6 @@ from speedkit_jupyter.optimizations.cuda_graphs import CudaGraphs
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.float8 import Float8
-from speedkit_jupyter.optimizations.flush_denormals import FlushDenormals
 from speedkit_jupyter.optimizations.fused_kernels import FusedKernels
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
@@ -32,7 +31,6 @@ from speedkit_jupyter.optimizations.threads import Threads
 CATALOG: tuple[Optimization, ...] = (
     Device(),
     Threads(),
-    FlushDenormals(),
     Allocator(),
     Precision(),
     GradScaler(),
@@ -59,12 +57,12 @@ flags.OWNERS[:] = [entry.switches for entry in CATALOG]
 
 
 def find(name: str) -> Optimization | None:
-    """The one of that name, or of that other spelling."""
+    """Return the entry of that name, or of that other spelling; None without one."""
     return next((entry for entry in CATALOG if name == entry.name or name in entry.aliases), None)
 
 
 def named(name: str) -> Optimization:
-    """The one of that name; raises KeyError."""
+    """Return the entry of that name. Raises KeyError."""
     optimization = find(name)
     if optimization is None:
         raise KeyError(name)

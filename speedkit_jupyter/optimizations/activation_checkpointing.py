@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,17 +17,28 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, around, is_compiled
-from speedkit_jupyter.optimizations.recomputing.recomputed import Recomputed
+from speedkit_jupyter.optimizations.properties.calls import (
+    CALLS,
+    Call,
+    around,
+    has_forward_hooks,
+    is_compiled,
+)
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.marks import are_changed, marks, version
 
 if TYPE_CHECKING:
     import torch
 
+CHANGED = (
+    "weights or modes were changed between the forward and the backward pass, which would compute "
+    "with the new ones: run backward() before, or leave activation_checkpointing out"
+)
+WRITES = "a {} writes to what it is passed, so it can't be called again: leave {} out"
+PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_cache=False?)"
 HUGGING_FACE = '{"use_reentrant": False}'
 # As they are written without SpeedKit; `blocks` are found by class, which is in the facts.
 CODE = """\
-from functools import partial
-
 blocks = [block for block in model.modules() if type(block).__name__ in {kinds}]
 for block in blocks{every}:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
@@ -44,8 +55,8 @@ class ActivationCheckpointing(Optimization):
     summary = "activations of repeated blocks are computed again instead of kept"
     helps = "training that needs more memory than there is: larger batches, longer sequences"
     risk = (
-        "the blocks' forward pass runs twice, and so does what else their code does in it; weights "
-        "must not change before backward()"
+        "the blocks' forward pass runs twice, and so does what else their code does in it: what it "
+        "counts, or draws from other generators than torch's"
     )
     undone = "the blocks are called as before, and nothing lies on them"
     page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
@@ -59,11 +70,11 @@ class ActivationCheckpointing(Optimization):
     default = Options()
 
     def changes(self) -> dict[str, Any]:
-        """Also each second block."""
+        """Add a word for each second block."""
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only."""
+        """Decide for it by request only."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
@@ -84,35 +95,36 @@ class ActivationCheckpointing(Optimization):
         return request.obey(True, reason, details={"every": options.every})
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Compiled code would pass by it."""
+        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """How many blocks will be computed again."""
+        """Return how many blocks will be computed again."""
         blocks = repeated_blocks(target.model)
         return {"model.checkpointed": f"{len(_chosen(blocks, decision))} of {len(blocks)} blocks"}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """A layer around the calls of each block; in a benchmark for its own thread's alone."""
+        """Put a layer around the calls of each block; in a benchmark for its own thread alone."""
         import torch._dynamo  # noqa: F401  (checkpoint loads it, for a second, in the first step)
 
-        with CALLS.wished(_layers(target, decision)):
+        with CALLS.overriding(_layers(target, decision)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's own function around each block, or what a Hugging Face model brings along."""
+        """Return torch's own function around each block, or a Hugging Face model's own switch."""
         every = decision.details.get("every", 1)
         if facts.own_checkpointing == "off" and every == 1:
             return _of_hugging_face(form)
-        first, _, *lines = CODE.format(
-            kinds=_listed(facts.block_classes), every="" if every == 1 else f"[::{every}]"
-        ).splitlines()
-        imports = (first, "from torch.utils.checkpoint import checkpoint")
-        return Snippet(imports=imports, model=tuple(lines))
+        kinds = " ".join(f'"{name}",' for name in facts.block_classes)
+        lines = CODE.format(kinds=f"({kinds})", every="" if every == 1 else f"[::{every}]")
+        checkpoint = "from torch.utils.checkpoint import checkpoint"
+        return Snippet(
+            imports=("from functools import partial", checkpoint), model=tuple(lines.splitlines())
+        )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many blocks are computed again."""
+        """Return how many blocks are computed again."""
         blocks = repeated_blocks(target.model)
         if not blocks:
             return {}
@@ -120,14 +132,10 @@ class ActivationCheckpointing(Optimization):
         return {"model.checkpointed": f"{count} of {len(blocks)} blocks"}
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """All blocks, or each second one."""
+        """Return all blocks, and each second one."""
         if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
             return ()
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return "(" + " ".join(f'"{word}",' for word in words) + ")"
 
 
 def _of_hugging_face(form: Form) -> Snippet:
@@ -138,18 +146,111 @@ def _of_hugging_face(form: Form) -> Snippet:
 
 
 def _chosen(blocks: list[torch.nn.Module], decision: Decision) -> list[torch.nn.Module]:
-    """Not those that the user has compiled: such code chooses itself what it keeps."""
+    """Return the chosen blocks that the user has not compiled: such code keeps what it wants."""
     every = decision.details.get("every", 1)
     return [block for block in blocks[::every] if decision.value and not is_compiled(block)]
 
 
 def _layers(target: Target, decision: Decision) -> list[tuple[torch.nn.Module, Recomputed]]:
-    chosen = _chosen(repeated_blocks(target.model), decision)
-    return [(block, _layer(target, block)) for block in chosen]
+    blocks = _chosen(repeated_blocks(target.model), decision)
+    return [(block, Recomputed(block, target)) for block in blocks]
 
 
-def _layer(target: Target, block: torch.nn.Module) -> Recomputed:
-    """The same one whenever the plan is in force: it knows what its block writes to."""
-    layer: Recomputed = target.memo.calls.setdefault(block, Recomputed(block))
-    layer.only_in = target.only_in
-    return layer
+class Recomputed(Call):
+    """The calls of one block, whose activations `torch.utils.checkpoint` computes again.
+
+    Where nothing is kept for a backward pass, and where a second call would find something else,
+    they are as without it.
+    """
+
+    def __init__(self, block: torch.nn.Module, target: Target) -> None:
+        super().__init__(block)
+        self._notes, self.only_in = target.notes, target.only_in
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the block's own result."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+        from torch.utils.checkpoint import checkpoint
+
+        leaves = tree_leaves((args, kwargs))
+        if not self._keeps_something() or self._is_passed_an_object(leaves):
+            return self.below(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        before = [version(tensor) for tensor in tensors]
+        again = _Again(self.module, lambda: self.below(*args, **kwargs))
+        # By the tensors it finds the devices whose random numbers have to be the same.
+        result = checkpoint(again, *tensors, use_reentrant=False)
+        if before != [version(tensor) for tensor in tensors]:
+            name = type(self.module).__name__
+            raise SpeedKitError(WRITES.format(name, "activation_checkpointing"))
+        return result
+
+    def _keeps_something(self) -> bool:
+        """Return False where torch allows no hooks on what is kept, or a hook has to run once."""
+        import torch
+
+        return (
+            torch.is_grad_enabled()
+            and self.is_here()
+            and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+            and not torch.jit.is_tracing()  # type: ignore[attr-defined]
+            and not has_forward_hooks(self.module)
+        )
+
+    def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
+        """Return True for a cache of keys and values, say, which a second call would change."""
+        import torch
+
+        for leaf in leaves:
+            own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
+            if own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
+                names = type(self.module).__name__, type(leaf).__name__
+                self._notes["activation_checkpointing"] = PASSED.format(*names)
+                return True
+        return False
+
+
+class _Again:
+    """A block's call, made twice: the second one finds buffers as the first one did, and leaves
+    them as they are by then.
+    """
+
+    def __init__(self, block: torch.nn.Module, call: Callable[[], Any]) -> None:
+        self._block, self._call = block, call
+        self._weights, self._modes = [*block.parameters()], _modes(block)
+        self._marks = marks(self._weights)
+        # Statistics are vectors and numbers; what is larger, such as a mask, is a constant.
+        self._buffers = [(b, b.detach().clone()) for b in block.buffers() if b.dim() < 2]
+        self._is_first = True
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Make the call. Raises SpeedKitError where weights have changed since the first one."""
+        if self._is_first:
+            self._is_first = False
+            return self._call()
+        same = [*map(id, self._block.parameters())] == [*map(id, self._weights)]
+        if (
+            not same
+            or self._modes != _modes(self._block)
+            or are_changed(self._weights, self._marks)
+        ):
+            raise SpeedKitError(CHANGED)
+        now = [(buffer, buffer.detach().clone()) for buffer, _ in self._buffers]
+        try:
+            _write(self._buffers)
+            return self._call()
+        finally:
+            _write(now)
+
+
+def _modes(block: torch.nn.Module) -> list[bool]:
+    """Return what decides what a call computes, and which gradients it records."""
+    weights = [weight.requires_grad for weight in block.parameters()]
+    return [*weights, *(part.training for part in block.modules())]
+
+
+def _write(values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Write by `.data`: autograd may have kept the buffers for the backward pass."""
+    for buffer, value in values:
+        buffer.data.copy_(value)

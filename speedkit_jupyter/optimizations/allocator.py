@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,7 +12,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 EXPANDABLE = "expandable_segments"
@@ -36,7 +33,7 @@ class Allocator(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only: it is about memory, not time."""
+        """Decide for it by request only: it is about memory, not time."""
         if request.value == "auto":
             return request.leave("auto", "torch's own setting; growing segments are on request")
         if facts.device_type != "cuda":
@@ -50,32 +47,26 @@ class Allocator(Optimization):
         return request.obey(EXPANDABLE, hint="for the segments that come from now on")
 
     def changes(self) -> dict[str, Any]:
-        """Its bare word turns it on, too."""
+        """Let the bare word turn it on, too."""
         return {self.name: EXPANDABLE} | super().changes()
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """The allocator's setting, where torch can be asked (2.10 and later)."""
+        """Return the allocator's setting, where torch can be asked (2.10 and later)."""
         import torch
 
         if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):
             return {}
         return {segments.NAME: flags.Switch(segments.are_expandable, segments.use, (True,))}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The switch is on."""
+    def values(self, decision: Decision) -> Mapping[str, Any]:
+        """Return that the switch is on."""
         return {segments.NAME: True}
 
     def as_is(self, facts: Facts) -> Any:
-        """Whatever is in force."""
+        """Return the word for what is in force."""
         return "auto"
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set it for the process."""
-        with overridden(target, (segments.NAME,), partial(segments.use, True)):
-            yield
-
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The same line everywhere."""
+        """Return the same line for every framework."""
         line = f'torch._C._accelerator_setAllocatorSettings("{segments.KEY}:True")'
         return Snippet(setup=(line,))

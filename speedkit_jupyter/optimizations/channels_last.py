@@ -12,17 +12,16 @@ from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.late_optimizers import newcomers
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.flattening import flattens
+from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.layers import (
     channels_last_stride,
     is_channels_last,
     is_convolution,
 )
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.facts.optimizers import flattens
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
 from speedkit_jupyter.optimizations.properties.memory_layout import (
     LAYOUT,
@@ -30,7 +29,7 @@ from speedkit_jupyter.optimizations.properties.memory_layout import (
     owns_its_storage,
     weight_of,
 )
-from speedkit_jupyter.optimizations.properties.wishes import Layer
+from speedkit_jupyter.optimizations.properties.overrides import Layer
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class ChannelsLast(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Worth measuring for convolutions on Tensor Cores and on CPUs.
+        """Offer it for convolutions on Tensor Cores and on CPUs.
 
         No rule turns it on: activations lie so too, and whether the code takes that, a call shows.
         """
@@ -89,11 +88,8 @@ class ChannelsLast(Optimization):
         return request.offer(False, True, reason)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those that lie so already, and those that will be laid out anew."""
-        convolutions = [m for m in target.model.modules() if is_convolution(m)]
-        anew = {id(weight_of(module)) for module in _laid_out(target)}
-        last = sum(is_channels_last(m) or id(weight_of(m)) in anew for m in convolutions)
-        return {"model.channels_last": f"{last} of {len(convolutions)} convolutions"}
+        """Count those that lie so already, and those that will be laid out anew."""
+        return _state(target.model, {id(weight_of(module)) for module in _laid_out(target)})
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -103,16 +99,17 @@ class ChannelsLast(Optimization):
             id(p) for optimizer in optimizers if flattens(optimizer) for p in _parameters(optimizer)
         }
         own = _laid_out(target)
-        if shared := _number_of_weights(target.model) - len(own):
+        weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
+        if shared := len(weights) - len(own):
             target.notes[self.name] = f"{_counted(shared)} {SHARED}"
         own = [module for module in own if id(weight_of(module)) not in flat]
-        wishes = [(module, channels_last_stride(weight_of(module))) for module in own]
+        overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
         calls = [(target.model, _Explained(target.model))] if own else []
         del own
         with ExitStack() as stack:
-            layer = stack.enter_context(LAYOUT.wished(wishes, target.live_optimizers))
-            stack.enter_context(CALLS.wished(calls))
-            del wishes, calls  # which hold the model
+            layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
+            stack.enter_context(CALLS.overriding(calls))
+            del overrides, calls  # which hold the model
             for optimizer in optimizers:
                 _follow_when_loaded(layer, stack, optimizer)
             welcome = partial(_welcome, layer, target.notes, stack)
@@ -120,37 +117,32 @@ class ChannelsLast(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The whole model where that moves nothing but convolutions, else each of them."""
-        kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
-        formats = [kinds[dimensions] for dimensions in facts.convolution_dims]
-        if len(formats) == 1 and not facts.others_of_such_dims:
-            return Snippet(model=(f"model = model.to(memory_format=torch.{formats[0][1]})",))
-        lines = ["for module in model.modules():"]
-        for kind, memory_format in formats:
-            classes = f"(torch.nn.Conv{kind}, torch.nn.ConvTranspose{kind})"
-            lines.append(f"    if isinstance(module, {classes}):")
-            lines.append(f"        module.to(memory_format=torch.{memory_format})")
+        """Return the line for the whole model, whose other tensors of so many dimensions follow."""
+        formats = {4: "channels_last", 5: "channels_last_3d"}
+        lines = (
+            f"model = model.to(memory_format=torch.{formats[dimensions]})"
+            for dimensions in facts.convolution_dims
+        )
         return Snippet(model=tuple(lines))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many convolutions lie channels-last."""
-        convolutions = [m for m in target.model.modules() if is_convolution(m)]
-        if not convolutions:
-            return {}
-        last = sum(map(is_channels_last, convolutions))
-        return {"model.channels_last": f"{last} of {len(convolutions)} convolutions"}
+        """Return how many convolutions lie channels-last."""
+        return _state(target.model, set())
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where there are convolutions."""
+        """Return `true` where there are convolutions."""
         return (True,) if facts.convolutions else ()
+
+
+def _state(model: torch.nn.Module, anew: set[int]) -> dict[str, str]:
+    convolutions = [m for m in model.modules() if is_convolution(m)]
+    last = sum(is_channels_last(m) or id(weight_of(m)) in anew for m in convolutions)
+    words = f"{last} of {len(convolutions)} convolutions"
+    return {"model.channels_last": words} if convolutions else {}
 
 
 def _counted(convolutions: int) -> str:
     return f"{convolutions} convolution{'s' * (convolutions > 1)}"
-
-
-def _number_of_weights(model: torch.nn.Module) -> int:
-    return len({id(m._parameters["weight"]) for m in model.modules() if is_convolution(m)})
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
@@ -172,7 +164,7 @@ def _laid_out(target: Target) -> list[torch.nn.Module]:
 
 
 def _is_followed(module: torch.nn.Module, target: Target) -> bool:
-    """As it was at first: a plan that is hidden while something is measured comes back whole."""
+    """Return what was so at first: a plan that is hidden for a measurement comes back whole."""
     if module not in target.memo.followed:
         target.memo.followed[module] = is_followed(weight_of(module))
     return target.memo.followed[module]
@@ -185,7 +177,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
 def _welcome(
     layer: Layer, notes: dict[str, str], hooks: ExitStack, optimizer: torch.optim.Optimizer
 ) -> None:
-    """An optimizer that was made meanwhile: its state follows, or the weights go back for it."""
+    """Lay out the state of an optimizer that was made meanwhile, or the weights back for it."""
     if not flattens(optimizer):
         _renew(layer, optimizer)
         _follow_when_loaded(layer, hooks, optimizer)
@@ -197,7 +189,7 @@ def _welcome(
 
 
 def _follow_when_loaded(layer: Layer, hooks: ExitStack, optimizer: torch.optim.Optimizer) -> None:
-    """A loaded state lies as it was saved: a fused optimizer would take it for other weights'."""
+    """Lay a loaded state out anew: a fused optimizer would take it for other weights'."""
     hook = optimizer.register_load_state_dict_post_hook(partial(_renew, layer))
     hooks.callback(hook.remove)
 

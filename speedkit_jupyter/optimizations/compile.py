@@ -23,20 +23,16 @@ from speedkit_jupyter.optimizations.facts import backends
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
-from speedkit_jupyter.optimizations.properties.wishes import Layer
+from speedkit_jupyter.optimizations.properties.overrides import Layer
 
 if TYPE_CHECKING:
     import torch
 
-SWITCHES = (
-    (
-        "dynamo.skip_nnmodule_hook_guards",
-        "torch._dynamo.config",
-        "skip_nnmodule_hook_guards",
-        False,
-    ),
-    ("compiler.cache_key_tag", "torch.compiler.config", "cache_key_tag", "another"),
-)
+# By name: the module, and another value than the usual one.
+SWITCHES = {
+    "dynamo.skip_nnmodule_hook_guards": ("torch._dynamo.config", False),
+    "compiler.cache_key_tag": ("torch.compiler.config", "another"),
+}
 Scope = Literal["auto", "model", "blocks"]
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -86,7 +82,7 @@ class Compile(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
+        """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
         options = request.value
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
@@ -99,11 +95,7 @@ class Compile(Optimization):
         if options.enabled is True:
             return _obeyed(request, facts, details)
         if facts.device_type == "cpu":
-            return request.leave(
-                False,
-                "on CPUs it gave 1.05x over ten models for 10 to 20 s of compiling; "
-                "it is there on request",
-            )
+            return request.leave(False, "10 to 20 s of compiling on a CPU: it is there on request")
         kind = devices.kind_of(facts.device)
         if kind is None or not kind.has_triton or hardware.system != "Linux":
             where = f"{facts.device_type} on {hardware.system}"
@@ -113,19 +105,19 @@ class Compile(Optimization):
         return request.apply(True, f"{name} on Linux with Triton", details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Only where torch.compile's modules are loaded: importing them takes seconds."""
+        """Return them where torch.compile's modules are loaded: importing these takes seconds."""
         return {
-            name: flags.attribute(sys.modules[module], attribute, value)
-            for name, module, attribute, value in SWITCHES
+            name: flags.attribute(sys.modules[module], name.partition(".")[2], value)
+            for name, (module, value) in SWITCHES.items()
             if module in sys.modules
         }
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Only compiled code can be frozen."""
+        """Return the facts of a model that is compiled."""
         return replace(facts, compiles=decision.active)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """A call will go through compiled code; hooks that come later will fire."""
+        """Return that calls go through compiled code, and that hooks that come later will fire."""
         compiled = _observed(target.model, _modules(decision.details, target.model))
         return {"model.compiled": compiled, "dynamo.skip_nnmodule_hook_guards": False}
 
@@ -139,13 +131,13 @@ class Compile(Optimization):
 
         with (
             overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change),
-            CALLS.wished(()) as layer,
+            CALLS.overriding(()) as layer,
         ):
             _put_calls(layer, decision, target)
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """`torch.compile(model)`: unlike `model.compile()` it takes torch.nn's own classes too."""
+        """Return `torch.compile(model)`, which takes torch.nn's own classes, too."""
         return compiled_source(decision.details, decision.reason, facts, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
@@ -153,7 +145,7 @@ class Compile(Optimization):
         return {"model.compiled": _observed(target.model, ())}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Last to be tried, since each costs seconds; CUDA graphs only where there is CUDA."""
+        """Return what a search tries last, since each costs seconds."""
         if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
             return ()
         if facts.device_type == "cuda":
@@ -162,7 +154,7 @@ class Compile(Optimization):
 
 
 def _details(options: Compile.Options) -> dict[str, Any]:
-    """What is done of what is asked: a mode is Inductor's, and falls away beside another."""
+    """Return what is done of what is asked: a mode is Inductor's, and falls away beside another."""
     details = options.model_dump(exclude={"enabled"})
     if options.backend != backends.INDUCTOR:
         details["mode"] = Compile.default.mode
@@ -170,7 +162,7 @@ def _details(options: Compile.Options) -> dict[str, Any]:
 
 
 def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decision:
-    """Done as it was asked for, or without what can't be."""
+    """Return the decision to do what was asked for, or what is possible of it."""
     backend, mode = details["backend"], request.value.mode
     what = "compiles at the first step"
     if details["scope"] == "blocks":
@@ -178,15 +170,14 @@ def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decis
         what = f"compiles its {number} repeated blocks at the first step, alike ones once"
     if backend != backends.INDUCTOR:
         what += f", by {backend}"
-    hint = "; ".join(filter(None, (what, backends.remark(backend))))
     if mode != details["mode"]:
         rule = f"{backend} has no mode {mode}, which is Inductor's; it works without"
-        return request.apply(True, rule, hint=hint, details=details, declined=True)
-    return request.obey(True, hint=hint, details=details)
+        return request.apply(True, rule, hint=what, details=details, declined=True)
+    return request.obey(True, hint=what, details=details)
 
 
 def _put_calls(layer: Layer, decision: Decision, target: Target) -> None:
-    """On each module; what is in force holds none of them."""
+    """Put compiled calls on each module; what is in force holds none of them."""
     modules = _modules(decision.details, target.model)
     code = target.memo.compiled_call
     if code is None:
@@ -197,14 +188,14 @@ def _put_calls(layer: Layer, decision: Decision, target: Target) -> None:
 
 
 def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What is compiled: the model, or those of its blocks that the user has not compiled."""
+    """Return the modules to compile: the model, or blocks that the user has not compiled."""
     if details.get("scope") != "blocks":
         return [model]
     return [block for block in repeated_blocks(model) if not users_own(block)]
 
 
 def _observed(model: torch.nn.Module, later: Sequence[torch.nn.Module]) -> Any:
-    """In words; with what will be compiled `later`."""
+    """Return in words what is compiled, with what will be compiled `later`."""
     ids = {id(module) for module in later}
     if is_compiled(model) or id(model) in ids:
         return True

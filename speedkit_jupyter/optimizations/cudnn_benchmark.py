@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,7 +12,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
@@ -33,7 +31,7 @@ class CudnnBenchmark(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Worth measuring for convolutions on CUDA, unless the user wants determinism."""
+        """Offer it for convolutions on CUDA, unless the user wants determinism."""
         now = bool(facts.flags.get("cudnn.benchmark", False))
         if facts.device_type != "cuda":
             if request.value is True:
@@ -53,30 +51,19 @@ class CudnnBenchmark(Optimization):
         return request.offer(False, True, reason)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """cuDNN's."""
+        """Return cuDNN's switch."""
         import torch
 
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The switch."""
+    def values(self, decision: Decision) -> Mapping[str, Any]:
+        """Return the switch."""
         return {"cudnn.benchmark": decision.value}
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set `torch.backends.cudnn.benchmark`."""
-        import torch
-
-        def change() -> None:
-            torch.backends.cudnn.benchmark = decision.value
-
-        with overridden(target, ("cudnn.benchmark",), change):
-            yield
-
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The same line everywhere."""
+        """Return the same line for every framework."""
         return Snippet(setup=(f"torch.backends.cudnn.benchmark = {decision.value}",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where there are convolutions for it."""
+        """Return `true` where there are convolutions for it."""
         return (True,) if facts.device_type == "cuda" and facts.convolutions else ()

@@ -95,10 +95,10 @@ class Device(Optimization):
         """
         _check_that_it_is_here(decision.value)
         tensors = _tensors(target.model)
-        wishes = [(tensor, decision.value) for tensor in tensors]
-        with PLACE.wished(wishes, target.live_optimizers):
-            origins = {PLACE.original(tensor).device for tensor in tensors}
-            del tensors, wishes
+        overrides = [(tensor, decision.value) for tensor in tensors]
+        with PLACE.overriding(overrides, target.live_optimizers):
+            origins = {PLACE.original(tensor) for tensor in tensors}
+            del tensors, overrides
             _to(target.model, decision.value)
             yield
         if target.model is not None and {str(t.device) for t in _tensors(target.model)} == origins:

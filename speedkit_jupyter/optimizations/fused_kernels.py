@@ -1,70 +1,64 @@
 """Liger's kernels for what language models are made of, in one model, and for as long as asked.
 
-Liger itself replaces classes and functions of transformers for the whole process, and attributes of
-instances, and none of it comes back. So its patches are not used here, only its functions: a layer
-around the calls of each module that it has a kernel for, which goes as all of them do
-(`calls.CALLS`): in any order, and without a trace in copies and files. The rotation of queries and
-keys is a function that an attention finds by a global name: it runs its own forward, for which
-that one name means Liger's (`fused_rotations.with_other`). Which modules there are kernels for is
-told by what their forward computes (`fusible`), not by Liger's list of models.
+Liger patches instances of transformers' models, and for good; it replaces classes of transformers'
+modules for the whole process on the way. Here its patch is made and taken back at once, and what it
+has put on the instance's modules is put there again for as long as the plan is in force.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.by_kind import ByKind, chosen
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.fusing import liger
-from speedkit_jupyter.optimizations.fusing.fused_calls import NAME, Fused
-from speedkit_jupyter.optimizations.fusing.fused_mlps import FusedMlp
-from speedkit_jupyter.optimizations.fusing.fused_norms import FusedNorm
-from speedkit_jupyter.optimizations.fusing.fused_rotations import FusedRotation
-from speedkit_jupyter.optimizations.fusing.fused_source import fused_source
-from speedkit_jupyter.optimizations.properties.calls import CALLS, around
+from speedkit_jupyter.optimizations.properties.swapped import PATCHED
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
 
-CALLS_OF: Mapping[str, type[Fused]] = {
-    calls.kind: calls for calls in (FusedNorm, FusedMlp, FusedRotation)
-}
-WORDS = {"rms_norm": "RMSNorm", "swiglu": "gated MLP", "rope": "rotation"}
-NOTHING = (
-    "the model has no RMSNorm, no MLP with a SiLU or tanh-GELU gate, and no rotary attention of "
-    "transformers"
+LIBRARY = "liger-kernel"
+# The first that was looked at; Triton's own limit.
+SINCE, CAPABILITY = (0, 8), (7, 0)
+# Types of transformers' models whose patches were compared with the models.
+TYPES = (
+    *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
+    *("qwen2", "qwen3", "smollm3"),
 )
+# Liger's words for each of ours.
+ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "rms_norm": ("rms_norm",),
+    "swiglu": ("swiglu", "geglu"),
+}
 
 
-class FusedKernels(ByKind):
-    """Three kinds, each with a switch of its own: `rms_norm`, `swiglu` (MLPs with a gate), `rope`.
+class FusedKernels(Optimization):
+    """Two kinds, each with a switch of its own: `rms_norm` and `swiglu`, MLPs with a gate."""
 
-    They give what the modules give, within rounding.
-    """
-
-    name = NAME
-    kinds = dict.fromkeys(CALLS_OF, "by Liger")
-    nothing = NOTHING
+    name = "fused_kernels"
+    variable = None
     effect = Effect.ROUNDING
-    library = liger.LIBRARY
-    excludes = frozenset({"compile"})  # which passes by them, and fuses what it finds itself
-    summary = "RMSNorm, gated MLPs and rotary embeddings by Liger's Triton kernels"
+    library = LIBRARY
+    excludes = frozenset({"compile"})  # which fuses what it finds itself
+    summary = "RMSNorm and gated MLPs by Liger's Triton kernels"
     helps = "training language models on GPUs without torch.compile, in time and in memory"
     risk = "sums in another order; no second derivatives, no second backward pass through a graph"
-    undone = "the modules are called as before, and nothing lies on them or on their classes"
+    undone = "the modules compute as before, and nothing lies on them or on their classes"
     page = "https://linkedin.github.io/Liger-Kernel/"
 
     class Options(Fields):
@@ -73,75 +67,130 @@ class FusedKernels(ByKind):
         enabled: Switch = Field("auto", description="auto, true, false")
         rms_norm: bool = Field(True, strict=True, description="true, false")
         swiglu: bool = Field(True, strict=True, description="true, false")
-        rope: bool = Field(True, strict=True, description="true, false")
 
     default = Options()
 
+    def changes(self) -> dict[str, Any]:
+        """Return both kinds, and each by itself."""
+        return {self.name: True} | {
+            f"{self.name}:{kind}": {"enabled": True, **{one: one == kind for one in ARGUMENTS}}
+            for kind in ARGUMENTS
+        }
+
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Where there are such modules and Triton runs; rules offer it on NVIDIA's GPUs alone."""
+        """Where Triton runs and Liger knows the model; rules offer it on NVIDIA's GPUs alone."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
-        details = options.model_dump(exclude={"enabled"})
-        places = chosen(facts.fusible, details)
-        if why := self.missing(places, details) or _obstacle(hardware, facts):
+        if why := _obstacle(hardware, facts):
             return request.decline(False, why)
-        liger.internals()
-        if options.enabled == "auto":
-            return _offered(request, hardware, facts, _counted(places))
-        return request.obey(True, _counted(places), details=details)
+        rule = f"a {facts.model_type} model, which Liger has kernels for"
+        if options.enabled != "auto":
+            return request.obey(True, rule, details=options.model_dump(exclude={"enabled"}))
+        if _is_nvidia(hardware, facts):
+            return request.offer(False, True, rule)
+        return request.leave(False, f"{rule}: on request")
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Compiled code would pass by it."""
+        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many modules of each kind run by such a kernel, where there are any."""
-        return self._state(target, {})
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """All of the chosen kinds."""
-        return self._state(target, _details(decision))
-
-    def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
-        return self.as_state(fusible(target.model), switches, partial(around, kind=Fused))
+        """How many modules run by such kernels, where there may be any."""
+        modules = list(target.model.modules())
+        number = sum(map(_is_ligers, modules))
+        return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """A layer around the calls of each module; in a benchmark for its own thread's alone."""
-        with CALLS.wished(_layers(decision, target)):
+        """What Liger's patch puts on the model's modules.
+
+        Raises SpeedKitError where Liger can't be imported.
+        """
+        kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
+        patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else []
+        with PATCHED.overriding(patches):
+            patches.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Liger's functions on the modules, or Trainer's own word for it."""
-        return fused_source(chosen(facts.fusible, _details(decision)), form)
+        """Liger's own patch, or Trainer's own word for it."""
+        kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
+        names = [name for kind in kinds for name in ARGUMENTS[kind]]
+        others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]
+        if form == "transformers":
+            pairs = [f'"{name}": {name in names}' for name in (*names, *others)]
+            arguments = {"use_liger_kernel": "True"}
+            arguments["liger_kernel_config"] = f"{{{', '.join(pairs)}}}"
+            return Snippet(arguments=arguments)
+        patch = "_apply_liger_kernel_to_instance"
+        return Snippet(
+            imports=(f"from liger_kernel.transformers import {patch}",),
+            model=(
+                f"{patch}(",
+                "    model=model,",
+                *(f"    {name}=True," for name in names),
+                *(f"    {name}=False," for name in others),
+                ")",
+            ),
+        )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """On, where NVIDIA's GPU has something to run."""
-        places = chosen(facts.fusible, _details(None))
         able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
-        return (True,) if places and able else ()
+        return (True,) if able else ()
 
 
-def _details(decision: Decision | None) -> dict[str, Any]:
-    """Which kinds; those of a plain `true` where nothing else is said."""
-    default = FusedKernels.default.model_dump(exclude={"enabled"})
-    return default | dict(decision.details if decision else {})
+def patched_by_liger(
+    model: torch.nn.Module, kinds: list[str]
+) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
+    """Return what Liger's patch of this instance puts on which module; nothing of it stays.
+
+    Raises SpeedKitError where Liger can't be imported.
+    """
+    config: Any = getattr(model, "config", None)
+    if getattr(config, "model_type", "") not in TYPES:
+        return []
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise SpeedKitError(
+            f"{LIBRARY} can't be imported: {type(error).__name__}: {first}"
+        ) from None
+    patch = MODEL_TYPE_TO_APPLY_LIGER_FN[config.model_type]
+    named = {n for n, p in inspect.signature(patch).parameters.items() if type(p.default) is bool}
+    wanted = {argument for kind in kinds for argument in ARGUMENTS[kind]}
+    namespaces = [vars(sys.modules[kind.__module__]) for kind in type(model).__mro__[:-2]]
+    modules = list(model.modules())
+    before = [(holder, dict(holder)) for holder in (*namespaces, *map(vars, modules))]
+    try:
+        patch(**{name: name in wanted for name in named}, model=model)
+        after = [dict(vars(module)) for module in modules]
+    finally:
+        for holder, entries in before:
+            _put_back(holder, entries)
+    pairs = zip(modules, after, strict=True)
+    patches = [(module, _changed(PATCHED.beneath(module), now)) for module, now in pairs]
+    return [(module, found) for module, found in patches if found]
 
 
-def _obstacle(hardware: Hardware, facts: Facts) -> str:
-    """Why Liger's kernels are nothing for this model here; empty where they can be."""
-    if facts.compiled == "script":
-        return "the modules of TorchScript are compiled as they are"
-    if facts.compiled != "no":
-        return "compiled code passes by them, and fuses such operations itself"
-    return liger.obstacle(hardware, facts)
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is another, methods as plain functions."""
+    missing = object()
+    found = {n: v for n, v in after.items() if before.get(n, missing) is not v}
+    return {name: getattr(value, "__func__", value) for name, value in found.items()}
 
 
-def _offered(request: Request, hardware: Hardware, facts: Facts, rule: str) -> Decision:
-    if _is_nvidia(hardware, facts):
-        return request.offer(False, True, rule)
-    return request.leave(False, f"{rule}: on request")
+def _put_back(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
+    for name in holder.keys() - entries.keys():
+        del holder[name]
+    holder.update(entries)
+
+
+def _is_ligers(module: torch.nn.Module) -> bool:
+    function = getattr(module.__dict__.get("forward"), "__func__", None)
+    return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
 
 
 def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
@@ -149,19 +198,23 @@ def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
     return gpu is not None and gpu.is_nvidia
 
 
-def _counted(places: Sequence[Fusible]) -> str:
-    counts = Counter(f"{WORDS[place.kind]} ({place.name})" for place in places)
-    return ", ".join(f"{count} {words}" for words, count in counts.items())
-
-
-def _layers(decision: Decision, target: Target) -> list[tuple[torch.nn.Module, Fused]]:
-    """Liger is imported only where there is something for it."""
-    details = _details(decision) if decision.value else {}
-    pairs = [pair for pair in fusible(target.model) if details.get(pair[0].kind)]
-    functional = liger.imported() if pairs else None
-    layers = []
-    for place, module in pairs:
-        layer = CALLS_OF[place.kind](module, functional, place.how, target.notes)
-        layer.only_in = target.only_in
-        layers.append((module, layer))
-    return layers
+def _obstacle(hardware: Hardware, facts: Facts) -> str:
+    """Why Liger's kernels are nothing for this model here; empty where they can be."""
+    kind, gpu = devices.kind_of(facts.device), hardware.accelerator(facts.device)
+    installed = hardware.libraries.get(LIBRARY)
+    if facts.model_type not in TYPES:
+        return f"Liger patches models of transformers: {', '.join(TYPES)}"
+    if facts.compiled != "no":
+        return "compiled code fuses such operations itself"
+    if kind is None or not kind.has_triton:
+        return f"its kernels are written in Triton, for GPUs; this is {facts.device}"
+    if not hardware.triton:
+        return f"no working Triton on {hardware.system}: pip install triton"
+    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < CAPABILITY:
+        return f"Triton needs compute capability 7.0; this is {gpu.name}"
+    if installed is None:
+        return f"needs {LIBRARY}: pip install {LIBRARY}"
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < SINCE:
+        since = ".".join(map(str, SINCE))
+        return f"needs {LIBRARY} {since}; this is {installed}: pip install -U {LIBRARY}"
+    return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,10 @@ from pydantic import AliasChoices, Field
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.late_optimizers import newcomers
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.properties.settings import FUSED, in_files
@@ -94,43 +93,37 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch every optimizer that can be."""
+        """Switch every optimizer that can be, those that are made later at their first step."""
         options = self.Options(enabled=True, name=decision.details.get("name"))
-        notes, met = target.notes, _met(target)
-        model = weakref.ref(target.model)
-        later: dict[str, None] = {}
+        memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
+        if memo.strangers is None:  # those that were there and were not handed over
+            memo.strangers = weakref.WeakSet(target.live_optimizers())
+        known = weakref.WeakSet([*memo.strangers, *target.optimizers])
 
-        def read(optimizer: torch.optim.Optimizer) -> OptimizerFacts:
-            return OptimizerFacts.read(optimizer, filter(None, [model()]))
-
-        def can(optimizer: torch.optim.Optimizer) -> bool:
-            return _obstacle(read(optimizer), options) is None
+        def switch(optimizer: torch.optim.Optimizer) -> OptimizerFacts | None:
+            facts = OptimizerFacts.read(optimizer, filter(None, [model()]))
+            if _obstacle(facts, options) is not None:
+                return None
+            layer.add(optimizer, True)
+            loaded = optimizer.register_load_state_dict_post_hook(layer.renew)
+            saved = optimizer.register_state_dict_post_hook(in_files)
+            stack.callback(loaded.remove)
+            stack.callback(saved.remove)
+            return facts
 
         def welcome(optimizer: torch.optim.Optimizer) -> None:
-            if can(optimizer):
-                met[optimizer] = read(optimizer)
-                layer.add(optimizer, True)
-                layer_of_loads(optimizer)
-                later[type(optimizer).__name__] = None
-                notes[self.name] = f"{' and '.join(later)}, made after the plan: fused too"
+            if facts := switch(optimizer):
+                memo.met_later[optimizer] = facts
+                later = " and ".join(dict.fromkeys(type(one).__name__ for one in memo.met_later))
+                notes[self.name] = f"{later}, made after the plan: fused too"
 
         with ExitStack() as stack:
-
-            def layer_of_loads(optimizer: torch.optim.Optimizer) -> None:
-                loaded = optimizer.register_load_state_dict_post_hook(layer.renew)
-                saved = optimizer.register_state_dict_post_hook(in_files)
-                stack.callback(loaded.remove)
-                stack.callback(saved.remove)
-
-            layer = stack.enter_context(FUSED.wished(()))
-            for optimizer in filter(can, target.optimizers):
-                layer.add(optimizer, True)
-                layer_of_loads(optimizer)
-            members = _known(target)
-            for optimizer in target.live_optimizers():
-                if optimizer not in members:
-                    welcome(optimizer)
-            stack.enter_context(newcomers(target, members, welcome))
+            layer = stack.enter_context(FUSED.overriding(()))
+            for optimizer in target.optimizers:
+                switch(optimizer)
+            for optimizer in set(target.live_optimizers()) - set(known):
+                welcome(optimizer)
+            stack.enter_context(newcomers(target, known, welcome))
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -170,19 +163,7 @@ def _shown(values: set[Any]) -> Any:
 
 def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
     """The optimizers that the plan was not made with and switched, as they were before."""
-    return dict(_met(target))
-
-
-def _met(target: Target) -> Any:
-    return target.memo.met_later
-
-
-def _known(target: Target) -> Iterable[torch.optim.Optimizer]:
-    """Those that were handed over, and those that were there but were not."""
-    strangers = target.memo.strangers
-    if strangers is None:
-        strangers = target.memo.strangers = weakref.WeakSet(target.live_optimizers())
-    return weakref.WeakSet([*strangers, *target.optimizers])
+    return dict(target.memo.met_later)
 
 
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:

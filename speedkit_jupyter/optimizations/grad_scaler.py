@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,21 +11,22 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.autocast.autocast_source import framework_precision
+from speedkit_jupyter.optimizations.base.autocast import framework_precision
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch
 
-LOOP = (
-    "ctx.grad_scaler.scale(loss).backward(); ctx.grad_scaler.step(optimizer); "
-    "ctx.grad_scaler.update()"
+FORGOTTEN = (
+    "fp16 without the GradScaler: small gradients become zero. Replace loss.backward() and "
+    "optimizer.step() by ctx.grad_scaler.scale(loss).backward(); "
+    "ctx.grad_scaler.step(optimizer); ctx.grad_scaler.update()"
 )
 
 
@@ -51,7 +51,7 @@ class GradScaler(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On with fp16 autocast over float32 parameters."""
+        """Turn it on with fp16 autocast over float32 parameters."""
         asked = request.value.enabled
         complexes = [dtype for dtype in facts.dtypes if dtype.startswith("complex")]
         if complexes and (asked is True or (asked == "auto" and facts.precision == "fp16")):
@@ -72,23 +72,28 @@ class GradScaler(Optimization):
         return request.leave(False, asked=True, hint=risk)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """ctx.grad_scaler will scale."""
+        """Return that ctx.grad_scaler will scale."""
         return {"ctx.grad_scaler": "on"}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Watch the optimizers' first steps for a forgotten scaler."""
-        target.memo.scales = True
-        handles = _watch_steps(target)
+        memo = target.memo
+
+        def first_step(optimizer: torch.optim.Optimizer) -> None:
+            if memo.autocast_entered and not memo.steps_watched and not _called_by_a_scaler():
+                warnings.warn(FORGOTTEN, stacklevel=4)
+            memo.steps_watched = memo.steps_watched or memo.autocast_entered
+
+        memo.scales = True
         try:
-            yield
+            with newcomers(target, (), first_step):
+                yield
         finally:
-            target.memo.scales = False
-            for handle in handles:
-                handle.remove()
+            memo.scales = False
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """A GradScaler, unless the framework has one of its own for fp16."""
+        """Return a GradScaler, unless the framework has one of its own for fp16."""
         if facts.precision == "fp16" and framework_precision("fp16", facts.device_type, form):
             return Snippet()
         if form == "transformers":
@@ -101,34 +106,8 @@ class GradScaler(Optimization):
         )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether ctx.grad_scaler scales."""
+        """Return whether ctx.grad_scaler scales."""
         return {"ctx.grad_scaler": "on" if target.memo.scales else "off"}
-
-
-def _watch_steps(target: Target) -> list[Any]:
-    """Hooks that warn once, at the first step of the model's optimizer outside a GradScaler."""
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
-
-    reference = weakref.ref(target)  # the hook is torch's: it must not keep the model alive
-
-    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        target = reference()
-        if target is None or target.memo.steps_watched:
-            return
-        if not target.memo.autocast_entered:
-            return
-        parameters = {id(p) for p in target.model.parameters()}
-        if not any(id(p) in parameters for g in optimizer.param_groups for p in g["params"]):
-            return
-        target.memo.steps_watched = True
-        if not _called_by_a_scaler():
-            warnings.warn(
-                "fp16 without the GradScaler: small gradients become zero. Replace "
-                f"loss.backward() and optimizer.step() by {LOOP}",
-                stacklevel=3,
-            )
-
-    return [register_optimizer_step_pre_hook(hook)]
 
 
 def _called_by_a_scaler() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -42,7 +42,7 @@ class Inference(Optimization):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """For models in eval mode that nothing trains."""
+        """Decide for it by request, for models in eval mode that nothing trains."""
         if request.value is False:
             return request.leave(False, asked=True)
         if why := _obstacle(facts):
@@ -52,35 +52,30 @@ class Inference(Optimization):
         return request.obey(True)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """A call of the model will record nothing."""
+        """Return that a call of the model will record nothing."""
         return {"model.inference": bool(decision.value)}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """A layer around the model's calls; in a benchmark for its own thread's alone."""
-        wishes = []
-        if decision.value:
-            layer = target.memo.calls.setdefault(
-                target.model, Unrecorded(target.model, target.notes)
-            )
-            layer.only_in = target.only_in
-            wishes.append((target.model, layer))
-        with CALLS.wished(wishes):
-            del wishes  # which hold the model
+        """Put a layer around the model's calls; in a benchmark for its own thread alone."""
+        memo = target.memo
+        memo.unrecorded = memo.unrecorded or Unrecorded(target.model, target.notes)
+        memo.unrecorded.only_in = target.only_in
+        with CALLS.overriding([(target.model, memo.unrecorded)] if decision.value else []):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's own context manager; Trainer has nothing of the kind."""
+        """Return torch's own context manager. Raises SpeedKitError for Trainer."""
         if form == "transformers":
             raise SpeedKitError("Trainer trains, and inference does not: take --as torch")
         return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether a call of the model records nothing."""
+        """Return whether a call of the model records nothing."""
         return {"model.inference": around(target.model, Unrecorded)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where nothing trains."""
+        """Return `true` where nothing trains."""
         return () if _obstacle(facts) else (True,)
 
 
@@ -115,11 +110,12 @@ class Unrecorded(Call):
         import torch
         from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        model = self.module  # which its results keep, as recorded ones would keep its layers
+        parameters = [p for p in model.parameters() if p.requires_grad]
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if not parameters or not self._suits(inputs):
             return self.below(*args, **kwargs)
-        rerun = _as_now(lambda: self.below(*args, **kwargs), parameters[0].device)
+        rerun = _as_now(partial(self._again, model, args, kwargs), parameters[0].device)
         with torch.no_grad():
             leaves, structure = tree_flatten(self.below(*args, **kwargs))
         if not all(map(_is_plain, leaves)):
@@ -138,6 +134,10 @@ class Unrecorded(Call):
         for n, result in zip(places, given, strict=True):
             leaves[n] = result
         return tree_unflatten(leaves, structure)
+
+    def _again(self, model: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        call = model._call_impl if self.inner is None else self.inner
+        return call(*args, **kwargs)
 
     def _suits(self, inputs: Sequence[torch.Tensor]) -> bool:
         """Whether this call is a prediction that autograd would record."""

@@ -12,10 +12,13 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
-from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES, autocast_source
-from speedkit_jupyter.optimizations.autocast.native import has_fp16, native_precision
-from speedkit_jupyter.optimizations.autocast.reused import Autocasts
-from speedkit_jupyter.optimizations.autocast.switches import autocast_switches
+from speedkit_jupyter.optimizations.base.autocast import (
+    DTYPES,
+    autocast_source,
+    autocast_switches,
+    has_fp16,
+    native_precision,
+)
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
@@ -39,7 +42,7 @@ class Precision(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """What the hardware multiplies natively: bf16 before fp16 before fp32."""
+        """Choose what the hardware multiplies natively: bf16 before fp16 before fp32."""
         if request.value == "fp32":
             return request.leave("fp32", asked=True)
         if own := facts.no_float32:
@@ -61,17 +64,12 @@ class Precision(Optimization):
         return request.apply(value, reason)
 
     def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
+        units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
         if hardware.cpu.bf16:
-            features = [feature for feature in hardware.cpu.features if feature.endswith("bf16")]
-            units, pay = " and ".join(features), "pays" if len(features) == 1 else "pay"
-            return request.offer(
-                "fp32",
-                "bf16",
-                f"this CPU has {units}, which {pay} for some models and not for others",
-            )
-        return request.leave(
-            "fp32", "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
-        )
+            reason = f"this CPU has {units}: faster for some models and not for others"
+            return request.offer("fp32", "bf16", reason)
+        why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
+        return request.leave("fp32", why)
 
     def _decide_explicit(
         self, request: Request, hardware: Hardware, facts: Facts, gpu: Accelerator | None
@@ -80,7 +78,10 @@ class Precision(Optimization):
         if gpu is None:
             native = asked == "bf16" and hardware.cpu.bf16
             if facts.lstms and not native:
-                return self._lstm_on_cpu(request, hardware)
+                reason = f"oneDNN has no {asked} LSTM on this CPU; it would fail"
+                if not hardware.cpu.bf16:
+                    return request.decline("fp32", reason)
+                return request.apply("bf16", f"{reason}; bf16 works", declined=True)
             slow = "" if native else f"this CPU emulates {asked}, which is usually far slower"
             return request.obey(asked, hint=slow)
         if asked == "fp16" or gpu.bf16:
@@ -91,35 +92,29 @@ class Precision(Optimization):
             return request.decline("fp32", reason)
         return request.apply(nearest, reason, declined=True)
 
-    def _lstm_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
-        reason = f"oneDNN has no {request.value} LSTM on this CPU; it would fail"
-        if hardware.cpu.bf16:
-            return request.apply("bf16", f"{reason}; bf16 works", declined=True)
-        return request.decline("fp32", reason)
-
     def as_is(self, facts: Facts) -> Any:
-        """No autocast."""
+        """Return the word for no autocast."""
         return "fp32"
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """GradScaler and channels_last decide by the precision."""
+        """Return the facts with the precision, by which later entries decide."""
         return replace(facts, precision=decision.value)
 
     def changes(self) -> dict[str, Any]:
-        """A dtype is a word of its own."""
+        """Let each dtype be a word of its own."""
         return {word: word for word in self.words if word != "auto"}
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Autocast's own state, for each kind of device."""
+        """Return autocast's own state, for each kind of device."""
         return autocast_switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """What ctx.autocast() will stand for."""
+        """Return what ctx.autocast() will stand for."""
         return {"ctx.autocast()": decision.value}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Nothing to set: autocast surrounds the forward pass."""
+        """Set nothing but the word: autocast surrounds the forward pass."""
         target.memo.autocast = decision.value
         try:
             yield
@@ -129,28 +124,28 @@ class Precision(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """`torch.autocast` on the model's device; fp32 by request switches autocast off."""
+        """Return `torch.autocast` for the model's device; fp32 by request switches autocast off."""
         import torch
 
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
             dtype = getattr(torch, DTYPES[decision.value])
-            return Autocasts(device_type, dtype)
+            return partial(torch.autocast, device_type, dtype=dtype)
         if decision.source != "auto" and not decision.declined:
             return partial(torch.autocast, device_type, enabled=False)
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch.autocast around the forward pass, or the framework's mixed precision."""
+        """Return torch.autocast around the forward pass, or the framework's mixed precision."""
         return autocast_source(decision.value, facts.device_type, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """What ctx.autocast() stands for."""
+        """Return what ctx.autocast() stands for."""
         return {"ctx.autocast()": target.memo.autocast or "off"}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """The dtypes with hardware behind them."""
+        """Return the dtypes that the hardware multiplies."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()

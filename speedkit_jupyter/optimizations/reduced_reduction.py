@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,24 +13,14 @@ from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 ACCUMULATION = "cuda.matmul.allow_fp16_accumulation"
 REDUCTIONS = tuple(
     f"cuda.matmul.allow_{dtype}_reduced_precision_reduction" for dtype in ("fp16", "bf16")
 )
-# What each word writes into the switches of the reductions: what may be added up in half precision,
-# and whether a sum may be split over several blocks (since torch 2.11).
-WORDS = {
-    "fp16_accumulation": (True, True),
-    "reduced": (True, True),
-    "full": (False, True),
-    "no_split_k": (False, False),
-}
-# Their Tensor Cores add up in fp16 twice as fast as in float32; source: NVIDIA's white papers on
-# Turing, Ampere and Ada. Others are as fast in both.
-_TWICE_AS_FAST = re.compile(r"GeForce RTX")
+# Whether partial sums may be in half precision, and whether a sum may be split over blocks.
+WORDS = {"fp16_accumulation": (True, True), "full": (False, True), "no_split_k": (False, False)}
 
 
 class ReducedReduction(Optimization):
@@ -48,44 +36,37 @@ class ReducedReduction(Optimization):
     helps = "fp16 on GeForce RTX, which adds up in fp16 twice as fast; `full` where digits matter"
     risk = "sums in fp16 lose digits, and above 65504 they are infinite"
     undone = "the three switches are what they were"
-    page = (
-        "https://docs.pytorch.org/docs/stable/notes/cuda.html"
-        "#reduced-precision-reduction-in-fp16-gemms"
-    )
+    page = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
     Options = Annotated[
-        Literal["auto", "fp16_accumulation", "reduced", "full", "no_split_k"],
-        Field(description="auto, fp16_accumulation, reduced (torch's own), full, no_split_k"),
+        Literal["auto", "fp16_accumulation", "full", "no_split_k"],
+        Field(description="auto, fp16_accumulation, full, no_split_k"),
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request, and worth measuring in fp16 on GeForce RTX."""
-        now, gpu = self.as_is(facts), hardware.accelerator(facts.device)
-        if facts.device_type != "cuda":
-            return request.decline(now, f"cuBLAS does not run on {facts.device_type}")
+        """Decide for it by request; offer it in fp16 on GeForce RTX."""
+        gpu = hardware.accelerator(facts.device)
         if gpu is None or not gpu.is_nvidia:
-            name = facts.device if gpu is None else gpu.name
-            return request.decline(now, f"switches of NVIDIA's cuBLAS; this is {name}")
-        if request.value == "auto":
-            if _gains(gpu) and now == "reduced" and _is_fp16(facts):
-                reason = f"{gpu.name} adds up in fp16 twice as fast as in float32"
-                return request.offer(now, "fp16_accumulation", reason)
-            return request.leave(now, "torch's own" if now == "reduced" else "as you have set it")
-        if request.value == now == "reduced":
-            return request.leave(now, "torch's own, as it is", asked=True)
-        if request.value == "no_split_k" and not isinstance(_first(facts), tuple):
-            return request.decline(now, f"torch {hardware.torch} has no switch for split-K")
-        if request.value == "fp16_accumulation" and facts.precision == "bf16":
-            return request.decline(now, "inside bf16 autocast no product is in fp16")
-        halves = facts.precision != "fp32" or not {"float16", "bfloat16"}.isdisjoint(facts.dtypes)
-        hint = "" if halves else "for half-precision products of your own: this plan has none"
-        return request.obey(request.value, hint=hint)
+            return request.decline(
+                "auto", f"a switch of cuBLAS, and the model is on {facts.device}"
+            )
+        if request.value != "auto":
+            return request.obey(request.value)
+        if _gains(gpu) and _is_fp16(facts):
+            return request.offer(
+                "auto", "fp16_accumulation", f"{gpu.name} adds up in fp16 twice as fast"
+            )
+        return request.leave("auto", "as torch has it")
 
     def changes(self) -> dict[str, Any]:
-        """Its bare word is the fastest."""
+        """Let the bare word mean the fastest."""
         return {self.name: "fp16_accumulation"} | super().changes()
 
+    def as_is(self, facts: Facts) -> Any:
+        """Return the word for what is in force."""
+        return "auto"
+
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Read below torch.backends, whose getters hide the second half (split-K)."""
+        """Return them, read below torch.backends, whose getters hide the second half."""
         import torch
 
         matmul, table = torch.backends.cuda.matmul, {}
@@ -96,64 +77,31 @@ class ReducedReduction(Optimization):
             table[name] = flags.Switch(read, partial(setattr, matmul, attribute), values)
         return table | {ACCUMULATION: flags.attribute(matmul, "allow_fp16_accumulation", True)}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The three switches."""
-        return _values(decision.value, has_split_k=isinstance(_first(facts), tuple))
-
-    def as_is(self, facts: Facts) -> Any:
-        """The word for what is in force; `auto` where the two types differ, which has no word."""
-        if facts.flags.get(ACCUMULATION, False):
-            return "fp16_accumulation"
-        values = [facts.flags.get(name, (True, True)) for name in REDUCTIONS]
-        pairs = {value if isinstance(value, tuple) else (value, True) for value in values}
-        words = [*WORDS][1:]  # without fp16_accumulation
-        return next((word for word in words if pairs == {WORDS[word]}), "auto")
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set all three."""
-        table = self.switches()
-        wanted = _values(decision.value, isinstance(table[REDUCTIONS[0]].read(), tuple))
-
-        def change() -> None:
-            for name, value in wanted.items():
-                table[name].write(value)
-
-        with overridden(target, tuple(wanted), change):
-            yield
+    def values(self, decision: Decision) -> Mapping[str, Any]:
+        """Return what all three become."""
+        is_pair = isinstance(self.switches()[REDUCTIONS[0]].read(), tuple)  # since torch 2.11
+        reductions = WORDS[decision.value] if is_pair else WORDS[decision.value][0]
+        accumulation = decision.value == "fp16_accumulation"
+        return dict.fromkeys(REDUCTIONS, reductions) | {ACCUMULATION: accumulation}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's switches, those that are not its own values."""
-        values = _values(decision.value, has_split_k=decision.value == "no_split_k")
-        usual = {ACCUMULATION: False, **dict.fromkeys(REDUCTIONS, True)}
-        changed = {name: value for name, value in values.items() if usual[name] != value}
-        return Snippet(
-            setup=tuple(
-                f"torch.backends.{name} = {value}" for name, value in (changed or usual).items()
-            )
-        )
+        """Return lines for the switches that are not torch's own values."""
+        if decision.value == "fp16_accumulation":
+            return Snippet(setup=(f"torch.backends.{ACCUMULATION} = True",))
+        value = False if decision.value == "full" else WORDS[decision.value]
+        return Snippet(setup=tuple(f"torch.backends.{name} = {value}" for name in REDUCTIONS))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Sums in fp16, where they are faster and there is fp16."""
+        """Return sums in fp16, where they are faster and there is fp16."""
         gpu = hardware.accelerator(facts.device)
         pays = gpu is not None and _gains(gpu) and (_is_fp16(facts) or not gpu.bf16)
         return ("fp16_accumulation",) if pays else ()
 
 
 def _gains(gpu: Accelerator) -> bool:
-    return gpu.is_nvidia and bool(_TWICE_AS_FAST.search(gpu.name))
+    """Turing's, Ampere's and Ada's GeForce: their Tensor Cores add up in fp16 twice as fast."""
+    return gpu.is_nvidia and "GeForce RTX" in gpu.name
 
 
 def _is_fp16(facts: Facts) -> bool:
     return facts.precision == "fp16" or "float16" in facts.dtypes
-
-
-def _first(facts: Facts) -> Any:
-    """How torch says it: a pair, or before torch 2.11 only its first half."""
-    return facts.flags.get(REDUCTIONS[0], (True, True))
-
-
-def _values(word: str, has_split_k: bool) -> dict[str, Any]:
-    pair = WORDS[word]
-    reductions: Any = pair if has_split_k else pair[0]
-    return {ACCUMULATION: word == "fp16_accumulation", **dict.fromkeys(REDUCTIONS, reductions)}

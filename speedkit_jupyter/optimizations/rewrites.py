@@ -2,62 +2,63 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.by_kind import ByKind, chosen
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, source
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.rewriting import in_place
-from speedkit_jupyter.optimizations.rewriting.others import (
-    APPROXIMATION,
-    CLASS,
-    GROUPS,
-    Other,
-    by_tanh,
-    group_norm,
-    is_rewritten,
-)
-from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
+from speedkit_jupyter.optimizations.facts.rewritable import GROUPS, Kind, Rewritable, rewritable
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 
-WORDS = {"instance_norm": "as GroupNorm", "gelu": "by tanh", "inplace": "in place"}
-NOTHING = (
-    "the model has no exact GELU module, no InstanceNorm2d with weights and a multiple of 8 "
-    "channels, and no activation behind a layer in an nn.Sequential"
-)
-# Of the operation alone, torch 2.13 on a CPU with AVX-512: 2 to 4 times as long.
-TANH_ON_CPUS = "on CPUs torch's exact GELU has been the faster one"
-HOOKS = "# as long as nothing else reads what is written over: no hooks, no loop over the layers"
+if TYPE_CHECKING:
+    import torch
+
+WORDS: Mapping[Kind, str] = {
+    "instance_norm": "as GroupNorm",
+    "gelu": "by tanh",
+    "inplace": "in place",
+}
+# What the modules become as code, by their names in the model.
+LINES: Mapping[Kind, str] = {
+    "instance_norm": f"new = torch.nn.GroupNorm({GROUPS}, old.num_features, eps=old.eps)\n"
+    "    new.weight, new.bias = old.weight, old.bias",
+    "gelu": 'new = torch.nn.GELU(approximate="tanh")',
+    "inplace": "old.inplace = True  # where no hook or loop reads what the layer before gives",
+}
+SET = """\
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, new)"""
 
 
-class Rewrites(ByKind):
+class Rewrites(Optimization):
     """Three kinds, each with a switch of its own.
 
-    `instance_norm`: an InstanceNorm2d with weights becomes a GroupNorm of 8 groups, another norm
-    that is one kernel. `gelu`: the tanh approximation. Both make another model, which the loss
-    curve has to decide about. `inplace`: activations write over what the layer before them has
-    made, in an nn.Sequential and where no hook sees it: the same numbers in less memory.
+    `instance_norm`: an InstanceNorm2d with weights becomes a GroupNorm of 8 groups. `gelu`: the
+    tanh approximation. Both make another model, which the loss curve has to decide about.
+    `inplace`: activations in an nn.Sequential write over what the layer before them gives: the same
+    numbers in less memory.
     """
 
     name = "rewrites"
-    kinds = WORDS
-    nothing = NOTHING
+    variable = None
     effect = Effect.CHANGES_MODEL
     summary = "GroupNorm for InstanceNorm2d, tanh in GELU, activations in place"
     helps = "image models with InstanceNorm2d; the other kinds gain little, so measure each"
     risk = (
-        "another model: weights that were trained with one norm fit the other badly; "
-        "`inplace` alone computes the same"
+        "another model; `inplace` alone computes the same, unless a loop over the layers keeps "
+        "what is written over"
     )
-    undone = "every module is in its own class, with the setting that it had"
+    undone = "the model's own modules are back, with the parameters as they were trained"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.GroupNorm.html"
 
     class Options(Fields):
@@ -70,106 +71,99 @@ class Rewrites(ByKind):
 
     default = Options()
 
+    def changes(self) -> dict[str, Any]:
+        """Return all kinds, and each by itself."""
+        return {self.name: True} | {
+            f"{self.name}:{kind}": {"enabled": True, **{other: other == kind for other in WORDS}}
+            for kind in WORDS
+        }
+
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only."""
+        """Decide for it by request only."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
         if facts.compiled == "script":
             return request.decline(False, "the modules of TorchScript are compiled as they are")
         details = options.model_dump(exclude={"enabled"})
-        places = chosen(facts.rewritable, details)
-        if why := self.missing(places, details):
-            return request.decline(False, why)
-        if any(place.kind == "inplace" for place in places):
-            in_place.internals()
+        counts = Counter(place.change for place in facts.rewritable if details[place.kind])
+        if not counts:
+            kinds = ", ".join(kind for kind, is_on in details.items() if is_on)
+            return request.decline(False, f"the model has nothing for {kinds or 'no kind'}")
+        counted = ", ".join(f"{count} {change}" for change, count in counts.items())
         if options.enabled == "auto":
-            return request.leave(False, f"{_counted(places)}: it is there on request only")
-        on_cpu = facts.device_type == "cpu" and any(place.kind == "gelu" for place in places)
-        hint = TANH_ON_CPUS if on_cpu else ""
-        return request.obey(True, _counted(places), details=details, hint=hint)
+            return request.leave(False, f"{counted}: it is there on request only")
+        return request.obey(True, counted, details=details)
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """What is in place computes the same."""
-        kinds = {place.kind for place in chosen(facts.rewritable, decision.details)}
+        """Return EXACT where all is in place, which computes the same."""
+        kinds = {place.kind for place in facts.rewritable if decision.details.get(place.kind)}
         return Effect.CHANGES_MODEL if kinds - {"inplace"} else Effect.EXACT
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many modules of each kind are others by now, where there are any."""
+        """Return how many modules of each kind are others by now, where there are any."""
         return self._state(target, {})
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Those that are others already, and all of the chosen kinds."""
+        """Count those that are others already, and all of the chosen kinds."""
         return self._state(target, decision.details)
 
     def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
-        return self.as_state(_modules(target), switches, is_rewritten)
+        able = Counter(place.kind for place, *_ in rewritable(target.model))
+        standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
+        done = Counter(one.word for each in standing for one in each)
+        return {
+            f"model.{kind}": f"{done[kind] + able[kind] * bool(switches.get(kind))} of "
+            f"{done[kind] + able[kind]} {words}"
+            for kind, words in WORDS.items()
+            if done[kind] + able[kind]
+        }
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Each module in its own place."""
-        modules = [pair for pair in _modules(target) if decision.details.get(pair[0].kind)]
-        gelus = [(module, by_tanh(module)) for place, module in modules if place.kind == "gelu"]
-        others = [
-            (module, group_norm(module))
-            for place, module in modules
-            if place.kind == "instance_norm"
-        ]
-        blocks = {id(module): module for place, module in modules if place.kind == "inplace"}
-        others += [(module, Other(in_place.sequential(), {})) for module in blocks.values()]
-        target.notes[self.name] = "; ".join(
-            f"{place.path or 'the model'}: {place.change}" for place, _ in modules
-        )
-        with ExitStack() as stack:
-            stack.enter_context(APPROXIMATION.wished(gelus))
-            stack.enter_context(CLASS.wished(others))
+        """Put each module in the place of another."""
+        overrides = _overrides(decision, target)
+        with SWAPPED.overriding(overrides.items()):
+            overrides.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Each module by its path, before the optimizer is made."""
-        places = chosen(facts.rewritable, decision.details)
-        lines = _norms([place.path for place in places if place.kind == "instance_norm"])
-        gelus = [place for place in places if place.kind == "gelu"]
-        lines += _loop(
-            [place.path for place in gelus if place.holder == "approximate"],
-            'model.get_submodule(name).approximate = "tanh"',
-        )
-        functions = [place.path for place in gelus if place.holder == "act"]
-        tanh = 'functools.partial(torch.nn.functional.gelu, approximate="tanh")'
-        lines += _loop(functions, "gelu = model.get_submodule(name)", f"gelu.act = {tanh}")
-        written = [place.path for place in places if place.kind == "inplace"]
-        lines += [HOOKS] * bool(written)
-        lines += _loop(written, "model.get_submodule(name).inplace = True")
-        return Snippet(imports=("import functools",) if functions else (), model=tuple(lines))
+        """Return lines for each module by its path, before the optimizer is made."""
+        lines: list[str] = []
+        for kind, line in LINES.items():
+            places = [place for place in facts.rewritable if place.kind == kind]
+            if places and decision.details.get(kind):
+                lines += _loop(places, line if kind == "inplace" else f"{line}\n{SET}")
+        return Snippet(model=tuple(lines))
 
 
-def _modules(target: Target) -> list[tuple[Rewritable, Any]]:
-    """What can be rewritten; a shared module at the first of its places."""
-    places: dict[tuple[int, str], tuple[Rewritable, Any]] = {}
-    for place, module in rewritable(target.model):
-        which = place.path.rpartition(".")[2] if place.kind == "inplace" else ""
-        places.setdefault((id(module), which), (place, module))
-    return list(places.values())
+def _overrides(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
+    """Return what stands in, by the modules that hold it; the notes say which."""
+    overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+    chosen = [one for one in rewritable(target.model) if decision.details.get(one[0].kind)]
+    for place, parent, name in chosen:
+        new = StandIn(_made(place.kind, parent._modules[name]), place.kind)
+        overrides.setdefault(parent, {})["_modules", name] = new
+    target.notes["rewrites"] = "; ".join(f"{place.path}: {place.change}" for place, *_ in chosen)
+    return overrides
 
 
-def _counted(places: Sequence[Rewritable]) -> str:
-    counts = Counter(place.change for place in places)
-    return ", ".join(f"{count} {change}" for change, count in counts.items())
+def _loop(places: Sequence[Rewritable], line: str) -> list[str]:
+    names = [f"    {source(place.path)}," for place in places]
+    body = f"    old = model.get_submodule(name)\n    {line}".splitlines()
+    return ["for name in (", *names, "):", *body]
 
 
-def _loop(paths: Sequence[str], *lines: str) -> list[str]:
-    """The lines for each of these modules."""
-    names = [f"    {source(path)}," for path in paths]
-    return ["for name in (", *names, "):", *(f"    {line}" for line in lines)] if paths else []
+def _made(kind: Kind, old: Any) -> torch.nn.Module:
+    """Return what stands in for the module, with the same parameters."""
+    from torch import nn
 
-
-def _norms(paths: Sequence[str]) -> list[str]:
-    """Others in their places, of the same parameters."""
-    return _loop(
-        paths,
-        "norm = model.get_submodule(name)",
-        f"group = torch.nn.GroupNorm({GROUPS}, norm.num_features, eps=norm.eps)",
-        "group.weight, group.bias = norm.weight, norm.bias",
-        'parent, _, child = name.rpartition(".")',
-        "setattr(model.get_submodule(parent), child, group)",
-    )
+    if kind == "inplace":
+        new = copy.copy(old)
+        new.inplace = True
+        return new  # type: ignore[no-any-return]
+    if kind == "gelu":
+        return nn.GELU(approximate="tanh").train(old.training)
+    norm = nn.GroupNorm(GROUPS, old.num_features, old.eps, device="meta").train(old.training)
+    norm.weight, norm.bias = old.weight, old.bias
+    return norm

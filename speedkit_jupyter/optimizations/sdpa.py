@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.attention import flash_attention, sdp_kernels
-from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
+from speedkit_jupyter.optimizations.attention import sdp_kernels
 from speedkit_jupyter.optimizations.attention.timings import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
@@ -45,18 +45,16 @@ class Sdpa(Optimization):
     )
 
     class Options(Fields):
-        """`backend`: the kernel to try first; `math` allows no other, `fa3` and `fa4` are
-        FlashAttention's own packages in the place of torch's flash kernel.
-        """
+        """`backend`: the kernel to try first; `math` allows no other."""
 
-        backend: Literal["auto", "flash", "efficient", "cudnn", "math", "fa3", "fa4"] = Field(
-            "auto", description="auto, flash, efficient, cudnn, math, fa3, fa4"
+        backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
+            "auto", description="auto, flash, efficient, cudnn, math"
         )
 
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By request only, and only a kernel that the device has; with what was measured."""
+        """Decide for a kernel that the device has, by request only, with what was measured."""
         rows = _here(facts)
         return replace(self._decide(request, hardware, facts, rows), evidence=rows)
 
@@ -69,47 +67,33 @@ class Sdpa(Optimization):
         if asked == "auto" and rows:
             return request.leave("auto", f"torch's own order stays: {_told(rows)}")
         if asked == "auto":
-            return request.leave(
-                "auto", "torch's own order stays: no fixed one is right everywhere; measure yours"
-            )
+            return request.leave("auto", "torch's own order stays: no other is right everywhere")
         if asked == "math":
             told = f"; {_told(rows, asked)}" if rows else ""
             return request.obey("math", f"the plain kernel and no other{told}")
         if facts.device_type == "cpu":
-            return request.decline(
-                "auto",
-                f"{asked!r} is a CUDA kernel; on a CPU torch uses its own fused one already, for "
-                "all that it can take",
-            )
+            own = "on a CPU torch uses its own fused one already"
+            return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not devices.KINDS[gpu.kind].attention:
             return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
-        if asked in IMPLEMENTATIONS:
-            if obstacle := flash_attention.obstacle(asked, hardware, gpu):
-                return request.decline("auto", obstacle)
-            return request.obey(asked, hint=flash_attention.HINT)
         if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
-            return request.apply(
-                "efficient",
-                f"{asked!r} needs compute capability 8.0; the nearest that {gpu.name} has is "
-                "'efficient'",
-                declined=True,
-            )
+            nearest = f"the nearest that {gpu.name} has is 'efficient'"
+            reason = f"{asked!r} needs compute capability 8.0; {nearest}"
+            return request.apply("efficient", reason, declined=True)
         told = _told(rows, asked) if rows else ""
         return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Which kernels may be taken, and in which order."""
+        """Return which kernels may be taken, and in which order."""
         return sdp_kernels.switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The switches, and the tag for torch.compile's caches."""
+        """Return the switches, and the tag for torch.compile's caches."""
         now = facts.flags.get("sdp.priority_order", ())
         fused = decision.value != "math"
-        wanted = IMPLEMENTATIONS.get(decision.value)
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
-            **({} if wanted is None else {flash_attention.SWITCH: wanted.name}),
             "sdp.math": True,
             "sdp.priority_order": sdp_kernels.order(decision.value, now),
             "compiler.cache_key_tag": _tag(
@@ -118,7 +102,7 @@ class Sdpa(Optimization):
         }
 
     def as_is(self, facts: Facts) -> Any:
-        """Torch's own order."""
+        """Return the word for torch's own order."""
         return "auto"
 
     @contextmanager
@@ -126,7 +110,7 @@ class Sdpa(Optimization):
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
         import torch.compiler.config as config
 
-        names = (*sdp_kernels.names(decision.value), "compiler.cache_key_tag")
+        names = (*sdp_kernels.SWITCHES, "compiler.cache_key_tag")
         tag = _tag(config.cache_key_tag, decision.value)
 
         def change() -> None:
@@ -139,26 +123,24 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """The same choice for one block, where another plan is in force process-wide."""
+        """Return the same choice for a block, where another plan is in force."""
         if decision.value == "auto":
             return nullcontext
-        word, names = decision.value, sdp_kernels.names(decision.value)
-        return lambda: overridden(target, names, lambda: sdp_kernels.choose(word))
+        change = partial(sdp_kernels.choose, decision.value)
+        return lambda: overridden(target, sdp_kernels.SWITCHES, change)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's public context manager, with the same switches and order inside.
+        """Return torch's public context manager, with the same switches and order inside.
 
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
-        word, wanted = decision.value, IMPLEMENTATIONS.get(decision.value)
+        word = decision.value
         names = ("MATH",) if word == "math" else sdp_kernels.in_order(word)
         kernels = ", ".join(f"SDPBackend.{name}" for name in names)
         tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
-        more = "" if wanted is None else "activate_flash_attention_impl, "
-        register = () if wanted is None else (f'activate_flash_attention_impl("{wanted.name}")',)
         return Snippet(
-            imports=(f"from torch.nn.attention import {more}SDPBackend, sdpa_kernel",),
-            setup=(*register, f"attention = [{kernels}]"),
+            imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
+            setup=(f"attention = [{kernels}]",),
             compiling=(
                 "# torch.compile's cache does not tell one choice of kernels from another.",
                 tag,
@@ -167,7 +149,7 @@ class Sdpa(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """What is ahead on the step's own calls; where they were not measured, every kernel of a
+        """Return what is ahead on the step's own calls; without a measurement every kernel of a
         GPU, and on a CPU none.
         """
         if rows := _here(facts):
@@ -179,13 +161,13 @@ class Sdpa(Optimization):
 
 
 def _here(facts: Facts) -> tuple[Measured, ...]:
-    """What was measured on the device that the model is on."""
+    """Return what was measured on the device that the model is on."""
     kinds = [(row, row.call.device.partition(":")[0]) for row in facts.attention]
     return tuple(row for row, kind in kinds if kind == facts.device_type)
 
 
 def _told(rows: Sequence[Measured], word: str = "") -> str:
-    """The number that decided."""
+    """Return the number that decided."""
     kinds = len({replace(row.call, dtype="") for row in rows})
     on = f"measured on {kinds} kind{'s' * (kinds > 1)} of calls that its step makes"
     if not word:

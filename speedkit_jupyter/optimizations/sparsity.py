@@ -3,135 +3,94 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.autocast.autocast_source import DTYPES
+from speedkit_jupyter.optimizations.base.compression import Compression, for_good, own_weight
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.twins.compression import Compression, for_good, older_than
 
 if TYPE_CHECKING:
     import torch
 
-# The first compute capability with Sparse Tensor Cores, whose numbers have 16 bits.
-SINCE = (8, 0)
 HALVES = ("bfloat16", "float16")
 PROTOTYPE = "The PyTorch API of SparseSemiStructuredTensor"
-TAKE = """\
-for module in model.modules():
-    if type(module) is torch.nn.Linear and not any(n % 16 for n in module.weight.shape):
-        weight = module.weight.detach()
-        if (weight.reshape(-1, 4) != 0).sum(1).max() <= 2:
-            weight = to_sparse_semi_structured(weight{cast}.contiguous())
-            module.weight = torch.nn.Parameter(weight, requires_grad=False)"""
-PRUNE = """\
+NONE_FITS = (
+    "no linear layer has a weight with two zeros in each four of a row; `sparsity: prune` leaves "
+    "out the two smaller ones, which makes another model"
+)
+CODE = """\
 for module in model.modules():
     if type(module) is torch.nn.Linear and not any(n % 16 for n in module.weight.shape):
         groups = module.weight.detach().reshape(-1, 4)
-        groups = groups.scatter(1, groups.abs().topk(2, largest=False).indices, 0)
-        weight = to_sparse_semi_structured(groups.view(module.weight.shape){cast})
-        module.weight = torch.nn.Parameter(weight, requires_grad=False)"""
+        {line}
+            weight = to_sparse_semi_structured(groups.view(module.weight.shape))
+            module.weight = torch.nn.Parameter(weight, requires_grad=False)"""
+TAKE = "if (groups != 0).sum(1).max() <= 2:"
+PRUNE = "for groups in [groups.scatter(1, groups.abs().topk(2, largest=False).indices, 0)]:"
 
 
 class Sparsity(Compression):
-    """For inference: the zeros of a weight are left out of its products.
-
-    The word alone takes weights that are 2:4 sparse already, and computes what they would. `prune`
-    takes all of them, without the two smaller ones of each four.
+    """For inference. The word alone takes weights that are 2:4 sparse already, and computes what
+    they would; `prune` takes all of them, without the two smaller ones of each four.
     """
 
     name = "sparsity"
+    library = ""
     summary = "linear layers by 2:4 sparse weights"
     helps = "inference with large linear layers that were pruned to 2:4, on Ampere and later"
     risk = (
-        "weights that are sparse already: rounding, and no gain for small layers or few rows; "
         "`prune` makes another model: half of each weight is left out, and nothing trains the rest"
     )
     page = "https://docs.pytorch.org/docs/stable/sparse.html#sparse-semi-structured-tensors"
-    on_request = (
-        "half of each weight has to be zero, and that is a choice of training: by request only, "
-        "and then measured"
-    )
     multiples = (16, 16)
-    casts = True
+    since, units = (8, 0), "Sparse Tensor Cores"
     Options = Annotated[
         Literal["auto", True, False, "prune"], Field(description="auto, true, false, prune")
     ]
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """Zeros that are left out change no more than the order of sums."""
+        """Return ROUNDING for zeros: leaving them out changes no more than the order of sums."""
         return Effect.CHANGES_MODEL if decision.value == "prune" else Effect.ROUNDING
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Sparse Tensor Cores, torch's kernels for them, and numbers of 16 bits."""
-        if has := older_than(SINCE, hardware, facts):
-            return f"Sparse Tensor Cores come with compute capability 8.0 (Ampere); {has}"
+        """Return what is missing: Sparse Tensor Cores, torch's kernels, or numbers of 16 bits."""
         if hardware.system == "Windows":
             return "torch has no kernels for it on Windows"
-        if facts.precision == "fp32" and not {*HALVES} & {*facts.dtypes}:
-            return f"its kernels multiply {' and '.join(HALVES)}: ask for precision: bf16, too"
-        return ""
-
-    def about(self, value: Any, facts: Facts) -> str:
-        """Which layers; where it prunes, what is given up."""
-        number = f"{facts.linears} linear layers"
-        if value == "prune":
-            return (
-                f"{number}, where no gradients are recorded: the two smaller of each four weights "
-                "in a row are left out"
-            )
-        return f"those of {number} whose weights are 2:4 sparse, where no gradients are recorded"
+        if not {*HALVES} & {*facts.dtypes}:
+            return f"its kernels multiply {' and '.join(HALVES)}: model.bfloat16() is yours to type"
+        return super().missing_units(value, hardware, facts)
 
     def fits(self, decision: Decision, weight: torch.Tensor) -> bool:
-        """Of such sizes, and sparse unless it is to be pruned."""
-        return super().fits(decision, weight) and (
-            decision.value == "prune" or is_sparse(weight.detach())
-        )
+        """Return whether sizes and numbers fit, and it is sparse unless it is to be pruned."""
+        in_half = str(weight.dtype).removeprefix("torch.") in HALVES
+        is_fit = in_half and super().fits(decision, weight)
+        return is_fit and (decision.value == "prune" or is_sparse(weight.detach()))
 
     def none_fits(self, decision: Decision) -> str:
-        """Also what makes them so."""
-        if decision.value == "prune":
-            return super().none_fits(decision)
-        return (
-            "no linear layer has a weight with two zeros in each four of a row; `sparsity: prune` "
-            "leaves out the two smaller ones, which makes another model"
-        )
+        """Return also what makes them so."""
+        return super().none_fits(decision) if decision.value == "prune" else NONE_FITS
 
-    def maker(self, decision: Decision, target: Target) -> Callable[[Any], Any]:
-        """Packed twins; float32 weights in the plan's precision."""
-        half = DTYPES.get(target.memo.autocast or "bf16", "bfloat16")
-        prune, notes, squares = decision.value == "prune", target.notes, [0.0, 0.0]
+    def made(self, decision: Decision, layer: torch.nn.Linear) -> Any:
+        """Return the weight as the kernels take it, which torch calls a prototype."""
+        import torch
 
-        def make(weight: torch.Tensor) -> torch.Tensor | None:
-            import torch
-
-            if not prune and not is_sparse(weight):
-                return None  # it was written meanwhile: torch's own product is right
-            values = pruned(weight) if prune else weight
-            if prune:
-                squares[0] += float((weight - values).float().square().sum())
-                squares[1] += float(weight.float().square().sum())
-                notes["sparsity"] = _given_up(*squares)
-            in_half = str(weight.dtype).removeprefix("torch.") in HALVES
-            return _packed(values if in_half else values.to(getattr(torch, half)))
-
-        return make
+        weight = own_weight(layer).detach()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", PROTOTYPE)
+            values = pruned(weight) if decision.value == "prune" else weight
+            return torch.sparse.to_sparse_semi_structured(values.contiguous())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's own call, which replaces the weights for good."""
-        half = DTYPES.get(facts.precision)
-        cast = f".to(torch.{half})" if half and "float32" in facts.dtypes else ""
-        text = PRUNE if decision.value == "prune" else TAKE
+        """Return torch's own call, which replaces the weights for good."""
+        text = CODE.format(line=PRUNE if decision.value == "prune" else TAKE)
         return Snippet(
             for_good(decision),
             imports=("from torch.sparse import to_sparse_semi_structured",),
-            model=tuple(text.format(cast=cast).splitlines()),
+            model=tuple(text.splitlines()),
         )
 
 
@@ -141,21 +100,7 @@ def is_sparse(weight: torch.Tensor) -> bool:
 
 
 def pruned(weight: torch.Tensor) -> torch.Tensor:
-    """The weight without the two of each four in a row that are smaller by magnitude."""
+    """Return the weight without the two of each four in a row that are smaller by magnitude."""
     groups = weight.reshape(-1, 4)
     smaller = groups.abs().topk(2, largest=False).indices
     return groups.scatter(1, smaller, 0).view(weight.shape)
-
-
-def _given_up(lost: float, of: float) -> str:
-    share = f"{lost / of:.1%}" if of else "nothing"
-    return f"half of the weights are left out, and {share} of their squared norm with them"
-
-
-def _packed(weight: torch.Tensor) -> torch.Tensor:
-    """As the kernels take it. That it is a prototype stands among the risks."""
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", PROTOTYPE)
-        return torch.sparse.to_sparse_semi_structured(weight.contiguous())

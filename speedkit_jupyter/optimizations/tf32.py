@@ -43,7 +43,7 @@ class Tf32(Optimization):
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On from compute capability 8.0; elsewhere only what was asked and exists."""
+        """Turn it on from compute capability 8.0; elsewhere only what was asked and exists."""
         now = facts.flags.get("float32_matmul_precision", "highest")
         if request.value == "highest":
             if facts.device_type == "cpu" and now == "highest":
@@ -69,19 +69,15 @@ class Tf32(Optimization):
         if not hardware.cpu.bf16:
             return request.decline(now, "no TF32 on a CPU, and this one has no AVX512_BF16 or AMX")
         if request.value == "auto":
-            return request.leave(
-                now,
-                "'medium' (bf16 inside float32 products, 1.06x to 1.2x) also rounds what is "
-                "outside autocast: ask for it with --tf32 medium",
-            )
+            return request.leave(now, "'medium' rounds float32 products to bf16: on request")
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
     def changes(self) -> dict[str, Any]:
-        """Its bare word is what torch calls high."""
+        """Let the bare word mean what torch calls high."""
         return {self.name: "high"} | super().changes()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """What torch's old setters write into both of its APIs."""
+        """Return what torch's old setters write into both of its APIs."""
         lower = "ieee" if decision.value == "highest" else "tf32"
         values = {
             "float32_matmul_precision": decision.value,
@@ -96,7 +92,7 @@ class Tf32(Optimization):
         return values
 
     def as_is(self, facts: Facts) -> Any:
-        """What torch's own setting says."""
+        """Return what torch's own setting says."""
         return facts.flags.get("float32_matmul_precision", "highest")
 
     @contextmanager
@@ -114,7 +110,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """torch's setting; a fresh process lets cuDNN use TF32, so only `highest` must say no.
+        """Return torch's setting; cuDNN uses TF32 by itself, so only `highest` must say no.
 
         Trainer switches TF32 on by itself when it compiles.
         """
@@ -130,7 +126,7 @@ class Tf32(Optimization):
         return Snippet(setup=tuple(lines))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """`high` with TF32 hardware; `medium` on a CPU with bf16 units."""
+        """Return `high` with TF32 hardware, `medium` on a CPU with bf16 units."""
         gpu = hardware.accelerator(facts.device)
         if gpu is not None:
             return ("high",) if gpu.tf32 else ()
@@ -150,7 +146,5 @@ def _cudnn_tf32() -> bool | None:
 def _described(gpu: Accelerator | None, facts: Facts) -> str:
     if gpu is None:
         return f"{facts.device_type}, which this machine does not have"
-    if gpu.is_nvidia and not gpu.tf32:
-        capability = ".".join(map(str, gpu.capability or ()))
-        return f"{gpu.name} (compute capability {capability} < 8.0)"
-    return gpu.name
+    old = f" (compute capability {'.'.join(map(str, gpu.capability or ()))} < 8.0)"
+    return gpu.name + (old if gpu.is_nvidia and not gpu.tf32 else "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,7 +12,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
@@ -61,33 +59,25 @@ class Threads(Optimization):
         return request.leave(now, f"{_fit(now)} the {_cores(usable)}")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """torch's own."""
+        """Return torch's own."""
         import torch
 
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The number of threads."""
+    def values(self, decision: Decision) -> Mapping[str, Any]:
+        """Return the number of threads."""
         return {"num_threads": decision.value}
 
     def as_is(self, facts: Facts) -> Any:
-        """As many as torch uses now."""
+        """Return as many as torch uses now."""
         return facts.flags.get("num_threads", "auto")
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set the number of threads."""
-        import torch
-
-        with overridden(target, ("num_threads",), lambda: torch.set_num_threads(decision.value)):
-            yield
-
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The same line everywhere."""
+        """Return the same line for every framework."""
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """All usable cores, half of them (two a core rarely pay), and one for tiny models."""
+        """Return all usable cores, half of them, and one for tiny models."""
         usable = hardware.cpu.usable_cores
         return tuple(dict.fromkeys(n for n in (usable, usable // 2, 1) if n > 0))

@@ -12,10 +12,8 @@ from pydantic import PrivateAttr, ValidationError
 
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.optimizations.base.decision import Request, Source
-from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
-from speedkit_jupyter.plans.fields import ALONE, FromCatalog, Origin
-from speedkit_jupyter.plans.mistakes import problems_of
+from speedkit_jupyter.plans.fields import ALONE, FromCatalog, Origin, problems_of
 from speedkit_jupyter.plans.sources import prepared
 from speedkit_jupyter.support import arguments, yaml_lines
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
@@ -87,7 +85,7 @@ class SpeedConfig(FromCatalog):
         return cls(Origin(name, lines, twice), **raw)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that `from_dict` takes without loss; defaults are left out."""
+        """Return plain values that `from_dict` takes without loss; defaults are left out."""
         values = self.model_dump(exclude_defaults=True)
         alone = {ALONE: True} if self._alone else {}
         return alone | {
@@ -96,7 +94,9 @@ class SpeedConfig(FromCatalog):
         }
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """YAML that `from_yaml` reads without loss; also written to `path` where one is given."""
+        """Return YAML that `from_yaml` reads without loss; also written to `path` where one is
+        given.
+        """
         values = self.to_dict()
         text = yaml.safe_dump(values, sort_keys=False) if values else "# everything is auto\n"
         if path is not None:
@@ -104,22 +104,24 @@ class SpeedConfig(FromCatalog):
         return text
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """The same wishes, said to come from `source`; `why` stands in their reasons."""
-        twin = self._twin()
+        """Return the same config, said to come from `source`; `why` stands in its reasons."""
+        twin = self.model_copy()
         twin._sources, twin._why = dict.fromkeys(type(self).model_fields, source), why
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """The same wishes and no others: what is auto is left as it is, not decided by rules.
+        """Return the same options and no others: what is auto is left as it is, not decided by
+        rules.
 
         `why` is the reason for what is left, where there is a better one than that.
         """
-        twin = self._twin()
+        twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin
 
     def changed(self, path: str, value: Any) -> SpeedConfig:
-        """A config with one more wish: `path` is an option (`tf32`) or a field (`compile.mode`).
+        """Return a config with one more option: `path` is its name (`tf32`) or a field
+        (`compile.mode`).
 
         As it was typed just now, no environment variable overrides it. None takes a field back
         to its default. Raises ConfigError.
@@ -136,7 +138,7 @@ class SpeedConfig(FromCatalog):
         return twin.alone() if self._alone else twin
 
     def word(self, path: str) -> str:
-        """The word that an option or field has: `true`, `bf16`, `2`; empty for none."""
+        """Return the word that an option or field has: `true`, `bf16`, `2`; empty for none."""
         name, _, field = path.partition(".")
         value = getattr(self, name)
         if isinstance(value, Fields):
@@ -144,13 +146,6 @@ class SpeedConfig(FromCatalog):
         if isinstance(value, bool):
             return str(value).lower()
         return "" if value is None else str(value)
-
-    def _twin(self) -> SpeedConfig:
-        twin = self.model_copy()
-        twin._variables, twin._sources = dict(self._variables), dict(self._sources)
-        twin._alone, twin._left = self._alone, self._left
-        twin._firm, twin._why = self._firm, self._why
-        return twin
 
     @property
     def is_alone(self) -> bool:
@@ -168,17 +163,19 @@ class SpeedConfig(FromCatalog):
         return not (self._alone or self._variables or self.to_dict())
 
     def request(self, name: str) -> Request:
-        """What is asked of one optimization, and where that came from."""
+        """Return what is asked of one optimization, and where that came from."""
         value = getattr(self, name)
         if name in self._variables:
             return Request(name, value, "env", self._variables[name])
-        if value == _default(find(name)):
+        optimization = find(name)
+        assert optimization is not None
+        if value == optimization.default:
             return Request(name, value)
         return Request(name, value, self._sources.get(name, "user"), measured=self._why)
 
 
 def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] = ()) -> SpeedConfig:
-    """Like `SpeedConfig.from_dict`, for values of which the `firm` ones were typed just now.
+    """Return `SpeedConfig.from_dict` of values of which the `firm` ones were typed just now.
 
     The environment does not override those. Errors begin with `origin`, the command.
     """
@@ -186,13 +183,8 @@ def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] =
 
 
 def nothing() -> SpeedConfig:
-    """Asks for nothing, whatever rules and environment wish: everything is left as it is."""
+    """Return a config that leaves everything as it is, whatever rules and environment ask for."""
     return from_arguments({}, "baseline", firm=(entry.name for entry in CATALOG)).alone()
-
-
-def _default(optimization: Optimization | None) -> Any:
-    assert optimization is not None
-    return optimization.default
 
 
 def _is_bare(name: str, value: Any) -> bool:

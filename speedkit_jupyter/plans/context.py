@@ -1,4 +1,4 @@
-"""A plan that is applied to a model, and undone exactly."""
+"""A plan in force on a model, and how it is undone exactly."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations import CATALOG, named
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.asked_of_context import STANDING_IN, Asked
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.leaving import Exit, ExitMethod, or_restored, surely
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.entering import Entering
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.listeners import Listeners
-from speedkit_jupyter.support.registry import Registry
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -35,72 +32,56 @@ if TYPE_CHECKING:
 CHANGES = Listeners()
 
 
-def restore_all() -> int:
-    """Restore every context in this process; returns how many there were."""
-    contexts = [context for context in _LIVE if not context.restored]
-    for context in contexts[::-1]:
-        context.restore()
-    return len(contexts)
-
-
-def _restore_all_at_exit() -> None:
-    """Before Python shuts down: what is undone while it does can import nothing any more."""
-    atexit.unregister(restore_all)
-    atexit.register(restore_all)
-
-
-class SpeedContext(Asked):
+class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
     Besides the plan it knows what was found out later (`notes`) and what changed (`changes()`).
-    `facts` are those of the original state. `asked` notes what code has called on it: `autocast`,
-    `grad_scaler`.
-    """
+    `facts` are those of the original state, `facts_of` each optimizer; `own_plan` is made of them.
+    `asked` notes what code has called on it: `autocast`, `grad_scaler`.
 
-    facts: Facts
-    # Who holds a context holds its model, until it lets go of it. What lies on the model, for as
-    # long as that lives, is the context's __dict__, which holds no model: `_contexts` makes a
-    # context of it again.
-    __slots__ = ("__dict__", "__weakref__", "_held")
+    A context holds neither its model nor the optimizers. Once the user's last name of the model is
+    gone, so is the model, and the plan has ended; `model` is None then.
+    """
 
     def __init__(
         self,
         model: torch.nn.Module,
         config: SpeedConfig,
         optimizers: Sequence[torch.optim.Optimizer] = (),
+        made: Sequence[OptimizerFacts] | None = None,
     ) -> None:
-        self._held: torch.nn.Module | None = model
-        self._self = weakref.ref(self)
-        self._key = id(unwrapped(model))  # a plan on a model is one with that of its wrapper
+        """Plan for a model in its original state. `made` are the optimizers that the measured code
+        will make; a context that has them, or none, is for measuring, and looks for no others.
+        """
         self.config = config
         self.target = Target(model, optimizers)
+        self.target.search, self.target.made = made is None, tuple(made or ())
         self.restored = False
         self.asked: set[str] = set()
+        facts = Facts.read(model, self.target.optimizers)
+        self.facts_of = weakref.WeakKeyDictionary(
+            dict(zip(self.target.optimizers, facts.optimizers, strict=True))
+        )
+        facts = facts.stepped_by(self.target.made)
+        self.facts = replace(facts, optimizers_later=self.target.search)
+        self.own_plan = plan(config, Hardware.current(), self.facts)
         self._entered = False
-        self._leaving: Callable[[], Exit | None] | None = None
         self._stack: ExitStack | None = None
         self._before: dict[str, Any] = {}
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
+        self._scaler: torch.amp.GradScaler | None = None
+        self._key = id(unwrapped(model))  # a plan on a model is one with that of its wrapper
         self._thread = 0  # that measures under it
-        self._prepared = False
-        self._planned: Plan
 
     @property
     def model(self) -> torch.nn.Module:
-        """The user's own model object. Raises SpeedKitError once it is gone."""
-        model: torch.nn.Module | None = self.target.model if self._held is None else self._held
-        if model is None:
-            raise SpeedKitError("the model of this context is gone, and its plan with it")
-        return model
-
-    def let_go(self) -> None:
-        """Keep the model alive no longer: the plan ends with it."""
-        self._held = None
+        """The user's own model object; None once that is gone."""
+        return self.target.model
 
     @property
     def plan(self) -> Plan:
         """The plan; inside a measured step the variant's, as for `autocast()`."""
-        return self._planned if self._prepared else self._acting._planned
+        return self._acting.own_plan if self.target.search else self.own_plan
 
     @property
     def active(self) -> bool:
@@ -128,115 +109,154 @@ class SpeedContext(Asked):
         return dict(self._before)
 
     def changes(self) -> tuple[Change, ...]:
-        """The flags and the state of model and optimizers, before and now, where they differ."""
-        return flags.diff(self._before, observed(self.target))
+        """Return flags and state of model and optimizers that differ from those found before."""
+        now = self._before if self.model is None else observed(self.target)
+        return flags.diff(self._before, now)
 
-    @interrupts.one_in_a_row
+    # What a training step asks for.
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lies now; batches belong there too."""
+        import torch
+
+        parameter = None if self.model is None else next(self.model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the block for the forward pass: autocast of the plan's dtype; nothing once
+        restored. It is chosen at each entry, also of one that is kept, or decorates a function.
+        """
+        return Entering(self._autocast)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        acting = self._acting if _MEASURED else self  # at every step: one call less
+        acting.asked.add("autocast")
+        if acting._stack is None:
+            return nullcontext()
+        acting.target.memo.autocast_entered = True
+        return acting._around["precision"]()
+
+    def sdpa(self) -> AbstractContextManager[Any]:
+        """Return the plan's choice of attention kernel for one block; nothing once restored."""
+        return Entering(self._sdpa)
+
+    def _sdpa(self) -> AbstractContextManager[Any]:
+        acting = self._acting
+        return nullcontext() if acting._stack is None else acting._around["sdpa"]()
+
+    @property
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """A GradScaler on the model's device; a disabled one passes everything through."""
+        import torch
+
+        acting = self._acting
+        acting.asked.add("grad_scaler")
+        if acting._scaler is None:
+            enabled = acting.own_plan["grad_scaler"].active
+            acting._scaler = torch.amp.GradScaler(acting.device.type, enabled=enabled)
+        return acting._scaler
+
+    @property
+    def _acting(self) -> SpeedContext:
+        """The context that its model is measured under at present, whichever the code knows.
+
+        In a thread that measures, that of the first measured model stands for one of any other.
+        """
+        measured = _MEASURED.get(self._key)
+        if measured is None and _MEASURED:
+            here = threading.get_ident()
+            measured = next((one for one in _MEASURED.values() if one._thread == here), None)
+        return self if measured is None else measured
+
+    # How it comes into force, and ends.
+
     def restore(self) -> None:
         """Put everything back around the values. Calling it again does nothing.
 
         An interrupt waits until that is done.
         """
-        if self.restored:
+        model = self.model
+        if self.restored or model is None:
             return
-        interrupts.finished(self._restore)
-        CHANGES.tell(self.model)
+        with interrupts.undisturbed():
+            contexts = contexts_on(model)
+            on_top = contexts[-1:] == [self]
+            try:
+                self._deactivate()
+            finally:  # a part that can't be undone must not keep the rest from it
+                self._finish()
+                if on_top and not self._entered:
+                    _finish_plain(contexts[:-1])
+                left = contexts_on(model)
+                if on_top and left:
+                    left[-1]._activate()
+        CHANGES.tell(model)
 
-    def _restore(self) -> None:
+    def __enter__(self) -> SpeedContext:
+        if self.model is None:
+            raise SpeedKitError("the model of this context is gone: keep a name for it")
         if self.restored:
-            return
-        contexts = contexts_on(self.model)
-        on_top = bool(contexts) and contexts[-1] is self
-        try:
+            raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
+        self._entered = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.restore()
+
+    def put_in_force(self) -> None:
+        """Apply the plan in place of the one that is hidden on its model."""
+        model, below = self.model, contexts_on(self.model)
+        with interrupts.undisturbed():
+            self._activate()
+            _ON.setdefault(self._key, []).append(self)
+            weakref.finalize(unwrapped(model), _end, self._key).atexit = False
+            _restore_all_at_exit()
+            if below and not below[-1]._entered:
+                _finish_plain(below[:-1])  # they can't come back: it does not return to them
+        CHANGES.tell(model)
+
+    def withdraw(self) -> None:
+        """Undo `put_in_force`, as far as it came: the plan of before is in force again."""
+        with interrupts.undisturbed():
             self._deactivate()
-        finally:  # a part that can't be undone must not keep the rest from it
             self._finish()
-            if on_top and not self._entered:
-                _finish_plain(contexts[:-1])
             left = contexts_on(self.model)
-            if on_top and left:
+            if left and not left[-1].active:
                 left[-1]._activate()
+        CHANGES.tell(self.model)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """A prepared context, applied for the block; it keeps no record of what it changed.
+        """Apply a plan for the block, to measure it; no record is kept of what it changed.
 
         Every other context of the model stands for it meanwhile: a step that calls the one which
         `apply` made runs under the plan that is measured, and in a baseline under none.
         """
-        around = {k: context for k, context in STANDING_IN.items() if k == self._key}
-
-        def leave() -> None:
-            STANDING_IN.pop(self._key, None)
-            STANDING_IN.update(around)
-            self._deactivate()
-
-        with surely(leave):
+        around = _MEASURED.get(self._key)
+        try:
             with interrupts.undisturbed():
                 self._activate(observe=False)
                 self._thread = threading.get_ident()
-                STANDING_IN[self._key] = self
+                _MEASURED[self._key] = self
             yield
-
-    def __enter__(self) -> SpeedContext:
-        if self.restored:
-            raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
-        with or_restored(self):
-            self._entered = True
-            leaving = self._leaving and self._leaving()
-            if leaving:
-                leaving.awaited = True
-            return self
-
-    __exit__ = ExitMethod()
-
-    def __repr__(self) -> str:
-        state = "restored" if self.restored else "applied" if self.active else "waiting"
-        on = [f"{d.name}={d.value}" for d in self._planned if d.active] or ["nothing to change"]
-        return f"<SpeedContext {state}: {', '.join(on)}>"
-
-    def _start(self, hidden: list[SpeedContext]) -> tuple[torch.nn.Module, SpeedContext]:
-        """Hide the plans that are in force, plan from the original state, and apply."""
-        try:
+        finally:
             with interrupts.undisturbed():
-                hidden += contexts_on(self.model)
-                if hidden:
-                    hidden[-1]._deactivate()
-                self._plan()
-                self._activate()
-                _ON.put(unwrapped(self.model), self.__dict__)
-                _restore_all_at_exit()
-            CHANGES.tell(self.model)
-            if hidden and not hidden[-1]._entered:
-                _finish_plain(hidden[:-1])  # they can't come back: it does not return to them
-            return self.model, self
-        except BaseException:  # also an interrupt that was held back until all was applied
-            interrupts.finished(partial(self._withdraw, hidden))
-            CHANGES.tell(self.model)
-            raise
-
-    def _withdraw(self, hidden: Sequence[SpeedContext]) -> None:
-        """As if it had never been applied."""
-        self._deactivate()
-        self._finish()
-        if hidden and not hidden[-1].active:
-            hidden[-1]._activate()
-
-    def _plan(self) -> None:
-        facts = Facts.read(self.model, self.target.optimizers).stepped_by(self.target.made)
-        self.facts = replace(facts, optimizers_later=self.target.search)
-        self._planned = plan(self.config, Hardware.current(), self.facts)
+                _MEASURED.pop(self._key, None)
+                if around is not None:
+                    _MEASURED[self._key] = around
+                self._deactivate()
 
     def _activate(self, observe: bool = True) -> None:
         with self.target.searched_once(), ExitStack() as stack:
             if observe:
                 self._before = observed(self.target)
-            for decision in self._planned:
+            for decision in self.own_plan:
                 if decision.active:
                     optimization = named(decision.name)
                     stack.enter_context(optimization.applied(decision, self.target))
             self._around = {
-                d.name: named(d.name).around_forward(d, self.target) for d in self._planned
+                d.name: named(d.name).around_forward(d, self.target) for d in self.own_plan
             }
             self._stack = stack.pop_all()
 
@@ -249,10 +269,80 @@ class SpeedContext(Asked):
     def _finish(self) -> None:
         """Take this context off its model for good."""
         self.restored = True
-        _ON.take(unwrapped(self.model), self.__dict__)
-        memo = self.target.memo
-        memo.compiled_call = memo.graphed = memo.twins = None
-        self.target.let_go()
+        left = [other for other in _ON.pop(self._key, ()) if other is not self]
+        if left:
+            _ON[self._key] = left
+        self.target.memo.let_go()
+
+    def __repr__(self) -> str:
+        state = "restored" if self.restored else "applied" if self.active else "waiting"
+        on = [f"{d.name}={d.value}" for d in self.own_plan if d.active] or ["nothing to change"]
+        return f"<SpeedContext {state}: {', '.join(on)}>"
+
+
+# State at module level, on purpose: a plan lies on its model wherever that is used. By the model's
+# id, since a model may compare as it likes: the plans on it, and the one that is being measured.
+_ON: dict[int, list[SpeedContext]] = {}
+_MEASURED: dict[int, SpeedContext] = {}
+
+
+def observed(target: Target) -> dict[str, Any]:
+    """Return every flag, and the state that the catalog may change, by name."""
+    values = dict(flags.snapshot())
+    for optimization in CATALOG:
+        values.update(optimization.observe(target))
+    return values
+
+
+def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
+    """Return the contexts on one model, the one in force last."""
+    return [*_ON.get(id(unwrapped(model)), ())]
+
+
+@contextmanager
+def hidden(model: torch.nn.Module) -> Iterator[None]:
+    """Have the model in its original state for the block; the plan in force returns after it.
+
+    Not so where it was restored or replaced meanwhile.
+    """
+    top = next(reversed(contexts_on(model)), None)
+    try:
+        hide(top)
+        yield
+    finally:
+        show(top)
+
+
+def hide(context: SpeedContext | None) -> None:
+    """Take its plan away for a while, in which no optimizer is made."""
+    if context is not None:
+        with interrupts.undisturbed():
+            context.target.remember = True
+            context._deactivate()
+
+
+def show(context: SpeedContext | None) -> None:
+    """Bring its plan back, unless it was restored or another one lies on its model by now."""
+    if context is not None:
+        with interrupts.undisturbed():
+            model = context.model
+            if not context.active and model is not None and contexts_on(model)[-1:] == [context]:
+                context._activate()
+            context.target.forget()
+
+
+def restore_all() -> int:
+    """Restore every context in this process; returns how many there were."""
+    contexts = [context for every in _ON.values() for context in every]
+    for context in contexts[::-1]:
+        context.restore()
+    return len(contexts)
+
+
+def _restore_all_at_exit() -> None:
+    """Restore before Python shuts down: while it does nothing can be imported any more."""
+    atexit.unregister(restore_all)
+    atexit.register(restore_all)
 
 
 def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
@@ -263,46 +353,15 @@ def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
         context._finish()
 
 
-def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
-    """The contexts on one model, the one in force last."""
-    return [_context(model, state) for state in _ON.on(unwrapped(model))]
-
-
-def _context(model: torch.nn.Module, state: dict[str, Any]) -> SpeedContext:
-    """The context that is still held somewhere, or a new one of the same state."""
-    context: SpeedContext | None = state["_self"]()
-    if context is None:
-        context = SpeedContext.__new__(SpeedContext)
-        context._held, context.__dict__ = model, state
-        state["_self"] = weakref.ref(context)
-    return context
-
-
-def _end(states: list[dict[str, Any]]) -> None:
-    """The model is gone: what its plans set elsewhere goes back."""
-
-    for state in states:
-        state["restored"] = True
-        state["target"].let_go()
+def _end(key: int) -> None:
+    """End the plans of a model that is gone: what they set elsewhere goes back."""
+    contexts = _ON.pop(key, [])
 
     def close() -> None:
-        for state in states[::-1]:
-            stack, state["_stack"] = state["_stack"], None
-            if stack is not None:
-                stack.close()
+        for context in contexts[::-1]:
+            context._deactivate()
+            context.target.memo.let_go()
 
+    for context in contexts:
+        context.restored = True
     interrupts.soon(close)
-
-
-# State at module level, on purpose: a plan lies on its model wherever that is used.
-_ON: Registry[dict[str, Any]] = Registry(_end)
-
-
-class _Live:
-    """Every context that is in force or waiting; holds none of them alive."""
-
-    def __iter__(self) -> Iterator[SpeedContext]:
-        return (_context(model, state) for model, state in _ON)
-
-
-_LIVE = _Live()

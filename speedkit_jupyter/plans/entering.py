@@ -34,5 +34,5 @@ class Entering(ContextDecorator):
         return chosen.__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entering:
-        """A copy of a module that keeps one asks the same context."""
+        """Return one that asks the same context, for a copy of a module that keeps it."""
         return Entering(self._make)

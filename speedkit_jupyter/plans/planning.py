@@ -37,7 +37,7 @@ class Plan:
         return iter(self.decisions)
 
     def __getitem__(self, name: str) -> Decision:
-        """The decision about one optimization; raises KeyError for an unknown name."""
+        """Return the decision about one optimization; raises KeyError for an unknown name."""
         for decision in self.decisions:
             if decision.name == name:
                 return decision
@@ -47,7 +47,7 @@ class Plan:
         return "\n".join(f"{d.name}: {d.value} [{d.source}] {d.reason}" for d in self.decisions)
 
     def to_dict(self) -> dict[str, Any]:
-        """The decisions as plain values, for JSON."""
+        """Return the decisions as plain values, for JSON."""
         return {
             d.name: {
                 "value": d.value,
@@ -78,11 +78,13 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """What is applied, in the config's words."""
+        """Return what is applied, in the config's words."""
         return {decision.name: _asked(decision) for decision in self.decisions if decision.active}
 
     def changes_model(self) -> dict[str, Any]:
-        """What of it makes another model of it, in the config's words: no speed decides that."""
+        """Return what of it makes another model of it, in the config's words: no speed decides
+        that.
+        """
         return {
             decision.name: _asked(decision)
             for decision in self.decisions
@@ -91,11 +93,11 @@ class Plan:
         }
 
     def to_config(self) -> SpeedConfig:
-        """A config that asks for just this plan, whatever rules would decide about the rest."""
+        """Return a config that asks for just this plan, whatever rules decide about the rest."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The plan as a config file, with its reasons as comments."""
+        """Return the plan as a config file, with its reasons as comments."""
         values = self.to_config().to_dict()
         lines = [
             f"# Planned for {describe(self.hardware, self.facts_after.device)}",
@@ -147,8 +149,8 @@ def plan(
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """The plan of a step of several models: each decision as it was made for the first of them
-    that it changes something of; else as it stands for the first that does not decline it.
+    """Return the plan of a step of several models: each decision as it was made for the first of
+    them that it changes something of; else as it stands for the first that does not decline it.
 
     Models that have an optimizer count before those that are only evaluated.
     """
@@ -162,8 +164,8 @@ def together(plans: Sequence[Plan]) -> Plan:
 
 
 def describe(hardware: Hardware, device: str) -> str:
-    """One line: the device's name, or the processor's with its usable cores; and who chose it,
-    where it is not this machine's.
+    """Return one line: the device's name, or the processor's with its usable cores; and who chose
+    it, where it is not this machine's.
     """
     gpu, cores = hardware.accelerator(device), hardware.cpu.usable_cores
     cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
@@ -172,14 +174,14 @@ def describe(hardware: Hardware, device: str) -> str:
 
 
 def _left(config: SpeedConfig) -> dict[str, Any]:
-    """Source and reason of what is left as it is."""
+    """Return source and reason of what is left as it is."""
     if config.why_left:
         return {"source": "measured", "rule": config.why_left}
     return {"rule": LEFT}
 
 
 def _asked(decision: Decision) -> Any:
-    """The config's value for a decision: a word, or a mapping where details go with it."""
+    """Return the config's value for a decision: a word, or a mapping where details go with it."""
     if not decision.details:
         return decision.value
     first = next(iter(named(decision.name).fields))

@@ -14,8 +14,7 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.context import SpeedContext, observed
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support.wrappers import each_once
@@ -47,7 +46,7 @@ class Preview:
         return self.plan.active_values() != self.applied.plan.active_values()
 
     def rows(self) -> list[tuple[str, Any, Any, Any]]:
-        """Name, before, now and after, of what is not the same in all three."""
+        """Return name, before, now and after, of what is not the same in all three."""
         every = [(name, self.before[name], self.now[name], self.after[name]) for name in self.now]
         return [row for row in every if not row[1] == row[2] == row[3]]
 
@@ -60,7 +59,9 @@ def preview(
     """Plan from the model's original state, as applying would; touches nothing."""
     applied = applied_to(model)
     target = Target(model, optimizers)
-    now = observed(target if applied is None else _with_memo(target, applied))
+    if applied is not None:  # what autocast stands for is part of what is observed
+        target = replace(target, memo=applied.target.memo)
+    now = observed(target)
     before = dict(now) if applied is None else now | applied.before
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
     if applied is not None:
@@ -76,23 +77,13 @@ def preview(
     return replace(view, after=after, words=_words(config, hardware, facts))
 
 
-def _with_memo(target: Target, applied: SpeedContext) -> Target:
-    """What an applied plan knows (what autocast stands for) is part of what is observed."""
-    return replace(target, memo=applied.target.memo)
-
-
 def _original(
     facts: Facts, optimizers: Sequence[torch.optim.Optimizer], applied: SpeedContext
 ) -> Facts:
-    """The facts before the plan in force; of optimizers that it does not know, those of now."""
-    originals = dict(zip(map(id, applied.target.optimizers), applied.facts.optimizers, strict=True))
-    return replace(
-        applied.facts,
-        optimizers=tuple(
-            originals.get(id(optimizer), its_facts)
-            for optimizer, its_facts in zip(each_once(optimizers), facts.optimizers, strict=True)
-        ),
-    )
+    """Return the facts before the plan in force; of optimizers unknown to it, those of now."""
+    pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
+    originals = tuple(applied.facts_of.get(optimizer, its_facts) for optimizer, its_facts in pairs)
+    return replace(applied.facts, optimizers=originals)
 
 
 def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
@@ -105,7 +96,7 @@ def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
 
 
 def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
-    """What each optimization would decide for each of its words, all else as in the config."""
+    """Return what each optimization decides for each of its words, all else as in the config."""
     decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
         name, words = optimization.name, optimization.words

@@ -9,8 +9,7 @@ from typing import Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.plans.fields import Origin
-from speedkit_jupyter.plans.mistakes import allowed_keys
+from speedkit_jupyter.plans.fields import Origin, allowed_keys
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import did_you_mean
 
@@ -18,7 +17,9 @@ from speedkit_jupyter.support.exceptions import did_you_mean
 def prepared(
     values: Mapping[str, Any], origin: Origin, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Aliases resolved and the environment laid over; adds wrong keys to `problems`."""
+    """Return the values under their names, with the environment laid over; add wrong keys to
+    `problems`.
+    """
     known: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     for key, value in values.items():
@@ -54,7 +55,7 @@ def _warn_of_unknown_variables() -> None:
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
-    """A value as it is written in a shell.
+    """Return a value as it is written in a shell.
 
     Where true is among the `allowed` words, 1, on and yes mean it too, and 0, off and no false;
     elsewhere digits are a number.

@@ -10,7 +10,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.profiling import users_names
+from speedkit_jupyter.profiling.lines import cells, models_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support import arguments
@@ -30,7 +30,7 @@ def profile(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget_s: float | None = None,
 ) -> Profile:
-    """Where the time of `step()` goes: data, host to device, forward, backward, optimizer,
+    """Return where the time of `step()` goes: data, host to device, forward, backward, optimizer,
     synchronizations (with their lines), compiling, and the rest.
 
     The step may be a loop over a loader: it is divided by the optimizer's steps. Plain calls and
@@ -40,9 +40,8 @@ def profile(
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
-    profiler = profiler_of(
-        step, model, optimizer, budget_s, f"profile({getattr(step, '__name__', 'step')})"
-    )
+    command = f"profile({getattr(step, '__name__', 'step')})"
+    profiler = profiler_of(step, model, optimizer, budget_s, command)
     profiler.begun_s = begun_s
     for _ in profiler.run():
         pass
@@ -57,11 +56,10 @@ def profiler_of(
     command: str,
     models: Mapping[int, str] = MappingProxyType({}),
 ) -> Profiler:
-    """Of a function; `command` is how it is repeated, `models` how models are called by their ids,
-    beside the variables where it was defined. Raises StepError.
+    """Return that of a function; `command` is how it is repeated, `models` how models are called
+    by their ids, beside the variables where it was defined. Raises StepError.
     """
     measured = step_of(step, model, optimizer)
     device = device_of(measured)
-    found = Profile(names=users_names.cells(), environment=environment(device), command=command)
-    called = users_names.models_of(step) | dict(models)
-    return Profiler(measured, device, found, budget_s, called=called)
+    found = Profile(names=cells(), environment=environment(device), command=command)
+    return Profiler(measured, device, found, budget_s, called=models_of(step) | dict(models))

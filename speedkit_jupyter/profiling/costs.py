@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
 from speedkit_jupyter.measure.checks import roofline
-from speedkit_jupyter.profiling.counted import Work
+from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.profiling.counted import Work, counted
+from speedkit_jupyter.profiling.module_calls import ModuleCalls
 from speedkit_jupyter.profiling.traced import MODULE, Place, Trace
 
 if TYPE_CHECKING:
     import torch
 
 Bound = Literal["compute", "memory", ""]
-# The rate of a large copy is measured, within so much.
+# The rate of a large copy is measured to about a tenth.
 CACHED = 1.1
+# As many calls are traced at most; the next one is begun where this many calls' time is left.
+MOST_TRACED, ROOM = 5, 4
 
 
 @dataclass(frozen=True)
@@ -40,8 +46,8 @@ class Cost:
     bound: Bound
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return dict(vars(self))
+        """Return plain values."""
+        return asdict(self)
 
 
 @dataclass
@@ -60,22 +66,50 @@ class Costs:
     chrome: bytes = field(default=b"", repr=False)
 
 
+class Costing:
+    """`call` makes the step once, `settle` puts it back to where it began; `names` are those of
+    modules by their ids, `kinds` their classes by these names, in the order of the model.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], object],
+        settle: Callable[[], object],
+        device: torch.device,
+        names: Mapping[int, str],
+        kinds: Mapping[str, str],
+    ) -> None:
+        self._call, self._settle, self._device = call, settle, device
+        self._modules, self._kinds = ModuleCalls(names), kinds
+
+    def found(self, call_s: float, budget: Budget) -> Costs:
+        """Count one call, then trace as many as the budget allows, at least one.
+
+        `call_s` are the seconds of a plain one. Raises StepError beside another profiler.
+        """
+        __tracebackhide__ = True
+        work, trace = Counter[Work](), Trace()
+        with suppress(Exception):  # some code does not allow the dispatch mode that counts
+            self._settle()
+            work = counted(self._call, self._modules)
+        operators = {one.place.operator for one in work}
+        while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
+            self._settle()
+            trace.add(self._call, self._modules, self._device, operators)
+        return costs(trace, work, self._kinds, self._device, call_s)
+
+
 def costs(
     trace: Trace,
     work: Counter[Work],
     kinds: Mapping[str, str],
     device: torch.device,
-    setting: str,
     call_s: float,
 ) -> Costs:
-    """All that a trace and a count say.
-
-    `kinds` are the classes of modules by their names, in order, `call_s` the seconds of a plain
-    call.
-
-    The limits are measured here, for each dtype once in a session.
+    """Return all that a trace and a count say. The machine's limits are measured here, for each
+    dtype once in a session.
     """
-    limits, calls = _limits_s(work, device, setting), max(trace.calls, 1)
+    limits, calls = _limits_s(work, device), max(trace.calls, 1)
     called = Counter[str]()
     for one, times in work.items():
         called[one.place.operator] += times
@@ -83,12 +117,23 @@ def costs(
     def collected(key: Callable[[Place], str], times: Callable[[str], float]) -> list[Cost]:
         shares, done = _shares(key, trace), _Done.by(key, work, limits)
         backward = _shares(lambda place: key(place) if place.is_backward else "", trace)
-        found = [
-            _cost(name, kinds.get(name, ""), share, backward.get(name, 0.0), times(name),
-                  done.get(name, _Done()), call_s)
-            for name, share in shares.items()
-            if name
-        ]  # fmt: skip
+        found = []
+        for name in filter(None, shares):
+            share, its = shares[name], done.get(name, _Done())
+            limit, bound = its.limit(share * call_s)
+            found.append(
+                Cost(
+                    name,
+                    kinds.get(name, ""),
+                    share,
+                    backward.get(name, 0.0),
+                    times(name),
+                    its.flops,
+                    its.moved_bytes,
+                    limit,
+                    bound,
+                )
+            )
         return sorted(found, key=lambda cost: -cost.share)
 
     return Costs(
@@ -110,7 +155,7 @@ def _shares(key: Callable[[Place], str], trace: Trace) -> dict[str, float]:
 
 
 def _tree(own: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, float]:
-    """`net` has what `net` and `net.blocks.3` have."""
+    """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
     found = dict.fromkeys(kinds, 0.0)
     for name, share in own.items():
         parts = name.split(".") if name else []
@@ -146,7 +191,7 @@ class _Done:
         return found
 
     def limit(self, spent_s: float) -> tuple[float | None, Bound]:
-        """How much of the time the machine needs at best, and what for.
+        """Return how much of the time the machine needs at best, and what for.
 
         What is faster than its bytes can come from memory has them from a cache: then operations
         alone are a limit.
@@ -159,31 +204,19 @@ class _Done:
         return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
 
 
-def _cost(
-    name: str,
-    kind: str,
-    share: float,
-    backward: float,
-    times: float,
-    done: _Done,
-    call_s: float,
-) -> Cost:
-    limit, bound = done.limit(share * call_s)
-    return Cost(name, kind, share, backward, times, done.flops, done.moved_bytes, limit, bound)
-
-
-def _limits_s(
-    work: Iterable[Work], device: torch.device, setting: str
-) -> dict[Work, tuple[float, float]]:
-    """Seconds for the operations and for the bytes of each, at the machine's own rates."""
+def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[float, float]]:
+    """Return seconds for the operations and for the bytes of each, at the machine's own rates."""
     import torch
 
+    precision = str(read()[MATMUL_PRECISION])
+    setting = "fp32" if precision == "highest" else precision
     peaks: dict[Any, roofline.Peak] = {}
     found = {}
     for one in work:
         dtype = one.dtype if one.flops and one.dtype is not None else torch.float32
         if dtype not in peaks:
             peaks[dtype] = roofline.peak(device, dtype, setting)
-        peak = peaks[dtype]
-        found[one] = one.flops / peak.flops_per_s, one.moved_bytes / peak.bytes_per_s
+        found[one] = (
+            one.flops / peaks[dtype].flops_per_s, one.moved_bytes / peaks[dtype].bytes_per_s
+        )  # fmt: skip
     return found

@@ -27,7 +27,7 @@ class Work(NamedTuple):
 
 
 def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
-    """What a call does, and how often.
+    """Count what a call does.
 
     Operations are those that torch's formulas know (`torch.utils.flop_counter`): matrix products,
     convolutions, attention. Bytes are the tensors that are read and written. Compiled code runs as
@@ -68,7 +68,7 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
 
 
 def _whose(modules: ModuleCalls) -> tuple[str, bool]:
-    """The module, and whether it is the backward pass."""
+    """Return the module, and whether it is the backward pass."""
     import torch
 
     node = torch._C._current_autograd_node()
@@ -112,7 +112,7 @@ def _place_in_memory(tensor: Any) -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    """Of the elements that there are: one that was expanded has fewer than its shape says."""
+    """Return the size of the elements that there are: fewer than its shape says, if expanded."""
     size = int(tensor.numel() * tensor.element_size())
     try:
         return min(size, int(tensor.untyped_storage().nbytes()))

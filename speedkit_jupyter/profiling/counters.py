@@ -22,7 +22,7 @@ class Counters:
         self._counted_s = 0.0
 
     def counted(self, call: Callable[[], float]) -> float:
-        """Make a call, which gives its seconds."""
+        """Make a call, which returns its seconds."""
         __tracebackhide__ = True
         before = {name: read() for name, read in self._meters.items()}
         took_s = call()
@@ -32,7 +32,7 @@ class Counters:
         return took_s
 
     def each_second(self) -> dict[str, float]:
-        """Of the calls' time; nothing where they were too short for counters that move rarely."""
+        """Return the rates; nothing where calls were too short for counters that move rarely."""
         if self._counted_s < LEAST_S:
             return {}
         return {name: value / self._counted_s for name, value in self._sums.items()}

@@ -1,6 +1,6 @@
-"""What tells a split which part of the step begins and ends: all its patches, of one thread.
+"""Patches that tell a split which part of the step begins and ends, in one thread.
 
-Nothing is traced: the parts are few and long, so that a step takes hardly longer for it.
+Nothing is traced: the parts are few and long, so that a step takes hardly longer.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
-from speedkit_jupyter.profiling import remembered, user_lines
-from speedkit_jupyter.profiling.outside_modules import Outside
-from speedkit_jupyter.profiling.split import Line, Part, Split
+from speedkit_jupyter.profiling.lines import is_torchs, user_spot
+from speedkit_jupyter.profiling.recorder import Recorder
+from speedkit_jupyter.profiling.split import Line, Part
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +41,9 @@ MOVING = ("to", "cuda", "cpu")
 
 
 @contextmanager
-def installed(outside: Outside) -> Iterator[None]:
-    """In the block functions of torch's that are a part as a whole tell its split of their calls
-    from this thread, while it runs.
+def installed(recorder: Recorder) -> Iterator[None]:
+    """Have torch's functions that are a whole part tell of their calls from this thread in the
+    block, while the split runs.
 
     For many calls at once: Python (3.13) forgets for ever how to find the methods of a class
     quickly that was changed a thousand times.
@@ -68,115 +68,93 @@ def installed(outside: Outside) -> Iterator[None]:
         *((home, "clip_grad_norm_", "optimizer") for home in (clip_grad, torch.nn.utils)),
     ]
     with ExitStack() as stack:
-        stack.enter_context(remembered.forgotten())
+        stack.enter_context(_overrides_forgotten())
         for owner, name, part in whole:
-            make = partial(counted, part, outside)
+            make = partial(counted, part, recorder)
             stack.enter_context(patched(owner, name, make))
         for kind in {*_optimizers()}:
-            make = partial(_step_of_optimizer, outside)
+            make = partial(_step_of_optimizer, recorder)
             stack.enter_context(patched(kind, "step", make))
         yield
 
 
 @contextmanager
-def installed_within(outside: Outside) -> Iterator[None]:
-    """The same of what happens within them, or between them: methods that wait, or move."""
+def installed_within(recorder: Recorder) -> Iterator[None]:
+    """Have methods that wait, or move, tell of their calls: within those parts, or between them."""
     import torch
 
     with ExitStack() as stack:
-        stack.enter_context(remembered.forgotten())
+        stack.enter_context(_overrides_forgotten())
         for name in WAITING:
-            make = partial(_waiting, name, outside)
+            make = partial(_waiting, name, recorder)
             stack.enter_context(patched(torch.Tensor, name, make))
         for name in MOVING if _has_accelerator() else ():
-            make = partial(_moving, outside.split, name)
+            make = partial(_moving, recorder, name)
             stack.enter_context(patched(torch.Tensor, name, make))
         yield
 
 
 @contextmanager
-def told(outside: Outside, sees_functions: bool) -> Iterator[None]:
-    """In the block, one call of the step, its split is told of what is in no function's hands; to
-    be entered once those are installed. Between calls hooks and modes are put back.
+def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
+    """Tell of compiling, of hooked steps and of functions between the parts in the block, which is
+    one call of the step. Between calls hooks and modes are put back.
 
-    `sees_functions` of torch's between the parts. Not in the first call of a step, which may
-    compile: there they are part of the rest.
+    Not `sees_functions` in the first call, which may compile: there they are part of the rest.
     """
     with ExitStack() as stack:
-        stack.enter_context(_compiling(outside.split))
+        stack.enter_context(_compiling(recorder))
         if sees_functions and not compilations.graphs():
-            stack.enter_context(outside.seen())
-        stack.enter_context(_unseen_steps(outside.split, outside.stepping))
+            stack.enter_context(recorder.functions())
+        stack.enter_context(_unseen_steps(recorder))
         yield
 
 
-def counted(part: Part, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
-    """All of the call is this part."""
+def counted(part: Part, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Count all of the call as this part."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if outside.split.hides(part):  # at each layer's call: without a context for nothing
+        begun = recorder.begin(part)
+        try:
             return original(*args, **kwargs)
-        with outside.within(part):
-            return original(*args, **kwargs)
+        finally:
+            recorder.end(begun)
 
     return call
 
 
-def _waiting(name: str, outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that waits for the device, and gives Python a value.
+def _waiting(name: str, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Tell of a method that waits for the device, and gives Python a value.
 
     On a CPU nothing waits: there it counts where the user's code asks, and not torch's own.
     """
 
-    split, passed, original = outside.split, outside.split.passed, _as_torch_calls(original)
-
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        part = split.part
-        if part in ("synchronizations", "data", "compiling", "ours"):
-            passed[part] += 1
+        split = recorder.split
+        if split.part in ("synchronizations", "data", "compiling", "ours") or (
+            tensor.device.type == "cpu" and is_torchs(sys._getframe(2).f_code.co_filename)
+        ):
             return original(tensor, *args, **kwargs)
-        is_torchs = user_lines.is_torchs(sys._getframe(2).f_code.co_filename)
-        if is_torchs and tensor.device.type == "cpu":
-            passed[part] += 1
+        split.enter("ours")
+        line = _line(name)
+        begun = recorder.begin("synchronizations")
+        mark = split.mark()
+        try:
             return original(tensor, *args, **kwargs)
-        with split.telling(), outside.set_aside():
-            line, before_s = _line(name), split.seconds["synchronizations"]
-            split.enter("synchronizations")
-            try:
-                return original(tensor, *args, **kwargs)
-            finally:
-                split.leave()
-                if line is not None:
-                    split.waited(line, split.seconds["synchronizations"] - before_s)
+        finally:
+            seconds = split.mark() - mark
+            recorder.end(begun)
+            if line is not None:
+                split.waited(line, seconds)
+            split.leave()
 
     return call
 
 
-def _as_torch_calls(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch finds a method of a tensor by its name, and so what stands in for it: a subclass that
-    has its own `__torch_function__` is told of the original here.
-    """
-    import torch
-
-    plain, enabled = (torch.Tensor, torch.nn.Parameter), torch._C._is_torch_function_enabled
-    usual = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Tell of a copy to a device, or from there, which waits."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        kind: Any = type(tensor)
-        if kind in plain or not enabled():
-            return original(tensor, *args, **kwargs)
-        own = getattr(kind.__torch_function__, "__func__", usual)  # none of its own: torch's
-        if own is usual:
-            return original(tensor, *args, **kwargs)
-        return kind.__torch_function__(original, (kind,), (tensor, *args), kwargs)
-
-    return call
-
-
-def _moving(split: Split, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """To a device, or from there, which waits; or neither."""
-
-    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        split = recorder.split
         if not split.depth:
             return original(tensor, *args, **kwargs)
         mark, begun_s = split.mark(), split.now()
@@ -194,13 +172,13 @@ def _moving(split: Split, name: str, original: Callable[..., Any]) -> Callable[.
 
 
 def _line(call: str) -> Line | None:
-    frame = user_lines.user_frame(3)
-    return None if frame is None else Line(frame.f_code.co_filename, frame.f_lineno, call)
+    spot = user_spot(3)
+    return None if spot is None else Line(*spot, call)
 
 
 def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
-    """Every class of optimizers that says how it steps, and that torch has put its hooks around: it
-    does so once the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
+    """Yield the classes of optimizers whose `step` torch has put its hooks around: it does so once
+    the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
     what steps in there is hooked, or is seen by the hooks of all optimizers.
     """
     import torch
@@ -213,12 +191,12 @@ def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
             yield kind
 
 
-def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callable[..., Any]:
-    """All of a step, its hooks included."""
-    whole, stepped = counted("optimizer", outside, original), outside.split.stepped
-    seen = outside.stepping
+def _step_of_optimizer(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Count all of a step as the optimizer's, its hooks included."""
+    whole, seen = counted("optimizer", recorder, original), recorder.stepping
 
     def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        stepped = recorder.split.stepped
         before, is_first = stepped[id(optimizer)], id(optimizer) not in seen
         seen.add(id(optimizer))
         try:
@@ -233,41 +211,65 @@ def _step_of_optimizer(outside: Outside, original: Callable[..., Any]) -> Callab
 
 
 @contextmanager
-def _unseen_steps(split: Split, seen: set[int]) -> Iterator[None]:
-    """Those that do not go by their class: a scheduler puts a step of its own on the optimizer, and
-    that calls what it found when the scheduler was made.
+def _unseen_steps(recorder: Recorder) -> Iterator[None]:
+    """Tell of steps that do not go by their class: a scheduler puts a step of its own on the
+    optimizer, which calls what it found when the scheduler was made.
     """
     depths: dict[int, int] = {}
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if split.depth and id(optimizer) not in seen:
-            depths[id(optimizer)] = split.depth
-            split.enter("optimizer")
+        if recorder.split.depth and id(optimizer) not in recorder.stepping:
+            depths[id(optimizer)] = recorder.split.depth
+            recorder.split.enter("optimizer")
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) in depths:
-            split.leave(depths.pop(id(optimizer)))
-            split.stepped[id(optimizer)] += 1
+            recorder.split.leave(depths.pop(id(optimizer)))
+            recorder.split.stepped[id(optimizer)] += 1
 
     with optimizer_hooks(before, after):
         yield
 
 
 @contextmanager
-def _compiling(split: Split) -> Iterator[None]:
-    """torch.compile at work, also on a backward pass when that comes first."""
+def _overrides_forgotten() -> Iterator[None]:
+    """Keep what stands in for torch's functions out of the tables that torch makes of its own, once
+    in a process: those that are first asked for in the block are made anew after it.
+    """
+    import torch.overrides
+
+    torch.overrides.get_overridable_functions()
+    torch.overrides.is_tensor_method_or_property(torch.Tensor.item)
+    before = {id(table): table.cache_info().misses for table in _tables()}
+    try:
+        yield
+    finally:
+        for table in _tables():
+            if table.cache_info().misses > before.get(id(table), 0):
+                table.cache_clear()
+
+
+def _tables() -> list[Any]:
+    modules = map(sys.modules.get, ("torch.overrides", "torch._dynamo.trace_rules"))
+    values = [value for module in modules if module for value in vars(module).values()]
+    return [one for one in values if hasattr(one, "cache_clear") and hasattr(one, "cache_info")]
+
+
+@contextmanager
+def _compiling(recorder: Recorder) -> Iterator[None]:
+    """Tell of torch.compile at work, also on a backward pass when that comes first."""
     from torch._dynamo.callback import callback_handler
 
     here, depths = threading.get_ident(), list[int]()
 
     def start(_: Any) -> None:
         if threading.get_ident() == here:
-            depths.append(split.depth)
-            split.enter("compiling")
+            depths.append(recorder.split.depth)
+            recorder.split.enter("compiling")
 
     def end(_: Any) -> None:
         if depths and threading.get_ident() == here:
-            split.leave(depths.pop())
+            recorder.split.leave(depths.pop())
 
     callback_handler.register_start_callback(start)
     callback_handler.register_end_callback(end)

@@ -32,22 +32,22 @@ class ModuleCalls:
         self._whose: list[str] = []
 
     def __len__(self) -> int:
-        """How many calls are open, one within the other."""
+        """Return how many calls are open, one within the other."""
         return len(self._inside)
 
     @property
     def here(self) -> str:
-        """The innermost module that is being called; empty outside of all."""
+        """Return the innermost module that is being called; empty outside of all."""
         return self._inside[-1] if self._inside else ""
 
     def of_node(self, number: int) -> str:
-        """The module that made the node of this number; empty where none did."""
+        """Return the module that made the node of this number; empty where none did."""
         at = bisect_right(self._numbers, number) - 1
         return self._whose[at] if at >= 0 else ""
 
     @contextmanager
     def followed(self, around: Around = nullcontext) -> Iterator[None]:
-        """In the block; `around` makes what surrounds each call, from the module's name."""
+        """Follow calls in the block; `around` makes what surrounds each, from the module's name."""
         import torch
 
         with patched(torch.nn.Module, "__call__", partial(self._calling, around)):
@@ -77,7 +77,7 @@ class ModuleCalls:
 def names_of(
     models: Sequence[torch.nn.Module], given: Mapping[int, str]
 ) -> tuple[dict[int, str], dict[str, str]]:
-    """The name of each module by its id, as `net.blocks.3.mlp`, and the class of each by its name.
+    """Return the name of each module by its id, as `net.blocks.3.mlp`, and its class by its name.
 
     `given` are names of models by their ids; one without any is called by its class.
     """

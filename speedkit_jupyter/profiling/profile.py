@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.profiling import user_lines
 from speedkit_jupyter.profiling.costs import Costs
-from speedkit_jupyter.profiling.line_times import LineTimes, Spot
-from speedkit_jupyter.profiling.processor import Processor
-from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split
-from speedkit_jupyter.profiling.untold import as_if_untold, is_costly, told_over_plain
+from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
+from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split, shares
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import lets_go
+
+# Where telling makes a call this many times as long, others tell of the parts as a whole alone.
+COSTLY = 1.05
 
 
 class Wait(NamedTuple):
@@ -39,9 +39,9 @@ class Profile(Shown):
     parts as a whole, without what is within them. `first` is that of the first call, which may have
     compiled. `counted` is what the machine counts in a second of the plain ones (`energy_j`:
     joules), where it does, and then `samples` what a call takes, if its models say it;
-    `processor` is how much of the processors the plain ones got. `lines` are the user's own,
-    `costs` those of modules and operators, each from calls of their own; no costs where
-    `why_no_costs` says it.
+    `held_up_s` are the seconds for which other processes kept the plain ones from the cores.
+    `lines` are the user's own, `costs` those of modules and operators, each from calls of their
+    own; no costs where `why_no_costs` says it.
     `names` are how files are called in the notebook.
     """
 
@@ -54,7 +54,7 @@ class Profile(Shown):
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
-    processor: Processor = field(default_factory=Processor)
+    held_up_s: float = 0.0
     device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -62,44 +62,43 @@ class Profile(Shown):
 
     @property
     def taken(self) -> list[Split]:
-        """The calls that count: the first one where there was no time for others."""
+        """Return the calls that count: the first one where there was no time for others."""
         return self.splits or ([self.first] if self.first is not None else [])
 
     @property
     def steps(self) -> int:
-        """Of one call."""
+        """Return how many steps a call makes."""
         return max(max((split.steps for split in self.taken), default=1), 1)
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step: the median of the plain calls; of the first one where it is alone."""
+        """Return the seconds of a step: by the median of the plain calls, or by the only call."""
         calls = self.plain_s or [split.total_s for split in self.taken]
         return median(calls) / self.steps
 
     @property
     def cost(self) -> float | None:
-        """How many times as long a profiled call takes as a plain one; None where none was made."""
-        return told_over_plain(self.splits, self.plain_s)
+        """Return how many times as long a profiled call takes as a plain one, if there are both."""
+        if not (self.plain_s and self.splits):
+            return None
+        told_s = median(sum(split.pieces.values()) for split in self.splits)
+        return told_s / median(self.plain_s)
 
     @property
     def is_costly(self) -> bool:
-        """Whether telling takes so long that it may hide how long the parts are."""
-        return is_costly(self.cost)
+        """Return whether telling takes so long that it may hide how long the parts are."""
+        return (self.cost or 1.0) > COSTLY
 
     def seconds(self, part: Part) -> float:
-        """Of one step. The parts sum to the step."""
+        """Return those of one step. The parts sum to the step."""
         return self.share(part) * self.step_s
 
     def share(self, part: Part) -> float:
-        """Of all profiled calls, 0 to 1."""
-        whole = self.whole if self.is_costly else []
-        # The first call may have compiled, so plain ones say nothing of it.
-        seconds = as_if_untold(self.taken, whole, self.plain_s if self.splits else [])
-        total_s = sum(seconds.values())
-        return seconds[part] / total_s if total_s else 0.0
+        """Return that of a part, 0 to 1."""
+        return shares(self.taken, self.whole if self.is_costly else [])[part]
 
     def quantities(self) -> dict[str, float]:
-        """What the machine counts, by name: of a step, and of a sample where those are known."""
+        """Return what the machine counts, by name: of a step, and of a sample if known."""
         found: dict[str, float] = {}
         for quantity in QUANTITIES:
             if (rate := self.counted.get(quantity.name)) is not None:
@@ -108,7 +107,7 @@ class Profile(Shown):
         return found
 
     def waits(self) -> list[Wait]:
-        """Lines that wait, what takes longest first, then what waits most often."""
+        """Return lines that wait, what takes longest first, then what waits most often."""
         lines = {line for split in self.taken for line in split.waits}
         calls = len(self.taken) * self.steps
         waited_s = sum(sum(split.waited_s.values()) for split in self.taken) / calls
@@ -125,7 +124,7 @@ class Profile(Shown):
         return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
 
     def place(self, line: Line | Spot) -> str:
-        """Where it stands, as the notebook says it."""
+        """Return where it stands, as the notebook says it."""
         return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
 
     @lets_go
@@ -146,14 +145,14 @@ class Profile(Shown):
         return file
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each part."""
+        """Return a row for each part."""
         return [
             {"part": part, "seconds": self.seconds(part), "share": self.share(part)}
             for part in PARTS
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "parts": self.rows(),
             "step_s": self.step_s,
@@ -166,7 +165,7 @@ class Profile(Shown):
             "synchronizations": [
                 {
                     "place": self.place(wait.line),
-                    "source": user_lines.source(wait.line.file, wait.line.number),
+                    "source": source(wait.line.file, wait.line.number),
                     "call": wait.line.call,
                     "times": wait.times,
                     "seconds": wait.seconds,
@@ -176,7 +175,7 @@ class Profile(Shown):
             "lines": [
                 {
                     "place": self.place(spot),
-                    "source": user_lines.source(spot.file, spot.number),
+                    "source": source(spot.file, spot.number),
                     "part": self.lines.part(spot),
                     "share": share,
                 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,16 +18,15 @@ from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.profiling import bias, generators, instruments
-from speedkit_jupyter.profiling.costing import Costing
+from speedkit_jupyter.profiling import instruments
+from speedkit_jupyter.profiling.costs import Costing
 from speedkit_jupyter.profiling.counters import Counters
-from speedkit_jupyter.profiling.line_times import Looks
-from speedkit_jupyter.profiling.loops import Loops
+from speedkit_jupyter.profiling.lines import Looks
+from speedkit_jupyter.profiling.loops import Loops, generators_told_to, sources
 from speedkit_jupyter.profiling.module_calls import names_of
-from speedkit_jupyter.profiling.outside_modules import Outside
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import PARTS, Bias, Part, Split
-from speedkit_jupyter.profiling.visited import Visited
+from speedkit_jupyter.profiling.recorder import Recorder
+from speedkit_jupyter.profiling.split import PARTS, Split
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import door
@@ -36,19 +36,32 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Without a budget of the user's it takes so long, and so many profiled calls are enough; plain and
-# profiled ones take turns about so many times.
+# Seconds of a profile without a budget of the user's; as many profiled calls are enough, and plain
+# and profiled ones take turns about as often.
 DEFAULT_S, ENOUGH, TURNS = 10.0, 100, 10
-# What takes longer than this share of the budget is called once, and that call is the profile.
-LONG = 0.5
-# What takes less of it than this is called once more before each call that counts.
-SHORT = 0.02
-# Modules and operators take about so many calls' time, and get up to this share of the budget.
+# What takes longer than the first share of the budget is called once, and that call is the profile;
+# what takes less than the second is called once more before each call that counts.
+LONG, SHORT = 0.5, 0.02
+# Modules and operators take about as many calls' time, and get up to this share of the budget.
 COSTS, COSTS_SHARE = 10, 0.5
-# Lines are looked at for so long, within this share of the budget.
+# The events of a longer call would fill the memory.
+LONGEST_TRACED_S = 3.0
+# Lines are looked at for these seconds, within this share of the budget.
 LOOKING_S, LOOKING_SHARE = 1.0, 0.15
-# What is tried afterwards may take this share of it, each.
+# What is tried afterwards may take this share of it.
 TRYING_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Isolated:
+    """A step that was profiled, and is isolated still: `call` makes it once, `settle` puts it back
+    to where it began. `affords` says whether there is time for so many seconds.
+    """
+
+    call: Callable[[], object]
+    settle: Callable[[], object]
+    affords: Callable[[float], bool]
+    device: torch.device
 
 
 class Profiler:
@@ -75,40 +88,39 @@ class Profiler:
         self._loops = loops or Loops()
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
-        self.afterwards: Callable[[Visited], object] | None = None
+        self.afterwards: Callable[[Isolated], object] | None = None
         profile.device = device.type
         self._context: Any = None
-        self._bias = Bias()
         self._sources: list[FunctionType] = []
         self._is_alone = False
 
     def result(self) -> Profile:
-        """What is known so far."""
+        """Return what is known so far."""
         return self._profile
 
     def has_results(self) -> bool:
-        """Whether there is anything to show already."""
+        """Return whether there is anything to show already."""
         return bool(self._profile.taken)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yields after every call. What the step changed is put back at the end."""
+        """Measure; yield after every call. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
         with self.step.isolated() as visit:
-            self._context, self._bias = in_force_or_none(self.step.models), bias.measured()
+            self._context = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
-            self._sources = generators.sources(visit.state.walk.found.values())
+            self._sources = sources(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
             looks = Looks()
-            with self._installed() as outside, instruments.installed_within(outside):
-                first = self._profiled(outside, is_first=True, looks=looks)
+            with self._installed() as recorder, instruments.installed_within(recorder):
+                first = self._profiled(recorder, is_first=True, looks=looks)
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
             is_long = first.total_s - first.seconds["compiling"] > LONG * self.budget_s
             state = None if is_long and self.afterwards is None else self.step.state()
             if is_long or state is None:
                 self._profile.why_no_costs = "there was no time for a second call"
-                self._profile.lines = looks.result(self._shares())
+                self._found_lines(looks)
                 yield Progress(1.0, "the call is long: it is the profile")
             else:
                 try:
@@ -125,14 +137,17 @@ class Profiler:
                     yield from self._in_full(first, state, budget)
             if self.afterwards is not None and state is not None:
                 yield Progress(1.0, "one more call, watched")
-                self.afterwards(self._visited(state))
+                self.afterwards(self._isolated(state))
 
     def _in_full(
         self, first: Split, state: State, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Parts, then lines, then modules and operators, each from calls of their own."""
+        """Find parts, then lines, then modules and operators, each from calls of their own."""
         __tracebackhide__ = True
-        costs_s, looking_s = self._later(first, budget)
+        left_s = max(budget.left_s, 0.0)
+        longest_s = COSTS * (first.total_s - first.seconds["compiling"])
+        costs_s = min(longest_s, COSTS_SHARE * left_s)
+        looking_s = min(LOOKING_S, LOOKING_SHARE * left_s)
         trying_s = 0.0 if self.afterwards is None else TRYING_SHARE * self.budget_s
         budget.reserved_s += costs_s + looking_s + trying_s
         yield from self._in_turn(state, budget)
@@ -140,7 +155,13 @@ class Profiler:
         yield Progress(budget.share, "lines")
         self._look_at_lines(state, budget, looking_s)
         budget.reserved_s -= costs_s
-        needed_s = COSTS * self._profile.step_s * self._profile.steps
+        call_s = self._profile.step_s * self._profile.steps
+        if call_s > LONGEST_TRACED_S:
+            self._profile.why_no_costs = (
+                f"a call of {call_s:.0f} s is too long: profile fewer steps"
+            )
+            return
+        needed_s = COSTS * call_s
         if not budget.allows(needed_s):
             more = few_digits(math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s)))
             self._profile.why_no_costs = f"there was no time for them (--budget {more})"
@@ -148,8 +169,8 @@ class Profiler:
         yield Progress(budget.share, "modules and operators")
         self._find_costs(state, budget)
 
-    def _visited(self, state: State) -> Visited:
-        return Visited(
+    def _isolated(self, state: State) -> Isolated:
+        return Isolated(
             call=lambda: self._aside(self._call),
             settle=state.restore,
             affords=lambda seconds: seconds <= TRYING_SHARE * self.budget_s,
@@ -157,8 +178,8 @@ class Profiler:
         )
 
     def _in_turn(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
-        """Some plain calls, as many profiled ones, each from the same state and with data of its
-        own.
+        """Make some plain calls, as many profiled ones, each from the same state and with data of
+        its own.
         """
         __tracebackhide__ = True
         profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
@@ -169,60 +190,50 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
+                others = clock.Interruptions()
                 plain_s.append(counters.counted(self._plain))
-            with self._installed() as outside:
-                with instruments.installed_within(outside):
+                profile.held_up_s += others.seconds(plain_s[-1])
+            with self._installed() as recorder:
+                with instruments.installed_within(recorder):
                     for _ in range(number):
                         state.restore()
-                        profile.splits.append(self._profiled(outside, is_warm=not self._is_short))
+                        profile.splits.append(self._profiled(recorder))
                 profile.plain_s += plain_s
                 for _ in range(number if profile.is_costly else 0):
                     state.restore()
-                    whole = self._profiled(outside, is_warm=not self._is_short, is_whole=True)
-                    profile.whole.append(whole)
+                    profile.whole.append(self._profiled(recorder, is_whole=True))
             slowest_s = max(slowest_s, (clock.now() - begun_s) / (2 * number))
             taken = len(profile.splits)
-            number = self._in_a_turn(taken, budget.left_s, slowest_s) if taken == 1 else number
+            if taken == 1:
+                affordable = min(ENOUGH - 1, max(budget.left_s, 0.0) / (2 * slowest_s))
+                number = max(1, round(affordable / TURNS))
             yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
         profile.counted = counters.each_second()
         if profile.counted:
             state.restore()
             profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
 
-    def _in_a_turn(self, taken: int, left_s: float, call_s: float) -> int:
-        """How many plain and how many profiled calls."""
-        affordable = min(ENOUGH - taken, max(left_s, 0.0) / (2 * call_s))
-        return max(1, round(affordable / TURNS))
-
-    def _later(self, first: Split, budget: Budget) -> tuple[float, float]:
-        """Seconds for costs and for lines, which come last."""
-        longest_s = COSTS * (first.total_s - first.seconds["compiling"])
-        left_s = max(budget.left_s, 0.0)
-        return min(longest_s, COSTS_SHARE * left_s), min(LOOKING_S, LOOKING_SHARE * left_s)
-
     def _look_at_lines(self, state: State, budget: Budget, enough_s: float) -> None:
-        """Which lines of the user's the time goes to; one call at least."""
+        """Find which lines of the user's the time goes to; one call at least."""
         __tracebackhide__ = True
         looks = Looks()
         call_s = self._profile.step_s * self._profile.steps
-        with self._installed() as outside, instruments.installed_within(outside):
+        with self._installed() as recorder, instruments.installed_within(recorder):
             while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
                 state.restore()
-                self._profiled(outside, looks=looks, is_warm=not self._is_short)
-        self._profile.lines = looks.result(self._shares())
+                self._profiled(recorder, looks=looks)
+        self._found_lines(looks)
 
-    def _shares(self) -> dict[Part, float]:
-        return {part: self._profile.share(part) for part in PARTS}
+    def _found_lines(self, looks: Looks) -> None:
+        self._profile.lines = looks.result({part: self._profile.share(part) for part in PARTS})
 
     def _find_costs(self, state: State, budget: Budget) -> None:
-        """Of modules and operators. What can't be traced is no reason to show nothing."""
+        """Find those of modules and operators. What can't be traced hides nothing else."""
         __tracebackhide__ = True
         profile = self._profile
+        names, kinds = names_of(self.step.models, self.called)
         costing = Costing(
-            lambda: self._aside(self._call),
-            lambda: self._settle(state),
-            self._device,
-            *names_of(self.step.models, self.called),
+            lambda: self._aside(self._call), lambda: self._settle(state), self._device, names, kinds
         )
         try:
             profile.costs = costing.found(profile.step_s * profile.steps, budget)
@@ -232,13 +243,13 @@ class Profiler:
             profile.why_no_costs = f"{type(error).__name__}: {error}".partition("\n")[0]
 
     def _aside(self, call: Callable[[], T]) -> T:
-        """What is called runs the step, once, and tells nothing to a split."""
+        """Call what runs the step, once, and tells nothing to a split."""
         __tracebackhide__ = True
         with self.step.around_blocks(), self._loops.told_to(None):
             return call()
 
     def _settle(self, state: State) -> None:
-        """Back to the state; where that is no matter, a call follows, so that caches are warm."""
+        """Go back to the state; a short step is called once more, so that caches are warm."""
         __tracebackhide__ = True
         state.restore()
         if self._is_short:
@@ -246,53 +257,50 @@ class Profiler:
 
     @property
     def _is_short(self) -> bool:
-        """Whether one more call before each that counts is no matter."""
         first = self._profile.first
         return not self._is_alone and (first is None or first.total_s < SHORT * self.budget_s)
 
     def _plain(self) -> float:
         __tracebackhide__ = True
-        with self._profile.processor.counted():
-            return self._aside(lambda: clock.timed(self._call, self._device))
+        return self._aside(lambda: clock.timed(self._call, self._device))
 
     @contextmanager
-    def _installed(self) -> Iterator[Outside]:
-        """In the block calls can be profiled, one after another."""
+    def _installed(self) -> Iterator[Recorder]:
+        """Let calls be profiled in the block, one after another."""
         __tracebackhide__ = True
-        outside = Outside(Split(bias=self._bias))
-        with instruments.installed(outside):
-            yield outside
+        recorder = Recorder(Split())
+        with instruments.installed(recorder):
+            yield recorder
 
     def _profiled(
         self,
-        outside: Outside,
+        recorder: Recorder,
         is_first: bool = False,
         looks: Looks | None = None,
-        is_warm: bool = True,
         is_whole: bool = False,
     ) -> Split:
-        """One call; without being warm it is called once before: Python forgets what it knows of
-        the types that are patched, which costs a short step a tenth. `is_whole`: without what
-        happens within the parts.
+        """Make one call. A short step is called once before: Python forgets what it knows of the
+        types that are patched, which costs it a tenth. `is_whole`: without what happens within the
+        parts.
         """
         __tracebackhide__ = True
-        split = outside.split
+        split = recorder.split = Split()
         with (
             self.step.around_blocks(),
-            self._loops.told_to(outside),
-            generators.told_to(outside, self._sources),
-            instruments.told(outside, sees_functions=not (is_first or is_whole)),
+            self._loops.told_to(recorder),
+            generators_told_to(recorder, self._sources),
+            instruments.told(recorder, sees_functions=not (is_first or is_whole)),
         ):
-            if not is_warm:
+            if self._is_short and not is_first:
                 with split.run():
                     self._call()
-                split.clear()
+                split = recorder.split = Split()
             with split.run(), looks.while_looking(split) if looks is not None else nullcontext():
                 self._call()
                 if self._device.type != "cpu":
                     with split.within("synchronizations"):
                         synchronize(self._device)
-        return split.taken()
+        return split
 
     @door
     def _call(self) -> None:

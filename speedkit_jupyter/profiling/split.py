@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -47,11 +46,11 @@ REST: Piece = ("rest", "rest")
 
 @dataclass
 class Look:
-    """The user's lines that were seen at work, the innermost first, and which part it was; whether
-    a function of torch's was at work that no module called.
+    """The user's innermost line that was seen at work, if any, and which part it was; whether a
+    function of torch's was at work that no module called.
     """
 
-    spots: Sequence[Any]
+    spot: Any
     part: Part
     seconds: float
     in_torch: bool = False
@@ -65,142 +64,79 @@ class Line(NamedTuple):
     call: str
 
 
-class Bias(NamedTuple):
-    """Seconds that telling takes, each time: of what waits, `before` the split knows of it; of a
-    part, `around` it and `inside` of it; `between`, of a function of torch's that is called between
-    the parts, and where that turns out to be forward, `within` it and `beside` it; `passing`, of
-    what waits where that is no part of its own (torch's own code does); `waiting`, inside of one
-    that waits.
-    """
-
-    before: float = 0.0
-    around: float = 0.0
-    inside: float = 0.0
-    between: float = 0.0
-    passing: float = 0.0
-    waiting: float = 0.0
-    within: float = 0.0
-    beside: float = 0.0
-
-
 @dataclass
 class Split:
-    """Seconds of each part, and how often it began; `waits` are the synchronizations by line,
-    `stepped` the steps of each optimizer, by its id.
+    """Seconds of a call by its `pieces`, and how often each part began; `waits` are the
+    synchronizations by line, `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `pieces` are the same seconds by what they are within. `bias` is what telling takes where it is
-    no part of "ours" yet; `taken_off` says how much that came to in the end, of each piece.
     `undecided` are the looks of a moment of which only its end will tell which part it is.
     """
 
     now: Callable[[], float] = field(default=clock.now, repr=False)
-    bias: Bias = field(default_factory=Bias)
-    seconds: dict[Part, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "ours"), 0.0))
+    pieces: dict[Piece, float] = field(default_factory=lambda: defaultdict(float))
     begun: Counter[Part] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
-    waited_s: dict[Line, float] = field(default_factory=dict)
+    waited_s: dict[Line, float] = field(default_factory=lambda: defaultdict(float))
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     undecided: list[Look] | None = field(default=None, repr=False)
-    pieces: dict[Piece, float] = field(default_factory=dict, repr=False)
-    taken_off: dict[Piece, float] = field(default_factory=dict, repr=False)
-    passed: Counter[Part] = field(default_factory=Counter, repr=False)
-    _entered: Counter[tuple[Piece, Piece]] = field(default_factory=Counter, init=False, repr=False)
-    _between: int = field(default=0, init=False, repr=False)
-    _forward: int = field(default=0, init=False, repr=False)
-    _told: Counter[Piece] = field(default_factory=Counter, init=False, repr=False)
     _inside: list[Piece] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)
 
     @property
+    def seconds(self) -> dict[Part, float]:
+        """Return those of each part."""
+        found: dict[Part, float] = dict.fromkeys((*PARTS, "ours"), 0.0)
+        for (_, part), spent_s in self.pieces.items():
+            found[part] += spent_s
+        return found
+
+    @property
     def total_s(self) -> float:
-        """Of all parts."""
-        return sum(self.seconds[part] for part in PARTS)
+        """Return the seconds of all parts."""
+        return sum(spent_s for (_, part), spent_s in self.pieces.items() if part != "ours")
 
     @property
     def steps(self) -> int:
-        """How many the optimizer took; of several (a GAN's) the one that took fewest."""
+        """Return how many the optimizer took; of several (a GAN's) the one that took fewest."""
         return min(self.stepped.values(), default=0)
 
     @property
     def part(self) -> Part:
-        """The one that it runs for now; where it does not run, what is done is ours."""
+        """Return the one that it runs for now; where it does not run, what is done is ours."""
         return self._inside[-1][1] if self._inside else "ours"
 
     @property
     def depth(self) -> int:
-        """How many parts are open."""
+        """Return how many parts are open."""
         return len(self._inside)
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """What nothing else claims in the block is the rest."""
+        """Count what nothing else claims in the block as the rest."""
         self._inside, self._since_s = [REST], self.now()
         try:
             yield
         finally:
             self._lap()
             self._inside = []
-            self._take_off()
-
-    def taken(self) -> Split:
-        """What it knows of its last run; it begins anew, and whoever tells it goes on."""
-        found = copy(self)
-        for name in (
-            "seconds",
-            "pieces",
-            "begun",
-            "waits",
-            "waited_s",
-            "stepped",
-            "taken_off",
-            "passed",
-        ):
-            setattr(found, name, copy(getattr(self, name)))
-        self.clear()
-        return found
-
-    def clear(self) -> None:
-        """As before it ever ran."""
-        self.seconds = dict.fromkeys(self.seconds, 0.0)
-        for counted in (
-            self.begun,
-            self.waits,
-            self.stepped,
-            self._entered,
-            self._told,
-            self.passed,
-        ):
-            counted.clear()
-        for kept in (self.waited_s, self.pieces, self.taken_off):
-            kept.clear()
-        self._between = self._forward = 0
 
     def hides(self, part: Part) -> bool:
-        """Whether it is no part of its own within the present one."""
+        """Return whether it is no part of its own within the present one."""
         return part in _HIDDEN[self.part]
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """The block is no part of the step."""
-        self._told[self._inside[-1] if self._inside else REST] += 1
-        with self.within("ours"):
-            yield
-
     def enter(self, part: Part) -> None:
-        """It begins here, unless it is no part of its own within the present one."""
+        """Begin a part, unless it is no part of its own within the present one."""
         around = self._inside[-1] if self._inside else REST
-        if self.hides(part):
+        if part in _HIDDEN[around[1]]:
             self._inside.append(around)
             return
-        piece = (part if part in WHOLE else around[0], part)
-        self._entered[around, piece] += 1
-        self.begun[part] += 1
         self._lap()
-        self._inside.append(piece)
+        self.begun[part] += 1
+        self._inside.append((part if part in WHOLE else around[0], part))
 
     def leave(self, depth: int | None = None) -> None:
-        """Back to what was before it: the innermost one, or all above `depth`.
+        """Go back to what was before it: the innermost one, or all above `depth`.
 
         (What compiles, and raises, may never say that it has ended.)
         """
@@ -209,7 +145,7 @@ class Split:
 
     @contextmanager
     def within(self, part: Part) -> Iterator[None]:
-        """The block is this part."""
+        """Count the block as this part."""
         self.enter(part)
         try:
             yield
@@ -217,58 +153,59 @@ class Split:
             self.leave()
 
     def mark(self) -> float:
-        """Seconds of the present part so far, for `moved`."""
+        """Return the seconds of the present piece so far, for `moved`."""
         self._lap()
-        return self.seconds[self.part]
-
-    def mark_between(self) -> float:
-        """The same, where a function of torch's begins between the parts."""
-        self._between += 1
-        return self.mark()
+        return self.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """What the present part took since the mark turns out to be another's."""
-        here = self.part
+        """Count what the present piece took since the mark for another part."""
         if self.hides(part):
             return
         self._lap()
-        took_s, whole = self.seconds[here] - mark, self._inside[-1][0]
-        self._add((whole, here), -took_s)
-        self._add((whole, part), took_s)
-        self._forward += part == "forward"
+        piece = self._inside[-1]
+        took_s = self.pieces[piece] - mark
+        self.pieces[piece] -= took_s
+        self.pieces[piece[0], part] += took_s
         self.begun[part] += 1
 
     def waited(self, line: Line, seconds: float) -> None:
-        """A synchronization, at a line of the user's."""
+        """Count a synchronization, at a line of the user's."""
         self.waits[line] += 1
-        self.waited_s[line] = self.waited_s.get(line, 0.0) + seconds
-
-    def _take_off(self) -> None:
-        for (whole, part), times in self._told.items():
-            self._is_ours((whole, part), times * self.bias.before)
-            self._is_ours((whole, "synchronizations"), times * self.bias.waiting)
-        for part, times in self.passed.items():
-            whole = part if part in WHOLE else "rest"
-            self._is_ours((whole, part), times * self.bias.passing)
-        stayed = self._between - self._forward
-        self._is_ours(REST, stayed * self.bias.between + self._forward * self.bias.beside)
-        self._is_ours(("rest", "forward"), self._forward * self.bias.within)
-        for (around, inside), times in self._entered.items():
-            if "ours" not in (around[1], inside[1]):
-                self._is_ours(around, times * self.bias.around)
-                self._is_ours(inside, times * self.bias.inside)
-
-    def _is_ours(self, piece: Piece, seconds: float) -> None:
-        extra_s = min(seconds, self.pieces.get(piece, 0.0))
-        self._add(piece, -extra_s)
-        self._add((piece[0], "ours"), extra_s)
-        self.taken_off[piece] = self.taken_off.get(piece, 0.0) + extra_s
+        self.waited_s[line] += seconds
 
     def _lap(self) -> None:
         now_s = self.now()
-        self._add(self._inside[-1], now_s - self._since_s)
+        self.pieces[self._inside[-1]] += now_s - self._since_s
         self._since_s = now_s
 
-    def _add(self, piece: Piece, seconds: float) -> None:
-        self.seconds[piece[1]] += seconds
-        self.pieces[piece] = self.pieces.get(piece, 0.0) + seconds
+
+def shares(splits: Sequence[Split], whole: Sequence[Split]) -> dict[Part, float]:
+    """Return the share of each part in all calls.
+
+    Telling what happens within the parts may take longer than what happens. So `whole`, splits of
+    calls that were told of the parts as a whole alone, say how long each of these is, if there are
+    any, and `splits` what is within it.
+    """
+    pieces, found = _summed(splits), dict.fromkeys(PARTS, 0.0)
+    of_parts, told = defaultdict[Part, float](float), defaultdict[Part, float](float)
+    for piece, spent_s in _summed(whole or splits).items():
+        of_parts[piece[0]] += spent_s
+    for piece, spent_s in pieces.items():
+        told[piece[0]] += spent_s
+    total_s = sum(of_parts[around] for around in told)
+    for (around, part), spent_s in pieces.items():
+        if total_s and told[around]:
+            found[part] += of_parts[around] / total_s * spent_s / told[around]
+    return found
+
+
+def _summed(splits: Sequence[Split]) -> dict[Piece, float]:
+    """Return seconds of pieces, without what is ours, of the quicker half of all calls: the others
+    were interrupted by other processes.
+    """
+    found = defaultdict[Piece, float](float)
+    for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:
+        for piece, spent_s in split.pieces.items():
+            if piece[1] != "ours":
+                found[piece] += spent_s
+    return found

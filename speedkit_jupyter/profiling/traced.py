@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
 # Python and what of torch is no operator, between the events.
 PYTHON = "Python"
-# No more of a long call is traced: its events would fill the memory.
-MOST_S = 3.0
 MICRO = 1e-6
 IN_USE = "torch's profiler is at work in this code already, and there can be only one"
 
@@ -61,19 +58,21 @@ class Trace:
     ) -> None:
         """Trace one more call. An event within one of `operators` is part of that operator.
 
-        Of a call that is longer than MOST_S its beginning. Raises StepError beside another
-        profiler.
+        Raises StepError beside another profiler.
         """
+        from torch.profiler import record_function
+
         if torch_profiler.is_in_use():
             raise StepError(IN_USE)
-        recording = _Recording(device)
-        with recording.running(), modules.followed(recording.around(modules)):
+        session = torch_profiler.Session()
+        with session.running(), modules.followed(lambda name: record_function(MODULE + name)):
+            begun_s = clock.now()
             call()
-        if not recording.was_alone:
+            synchronize(device)
+            total_s = clock.now() - begun_s
+        if not session.was_alone:
             raise StepError(IN_USE)
-        events = [
-            one for one in recording.trace.events() or () if one.name != torch_profiler.BEGINS
-        ]
+        events = [one for one in session.trace.events() or () if one.name != torch_profiler.BEGINS]
         on_device = device.type != "cpu"
         found = defaultdict[Place, float](float)
         for event, place in _placed(events, modules, operators):
@@ -81,58 +80,27 @@ class Trace:
             if event.name == place.operator or event.name.startswith(MODULE):
                 self.times[event.name] += 1
         if not on_device:
-            found[Place("", False, PYTHON)] += max(recording.total_s - sum(found.values()), 0.0)
+            found[Place("", False, PYTHON)] += max(total_s - sum(found.values()), 0.0)
         else:
             self.busy_s = (self.busy_s or 0.0) + _busy_s(events)
         for place, spent_s in found.items():
             self.seconds[place] += spent_s
-        self.total_s += recording.total_s
+        self.total_s += total_s
         self.calls += 1
-        self.chrome = recording.chrome()
+        self.chrome = _as_chrome(session.trace)
 
 
-class _Recording(torch_profiler.Session):
-    """torch's profiler around a call, or around its beginning."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self._device, self._begun_s = device, clock.now()
-        self.total_s = 0.0
-
-    def around(self, modules: ModuleCalls) -> Callable[[str], Any]:
-        """Makes the events of modules, and ends what takes long."""
-        from torch.profiler import record_function
-
-        @contextmanager
-        def named(name: str) -> Iterator[None]:
-            if not self.is_on:
-                yield
-                return
-            with record_function(MODULE + name):
-                yield
-            if len(modules) == 1 and clock.now() - self._begun_s > MOST_S:
-                self.end()
-
-        self._begun_s = clock.now()
-        return named
-
-    def end(self) -> None:
-        if self.is_on:
-            synchronize(self._device)
-            self.total_s = clock.now() - self._begun_s
-        super().end()
-
-    def chrome(self) -> bytes:
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "trace.json.gz"
-            self.trace.export_chrome_trace(str(file))
-            return file.read_bytes()
+def _as_chrome(trace: Any) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json.gz"
+        trace.export_chrome_trace(str(file))
+        return file.read_bytes()
 
 
 def _placed(
     events: Iterable[Any], modules: ModuleCalls, operators: Collection[str]
 ) -> Iterator[tuple[Any, Place]]:
-    """Each event of the processor's with its place; those around it come before it."""
+    """Yield each event of the processor's with its place; those around it come before it."""
     from torch._C._autograd import DeviceType
 
     known: dict[int, Place] = {}
@@ -166,7 +134,7 @@ def _own_us(event: Any, on_device: bool) -> float:
 
 
 def _busy_s(events: Iterable[Any]) -> float:
-    """Seconds in which any kernel ran: of those that overlap each moment once."""
+    """Return seconds in which any kernel ran: of those that overlap each moment once."""
     from torch._C._autograd import DeviceType
 
     spans = sorted(

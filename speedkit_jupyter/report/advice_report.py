@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 from speedkit_jupyter.advice.advice import Advice
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.profiling.split import PARTS
-from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Folded, Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import Folded, Row, Section, Table
 from speedkit_jupyter.report.units import seconds
 from speedkit_jupyter.support.words import share
 
@@ -21,7 +19,7 @@ BY_HAND = "%%speedbench --save NAME, before and after"
 
 
 def advice_report(advice: Advice) -> Document:
-    """What is expected to gain most comes first."""
+    """Return the opportunities, that with the largest expected gain first."""
     profile = advice.profile
     if not profile.taken:
         return Document("Nothing was measured")
@@ -32,7 +30,7 @@ def advice_report(advice: Advice) -> Document:
         sections.append(Section(_remedies(found), "What to write"))
     parts = [part for part in PARTS if profile.share(part) >= 0.005]
     spoken = ", ".join(f"{part} {share(profile.share(part))}" for part in parts)
-    sections.append(Section(Picture(partial(_png, advice), f"the step: {spoken}")))
+    sections.append(Section(f"The step: {spoken}."))
     sections.append(Section("\n".join(_notes(advice))))
     sections.append(Section(Folded("\n".join(_more(advice)))))
     return Document(_headline(advice), tuple(sections), advice.to_dict())
@@ -77,9 +75,7 @@ def _remedies(found: list[Opportunity]) -> Table:
 
 
 def try_line(one: Opportunity, number: int) -> str:
-    """The line that compares the step as it is with the step as it would be."""
-    if one.line:
-        return one.line
+    """Return the line that compares the step as it is with the step as it would be."""
     return f"%speedkit advise --try {number}" if one.variant or one.trial else BY_HAND
 
 
@@ -101,7 +97,3 @@ def _more(advice: Advice) -> Iterator[str]:
     )
     for wait in advice.profile.waits():
         yield f"{advice.profile.place(wait.line)}: waits {wait.times:.3g} times a step"
-
-
-def _png(advice: Advice) -> bytes:
-    return plots.as_png(plots.split(advice.profile))

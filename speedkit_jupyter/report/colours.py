@@ -12,27 +12,16 @@ GREY = "#808080"
 CHANGED, PLANNED = "#388bfd", "#1f6feb"
 # Of code: comments, keywords, strings, numbers.
 COMMENT, KEYWORD, STRING, NUMBER = "#7f848e", "#a855c7", "#2f9e5b", "#c2701d"
-# Of the parts of a step: dark enough for white words, and unlike their neighbours.
-PART_COLOURS = {
-    "data": "#b35900",
-    "host to device": "#8a6d00",
-    "forward": "#1f6feb",
-    "backward": "#6e40c9",
-    "optimizer": "#1a7f37",
-    "synchronizations": "#da3633",
-    "compiling": "#a8327a",
-    "rest": "#6e7681",
-}
-# Of the tree of modules, level by level: as dark.
+# Of the tree of modules, level by level: dark enough for white words.
 LEVEL_COLOURS = ("#1158c7", "#2f6f9f")
 
 
 def rgba(colour: str, opacity: str) -> str:
-    """CSS for this colour, as opaque as said (0 to 1)."""
+    """Return CSS for this colour, as opaque as said (0 to 1)."""
     red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
 
 def tint(colour: str, opacity: str) -> str:
-    """CSS for a background in this colour, so light that any text stays legible on it."""
+    """Return CSS for a background in this colour that leaves any text on it legible."""
     return f"background:{rgba(colour, opacity)};"

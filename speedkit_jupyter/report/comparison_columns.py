@@ -1,17 +1,15 @@
-"""The columns of a benchmark's table: one entry each."""
+"""The table of a benchmark, and its words."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from speedkit_jupyter.measure.checks import counted_columns
 from speedkit_jupyter.measure.checks.counted_columns import Quantity
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
+from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.report.elements import Row, Table, Tone
 from speedkit_jupyter.report.score_words import shown
@@ -35,158 +33,115 @@ SHORT = 60
 LONG = 20
 
 
-@dataclass(frozen=True)
-class Column:
-    """A title, and what stands below it: None for a dash.
-
-    Where the text is too narrow, columns leave in the order of `leaves`, 1 first; 0 stays. One
-    that `is_brief` stands beside the controls of a panel, too.
-    """
-
-    title: str
-    cell: Callable[[Comparison, Record], str | None]
-    is_number: bool = True
-    wraps: bool = False
-    leaves: int = 0
-    is_brief: bool = False
+# Columns that are no numbers, that break into lines, that stand beside a panel's controls, and that
+# leave a text which is too narrow, the last one first.
+WORDS = ("variant", "verdict", "accuracy")
+WRAPS = (*WORDS, INTERVAL)
+BRIEF = (*WORDS, "median", "speed-up", INTERVAL)
+LEAVING = ("memory", "first call", "of limit")
 
 
 def comparison_table(comparison: Comparison, is_brief: bool = False) -> Table:
-    """A row for each variant; those without times share one for each reason.
+    """Return a row for each variant; those without times share one for each reason.
 
     A column with nothing in it is left out.
     """
-    columns = [column for column in _columns(comparison) if column.is_brief or not is_brief]
     groups = _groups(comparison)
-    every = {column.title: [_cell(comparison, group, column) for group in groups]
-             for column in columns}  # fmt: skip
-    columns = [column for column in columns if any(every[column.title])]
-    rows = [
-        Row(
-            tuple(every[column.title][number] or BLANK for column in columns),
-            TONES.get(spoken(comparison, group[0]), "plain"),
-        )
-        for number, group in enumerate(groups)
-    ]
-    leaving = sorted(
-        (column for column in columns if column.leaves), key=lambda column: -column.leaves
-    )
+    rows = [_cells(comparison, group) for group in groups]
+    score = _score_title(comparison)
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    if is_brief:
+        titles = [title for title in titles if title in (*BRIEF, score)]
+    counts = [quantity.title for quantity in counted(comparison)]
     return Table(
-        tuple(column.title for column in columns),
-        tuple(rows),
-        numbers=tuple(column.title for column in columns if column.is_number),
-        wraps=tuple(column.title for column in columns if column.wraps),
-        optional=tuple(column.title for column in leaving),
+        tuple(titles),
+        tuple(
+            Row(tuple(row[title] or BLANK for title in titles), _tone(comparison, group[0]))
+            for row, group in zip(rows, groups, strict=True)
+        ),
+        numbers=tuple(title for title in titles if title not in WORDS),
+        wraps=tuple(title for title in titles if title in WRAPS),
+        optional=tuple(title for title in (*counts, *LEAVING) if title in titles),
     )
 
 
 def counted(comparison: Comparison) -> list[Quantity]:
-    """What this machine counts beside the times."""
+    """Return what this machine counts beside the times."""
     names = {name for record in comparison.records for name in record.quantities}
     every = (each for one in counted_columns.QUANTITIES for each in (one, one.of_a_sample))
     return [quantity for quantity in every if quantity.name in names]
-
-
-def _columns(comparison: Comparison) -> list[Column]:
-    """With those of what this machine counts beside the times."""
-    more = [*map(_column, counted(comparison)), *_of_score(comparison)]
-    place = next(n for n, column in enumerate(COLUMNS) if column.title == "accuracy")
-    return [*COLUMNS[:place], *more, *COLUMNS[place:]]
-
-
-def _column(quantity: Quantity) -> Column:
-    def cell(comparison: Comparison, record: Record) -> str | None:
-        value = record.quantities.get(quantity.name)
-        return None if value is None else with_unit(value, quantity.unit)
-
-    return Column(quantity.title, cell, leaves=3)
-
-
-def _of_score(comparison: Comparison) -> list[Column]:
-    """The number that the user has named, where there is one."""
-    score = comparison.baseline.score
-    if score is None:
-        return []
-
-    def cell(comparison: Comparison, record: Record) -> str | None:
-        after = None if record.score is None else record.score.after
-        return None if record.score is None or after is None else shown(record.score, after.value)
-
-    name = f"{score.function}()" if score.function.isidentifier() else score.function
-    title = name if len(name) <= LONG else f"{name[: LONG - 1]}…"
-    return [Column(title, cell, is_brief=True)]
 
 
 def _groups(comparison: Comparison) -> list[list[Record]]:
     """Each record that has times alone; the others together with those of the same reason."""
     groups: dict[str, list[Record]] = {}
     for record in comparison.records:
-        alone = not record.failure and comparison.times_s(record)
-        key = str(id(record)) if alone else _verdict(comparison, record)
+        key = str(id(record)) if _is_timed(comparison, record) else _verdict(comparison, record)
         groups.setdefault(key, []).append(record)
     return list(groups.values())
 
 
-def _cell(comparison: Comparison, group: list[Record], column: Column) -> str | None:
-    record = group[0]
-    if column is NAME:
-        return ", ".join(record.name for record in group)
-    if column is not VERDICT and (record.failure or not comparison.times_s(record)):
-        return None
-    return column.cell(comparison, record)
+def _is_timed(comparison: Comparison, record: Record) -> bool:
+    return not record.failure and bool(comparison.times_s(record))
+
+
+def _tone(comparison: Comparison, record: Record) -> Tone:
+    return TONES.get(spoken(comparison, record), "plain")
+
+
+def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
+    """What stands in a row, by the title of the column; empty for a dash."""
+    record, score = group[0], _score_title(comparison)
+    times_s = comparison.times_s(record)
+    gain, memory = comparison.ratio(record), record.memory
+    if gain is not None and (math.isinf(gain.high) or record.same_as_baseline):
+        gain = None  # too few rounds to say anything, or nothing that could differ
+    limit = comparison.share_of_limit(record)
+    after = None if record.score is None else record.score.after
+    cells = {
+        "median": seconds(spread(times_s).median_s) if times_s else "",
+        "speed-up": ratio(gain.median) if gain else "",
+        INTERVAL: f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else "",
+        "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
+        "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
+        "of limit": "" if limit is None else share(limit),
+    }
+    for quantity in counted(comparison):
+        value = record.quantities.get(quantity.name)
+        cells[quantity.title] = "" if value is None else with_unit(value, quantity.unit)
+    if score:
+        cells[score] = shown(record.score, after.value) if record.score and after else ""
+    cells["accuracy"] = _accuracy(record)
+    if not _is_timed(comparison, record):
+        cells = dict.fromkeys(cells, "")
+    names = ", ".join(one.name for one in group)
+    return {"variant": names, "verdict": _verdict(comparison, record), **cells}
+
+
+def _score_title(comparison: Comparison) -> str:
+    """The number that the user has named, where there is one."""
+    score = comparison.baseline.score
+    if score is None:
+        return ""
+    name = f"{score.function}()" if score.function.isidentifier() else score.function
+    return name if len(name) <= LONG else f"{name[: LONG - 1]}…"
 
 
 def spoken(comparison: Comparison, record: Record) -> str:
-    """The verdict in words for users."""
+    """Return the verdict in words for users."""
     word, gain = comparison.verdict(record), comparison.ratio(record)
     if word in ("slower", "same") and gain is not None and gain.median > NO_GAIN:
         return "no gain"
     return CHANGES if word == "other model" else word
 
 
-def _median(comparison: Comparison, record: Record) -> str | None:
-    times_s = comparison.times_s(record)
-    return seconds(spread(times_s).median_s) if times_s else None
-
-
-def _known(comparison: Comparison, record: Record) -> Ratio | None:
-    """None with too few rounds to say anything, or nothing that could differ."""
-    gain = comparison.ratio(record)
-    return None if gain is None or math.isinf(gain.high) or record.same_as_baseline else gain
-
-
-def _speedup(comparison: Comparison, record: Record) -> str | None:
-    gain = _known(comparison, record)
-    return ratio(gain.median) if gain else None
-
-
-def _interval(comparison: Comparison, record: Record) -> str | None:
-    gain = _known(comparison, record)
-    return f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else None
-
-
-def _first_call(comparison: Comparison, record: Record) -> str | None:
-    return None if record.first_call_s is None else seconds(record.first_call_s)
-
-
-def _peak(comparison: Comparison, record: Record) -> str | None:
-    """None where it was not asked, or where the device can't tell."""
-    peak = None if record.memory is None else record.memory.peak_bytes
-    return None if peak is None else size(peak)
-
-
-def _of_limit(comparison: Comparison, record: Record) -> str | None:
-    limit = comparison.share_of_limit(record)
-    return None if limit is None else share(limit)
-
-
-def _accuracy(comparison: Comparison, record: Record) -> str | None:
+def _accuracy(record: Record) -> str:
     """In a word, with the larger relative error, of outputs and gradients, where it is rounding;
     what another model's outputs are off by is what was given up.
     """
     accuracy = record.accuracy
     if accuracy is None:
-        return None
+        return ""
     error = accuracy.output_error
     if accuracy.verdict == "other model" and error is not None:
         return f"changed {error:.1g}"
@@ -210,7 +165,7 @@ def _verdict(comparison: Comparison, record: Record) -> str:
 
 
 def reason(record: Record) -> str:
-    """Why there are no times; what declined it is named where it is not the variant itself."""
+    """Return why there are no times; what declined it is named, unless that is the variant."""
     if not (record.declined and record.declines):
         return record.failure or ""
     if len(record.declines) == 1 and record.name.partition(":")[0] in record.declines:
@@ -219,21 +174,6 @@ def reason(record: Record) -> str:
 
 
 def in_short(record: Record) -> str:
-    """The first clause of the reason; the whole of it stands below the table."""
+    """Return the first clause of the reason; the whole of it stands below the table."""
     first = re.split(r"; | \(|\. ", reason(record))[0]
     return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
-
-
-NAME = Column("variant", lambda _, r: r.name, is_number=False, wraps=True, is_brief=True)
-VERDICT = Column("verdict", _verdict, is_number=False, wraps=True, is_brief=True)
-COLUMNS = (
-    NAME,
-    VERDICT,
-    Column("median", _median, is_brief=True),
-    Column("speed-up", _speedup, is_brief=True),
-    Column(INTERVAL, _interval, wraps=True, is_brief=True),
-    Column("first call", _first_call, leaves=2),
-    Column("memory", _peak, leaves=3),
-    Column("of limit", _of_limit, leaves=1),
-    Column("accuracy", _accuracy, is_number=False, wraps=True, is_brief=True),
-)

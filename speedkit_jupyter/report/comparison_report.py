@@ -42,7 +42,7 @@ class Urgent(str):
 
 
 def comparison_report(comparison: Comparison) -> Document:
-    """The table of a benchmark, with what it means in one line."""
+    """Return the table of a benchmark, with what it means in one line."""
     about = [line for record in comparison.records for line in _about(comparison, record)]
     lines = [*_runner_up(comparison), *about, *_legend(comparison)]
     several = sum(comparison.ratio(record) is not None for record in comparison.records) > 1
@@ -52,7 +52,7 @@ def comparison_report(comparison: Comparison) -> Document:
 
 
 def narrow_comparison_report(comparison: Comparison) -> Document:
-    """What fits beside controls: a picture first, fewer columns, lines about variants."""
+    """Return what fits beside controls: a picture, fewer columns, lines about variants."""
     about = [line for record in comparison.records for line in _about(comparison, record)]
     ratios = [comparison.ratio(record) for record in comparison.records]
     picture = [_picture(comparison)] if any(gain and gain.low > 0 for gain in ratios) else []
@@ -104,7 +104,7 @@ def _nothing(comparison: Comparison) -> str:
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
-    """`1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the record must have times.
+    """Return `1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the record must have times.
 
     Of a loose interval only the end that is proven: its median is a matter of luck.
     """

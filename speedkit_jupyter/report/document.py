@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from speedkit_jupyter.report import html, page, text
+from speedkit_jupyter.report import html, text
 from speedkit_jupyter.report.elements import Content, Section
 
 
@@ -16,26 +16,26 @@ class Document(Content):
     """What magics show, in the form that a front end asks for."""
 
     def brief(self) -> Document:
-        """The same with what is folded left folded."""
+        """Return the same with what is folded left folded."""
         return replace(self, is_brief=True)
 
     def and_lines(self, lines: Sequence[str]) -> Document:
-        """The same with more lines below."""
+        """Return the same with more lines below."""
         return (
             replace(self, sections=(*self.sections, Section("\n".join(lines)))) if lines else self
         )
 
     def to_text(self) -> str:
-        """For terminals."""
+        """Return it for terminals."""
         return text.render(self)
 
     def to_html(self) -> str:
-        """For notebooks; readable on light and dark themes."""
+        """Return it for notebooks; readable on light and dark themes."""
         return html.render(self)
 
     def to_page(self) -> str:
-        """As a whole HTML page with the plain values in it."""
-        return page.render(self)
+        """Return it as a whole HTML page with the plain values in it."""
+        return html.page(self)
 
     def __repr__(self) -> str:
         return self.to_text()

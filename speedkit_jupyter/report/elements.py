@@ -114,9 +114,9 @@ class Content:
     is_brief: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return dict(self.data)
 
     def to_json(self) -> str:
-        """The plain values as JSON text."""
+        """Return the plain values as JSON text."""
         return json.dumps(self.to_dict(), indent=2, default=str)

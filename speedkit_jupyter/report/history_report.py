@@ -21,87 +21,83 @@ EARLIER = "of an earlier version of SpeedKit"
 
 
 def history_list(results: Sequence[Saved]) -> Document:
-    """One row for each name."""
+    """Return one row for each name."""
     if not results:
         return Document("Nothing saved yet: `%%speedbench --save NAME` keeps a result")
-    names = list(dict.fromkeys(entry.name for entry in results))
+    names: dict[str, list[Saved]] = {}
+    for entry in results:
+        names.setdefault(entry.name, []).append(entry)
     rows = []
-    for name in names:
-        of_name = [entry for entry in results if entry.name == name]
-        newest = of_name[-1]
-        variants = ", ".join(_brief(row) for row in newest.result["variants"])
-        rows.append(Row((name, str(len(of_name)), day(newest.saved_at), variants)))
+    for name, entries in names.items():
+        variants = ", ".join(map(_brief, entries[-1].result["variants"]))
+        rows.append(Row((name, str(len(entries)), day(entries[-1].saved_at), variants)))
     table = Table(("name", "results", "newest", "what it found"), tuple(rows), ("results",))
     note = "`%speedkit history NAME` compares the newest with those before it."
-    data = {"names": {name: sum(entry.name == name for entry in results) for name in names}}
+    data = {"names": {name: len(entries) for name, entries in names.items()}}
     return Document(count(len(names), "saved name"), (Section(table), Section(note)), data)
 
 
 def history_report(results: Sequence[Saved]) -> Document:
-    """Every result of one name, newest first, each variant against the newest result."""
+    """Return every result of one name, newest first, each variant against the newest result."""
     newest = results[-1]
-    rows = []
-    for entry in reversed(results):
-        for number, variant in enumerate(entry.result["variants"]):
-            rows.append(_row(entry, newest, variant, first=number == 0))
+    rows = [
+        _row(entry, newest, variant, first=number == 0)
+        for entry in reversed(results)
+        for number, variant in enumerate(entry.result["variants"])
+    ]
     columns = ("saved", "variant", "median", "speed-up", "the newest against it")
-    table = Table(columns, tuple(rows), columns[2:4])
     lines = [_where(newest)]
-    lines += [line for entry in reversed(results[:-1]) if (line := _elsewhere(entry, newest))]
-    data = {
-        "results": [{"saved_at": entry.saved_at.isoformat(), **entry.result} for entry in results]
-    }
+    lines += [_where(entry) for entry in reversed(results) if _is_elsewhere(entry, newest)]
+    data = [{"saved_at": entry.saved_at.isoformat(), **entry.result} for entry in results]
+    sections = (
+        Section(Table(columns, tuple(rows), columns[2:4])),
+        Section("\n".join(dict.fromkeys(lines))),
+    )
     headline = f"{newest.name}: {count(len(results), 'result')}"
-    return Document(headline, (Section(table), Section("\n".join(dict.fromkeys(lines)))), data)
+    return Document(headline, sections, {"results": data})
 
 
 def since(earlier: Saved, result: Mapping[str, Any]) -> list[str]:
-    """How a new result compares with an earlier one, a line for each variant that both have."""
+    """Return how a new result compares with an earlier one, a line for each shared variant."""
+    when = day(earlier.saved_at)
     if earlier.is_earlier:
-        return [f"The result of {day(earlier.saved_at)} is {EARLIER}, so it is not compared."]
-    lines = []
-    shared = [row for row in result["variants"] if _found(earlier, row["name"]) is not None]
-    for row in shared:
-        then = _found(earlier, row["name"])
-        if then is not None and then["times_s"] and row["times_s"]:
-            factor = ratio_between_runs(then["times_s"], row["times_s"], len(shared))
-            lines.append(f"{row['name']}: {_words(factor, day(earlier.saved_at))}")
-    return lines
+        return [f"The result of {when} is {EARLIER}, so it is not compared."]
+    shared = [(row, then) for row in result["variants"] if (then := _found(earlier, row["name"]))]
+    return [
+        f"{row['name']}: "
+        f"{_words(ratio_between_runs(then['times_s'], row['times_s'], len(shared)), when)}"
+        for row, then in shared
+        if then["times_s"] and row["times_s"]
+    ]
 
 
 def _row(entry: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -> Row:
-    against, tone = "", "plain"
-    now = _found(newest, variant["name"])
-    if entry is newest:
-        against = "this is the newest"
-    elif now is not None and now["times_s"] and variant["times_s"]:
-        factor = ratio_between_runs(
-            variant["times_s"], now["times_s"], len(entry.result["variants"])
-        )
-        against, tone = _words(factor), _tone(factor)
-    if entry is not newest and entry.is_earlier != newest.is_earlier:
-        against, tone = f"{EARLIER}, so not compared", "plain"
-    elif entry is not newest and _elsewhere(entry, newest):
-        against, tone = f"{against} (not the same machine or torch)", "plain"
-    times = variant["times_s"]
+    times, now = variant["times_s"], _found(newest, variant["name"])
     when = f"{day(entry.saved_at)}{' (earlier version)' if entry.is_earlier else ''}"
-    return Row(
-        (
-            when if first else "",
-            variant["name"],
-            seconds(spread(times).median_s) if times else "–",
-            _speedup(variant) or "–",
-            against,
-        ),
-        tone,  # type: ignore[arg-type]
-    )
+    median = seconds(spread(times).median_s) if times else "–"
+    against, tone = _against(entry, newest, times, now)
+    cells = (when if first else "", variant["name"], median, _speedup(variant) or "–", against)
+    return Row(cells, tone)
+
+
+def _against(entry: Saved, newest: Saved, times: Any, now: Any) -> tuple[str, Tone]:
+    """How the newest compares with the times of this entry."""
+    if entry is newest:
+        return "this is the newest", "plain"
+    if entry.is_earlier != newest.is_earlier:
+        return f"{EARLIER}, so not compared", "plain"
+    if now is None or not now["times_s"] or not times:
+        return "", "plain"
+    factor = ratio_between_runs(times, now["times_s"], len(entry.result["variants"]))
+    if _is_elsewhere(entry, newest):
+        return f"{_words(factor)} (not the same machine or torch)", "plain"
+    return _words(factor), "bad" if factor.low > 1 else "good" if factor.high < 1 else "plain"
 
 
 def _words(factor: Ratio, when: str = "") -> str:
     """`slower than on 12 May: 1.08× [1.05, 1.11]`; the ratio is above 1 in both directions."""
     if math.isinf(factor.high):
-        against = f" against {when}" if when else ""
-        return f"too few rounds to tell{against}"
+        return f"too few rounds to tell{f' against {when}' if when else ''}"
     than = "" if not when else f" than {when}" if when.startswith("today") else f" than on {when}"
     if factor.low > 1:
         return f"slower{than}: {_interval(factor)}"
@@ -113,10 +109,6 @@ def _words(factor: Ratio, when: str = "") -> str:
 
 def _interval(factor: Ratio) -> str:
     return f"{ratio(factor.median)} [{factor.low:.2f}, {factor.high:.2f}]"
-
-
-def _tone(factor: Ratio) -> Tone:
-    return "bad" if factor.low > 1 else "good" if factor.high < 1 else "plain"
 
 
 def _found(entry: Saved, name: str) -> Mapping[str, Any] | None:
@@ -138,23 +130,15 @@ def _speedup(row: Mapping[str, Any]) -> str:
 
 def _brief(row: Mapping[str, Any]) -> str:
     times = row["times_s"]
-    if speedup := _speedup(row):
-        return f"{row['name']} {speedup}"
-    return f"{row['name']} {seconds(spread(times).median_s)}" if times else row["name"]
-
-
-def _environment(entry: Saved) -> Mapping[str, Any]:
-    """Empty where another version has kept none."""
-    environment: Mapping[str, Any] = entry.result.get("environment", {})
-    return environment
+    known = _speedup(row) or (seconds(spread(times).median_s) if times else "")
+    return f"{row['name']} {known}".rstrip()
 
 
 def _where(entry: Saved) -> str:
-    environment = _environment(entry)
+    environment = entry.result.get("environment", {})  # another version has kept none
     return f"{day(entry.saved_at)}: {environment.get('device')}, torch {environment.get('torch')}"
 
 
-def _elsewhere(entry: Saved, newest: Saved) -> str:
-    """Where it was measured, if that is not where the newest was."""
-    then, now = _environment(entry), _environment(newest)
-    return _where(entry) if any(then.get(k) != now.get(k) for k in SAME_WHERE) else ""
+def _is_elsewhere(entry: Saved, newest: Saved) -> bool:
+    then, now = (one.result.get("environment", {}) for one in (entry, newest))
+    return any(then.get(key) != now.get(key) for key in SAME_WHERE)

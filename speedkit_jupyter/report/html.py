@@ -1,6 +1,7 @@
-"""Reports as HTML. Styles are inline, since several front ends drop style sheets.
+"""Reports as HTML, and as a page that needs nothing else.
 
-Colours are chosen to be read on white and on near-black; text takes the theme's own colour.
+Styles are inline, since several front ends drop style sheets. Text takes the theme's own colour;
+the other colours are legible on white and near-black.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from base64 import b64encode
 from html import escape
 
+from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report.colours import (
     BAD,
     CHANGED,
@@ -33,8 +35,43 @@ from speedkit_jupyter.report.elements import (
     Source,
     Table,
 )
-from speedkit_jupyter.report.hints import HINTS
 
+HINTS = {
+    "variant": "A plan that was measured: its parts, joined by +; baseline is your code as it is",
+    "verdict": (
+        "faster, slower: proven by the interval; no gain: it takes as long, within 2 %; "
+        "too noisy: the interval is too wide to tell; wrong: the results are off by more "
+        "than rounding explains; not checked: the results could not be compared"
+    ),
+    "median": "Half of the timed steps took less, half took more",
+    "speed-up": "Baseline time over the variant's time, in pairs of steps: 2× is twice as fast",
+    INTERVAL: "The range in which the true value lies, in 95 of 100 such measurements; if it "
+    "contains 1×, there may be no gain at all",
+    "first call": "How long the first step took: compiling and other work that is done once",
+    "memory": "Memory of model and optimizer, and what the step needs beyond it at its peak",
+    "of limit": "The least time that this machine needs for the arithmetic or the memory traffic, "
+    "as a share of the time that was taken: 100 % can't be made faster",
+    "accuracy": (
+        "Against the same step in float64. as exact: no further from it than the baseline is; "
+        "rounding 0.05: off by a relative 0.05 at most, which the lower precision explains; "
+        "wrong: off by more than rounding explains; changed: it changes the results on purpose"
+    ),
+    "state": "on: in force; as is: left alone; declined: it was asked for and can't be done here",
+    "value": "The setting, in the words that the options take",
+    "by": "Who decided: auto (a rule), you, the environment, or a measurement (measured)",
+    "part": "A part of the step, or of the plan",
+    "share": "Of the time of the whole step",
+    "of a step": "How long it takes within one step",
+    "backward": "The share of it that is the backward pass",
+    "operations": "Floating-point operations of products, convolutions and attention",
+    "moves": "Bytes of the tensors that are read and written",
+    "waiting": "The share of the time in which the step waits for the next batch",
+    "expected, whole step": "How many times as fast the step could be, by the share of the time "
+    "that the remedy concerns",
+    "gone with it": "What you can't use any more after letting go",
+}
+# Whose cells have the tooltip, too.
+ASKED = ("verdict", "accuracy", "of limit")
 TONES = {
     "plain": "",
     "good": tint(GOOD, ".16"),
@@ -61,7 +98,7 @@ CODE = (
 
 
 def render(document: Content) -> str:
-    """The whole report as one `<div>`."""
+    """Return the whole report as one `<div>`."""
     parts = [f'<div style="font-weight:600;margin-bottom:6px">{_text(document.headline)}</div>']
     parts += [_section(section, document.is_brief) for section in document.sections]
     return f'<div class="speedkit" style="{FRAME}">{"".join(parts)}</div>'
@@ -132,7 +169,7 @@ def _table(table: Table) -> str:
 
 def _row(table: Table, row: Row) -> str:
     cells = "".join(
-        f'<td{_title(HINTS.get(name, ""))} style="{CELL}{_align(table, name)}">'
+        f'<td{_title(HINTS[name] if name in ASKED else "")} style="{CELL}{_align(table, name)}">'
         f"{_cell(cell, name in table.wraps)}</td>"
         for name, cell in zip(table.columns, row.cells, strict=True)
     )
@@ -175,3 +212,36 @@ def _text(text: str) -> str:
         f'<code style="background:none;color:inherit">{piece}</code>' if i % 2 else piece
         for i, piece in enumerate(pieces)
     )
+
+
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>
+body {{ font-family: system-ui, sans-serif; margin: 2em auto; max-width: 64em; padding: 0 1em; }}
+pre {{ white-space: pre-wrap; }}
+</style>
+</head>
+<body>
+{report}
+{repeat}
+<script type="application/json" id="data">
+{data}
+</script>
+</body>
+</html>
+"""
+
+
+def page(document: Content) -> str:
+    """Return the page; the plain values, raw samples too, lie in it as JSON under `data`."""
+    # "<" in a script element could end it; in JSON strings it may be written like this.
+    data = document.to_json().replace("<", "\\u003c")
+    command = document.data.get("command")
+    repeat = f"<h4>To repeat it</h4>\n<pre>{escape(command)}</pre>" if command else ""
+    title, report = escape(document.headline), render(document)
+    return PAGE.format(title=title, report=report, repeat=repeat, data=data)

@@ -19,7 +19,7 @@ COLUMNS = ("variant", "speed-up", INTERVAL, "state")
 
 
 def live_report(progress: Progress, title: str = "") -> Document:
-    """What notebooks and the panel show; without a title the bar is somebody else's."""
+    """Return what notebooks and the panel show; without a title the bar is somebody else's."""
     sections = [Section(table) for table in _tables(progress.known)]
     if not title:
         return Document(progress.text, tuple(sections))
@@ -28,7 +28,7 @@ def live_report(progress: Progress, title: str = "") -> Document:
 
 
 def live_line(progress: Progress, title: str) -> str:
-    """The same in one line of a terminal: with the best so far."""
+    """Return the same in one line of a terminal: with the best so far."""
     best = max(
         (standing for standing in progress.known if standing.state == "faster"),
         key=lambda standing: standing.speedup or 0.0,
@@ -39,7 +39,7 @@ def live_line(progress: Progress, title: str) -> str:
 
 
 def waiting(progress: Progress, names: Sequence[str]) -> Progress:
-    """With a row for each variant before anything is known, so that the table grows no more."""
+    """Return the progress with a row for each variant from the start: the table grows no more."""
     if progress.known or len(names) < 2:
         return progress
     state = "measuring" if progress.done > 0 else "waiting"
@@ -48,7 +48,7 @@ def waiting(progress: Progress, names: Sequence[str]) -> Progress:
 
 
 def bar(done: float) -> str:
-    """`██████░░░░`; never full, since something is left."""
+    """Return `██████░░░░`; never full, since something is left."""
     filled = min(round(done * WIDTH), WIDTH - 1)
     return f"{'█' * filled}{'░' * (WIDTH - filled)}"
 

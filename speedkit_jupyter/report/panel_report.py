@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.codegen.forms import code
-from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.plans.fields import ALONE
 from speedkit_jupyter.plans.planning import Plan
@@ -19,13 +18,12 @@ from speedkit_jupyter.report.elements import (
     Changed,
     Code,
     Folded,
-    Hinted,
     Picture,
     Row,
     Section,
     Table,
 )
-from speedkit_jupyter.report.plan_report import outcome, worth_measuring
+from speedkit_jupyter.report.plan_report import called, outcome, spoken, worth_measuring
 from speedkit_jupyter.report.units import word
 from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def state_report(preview: Preview, name: str, found: Found | None = None) -> Document:
-    """What is applied, what the choice would change, and why."""
+    """Return what is applied, what the choice would change, and why."""
     sections = [Section(changes(preview)), *reasons(preview)]
     sections += worth_measuring(preview.plan, found)
     headline, pinned = _headline(preview, name), preview.plan.hardware.pinned
@@ -51,7 +49,7 @@ def panel_report(
     result: Document | None = None,
     found: Found | None = None,
 ) -> Document:
-    """All that a panel shows, for front ends without widgets."""
+    """Return all that a panel shows, for front ends without widgets."""
     state = state_report(preview, name, found)
     config = preview.plan.config
     chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
@@ -75,25 +73,23 @@ def panel_report(
 
 
 def changes(preview: Preview) -> Table | str:
-    """Flags and state: as found, as they are, and as they would be."""
+    """Return flags and state: as found, as they are, and as they would be."""
     rows = preview.rows()
     if not rows:
         return "Every flag, the model and its optimizers would stay as they are."
-    if preview.applied is None or not preview.pending:
-        last = 3 if preview.applied is None else 2
-        cells = [(name, word(row[0]), _marked(row[0], row[last - 1])) for name, *row in rows]
-        after = "after Apply" if preview.applied is None else "now"
-        return Table(("flag or state", "before", after), tuple(map(Row, cells)))
-    every = [
+    columns: tuple[str, ...] = ("flag or state", "before", "now", "after Apply")
+    cells: list[tuple[str, ...]] = [
         (name, word(before), _marked(before, now), _marked(now, after))
         for name, before, now, after in rows
     ]
-    columns = ("flag or state", "before", "now", "after Apply")
-    return Table(columns, tuple(map(Row, every)), wraps=columns)
+    if preview.applied is None or not preview.pending:
+        left_out = 2 if preview.applied is None else 3
+        columns, *cells = (one[:left_out] + one[left_out + 1 :] for one in (columns, *cells))
+    return Table(columns, tuple(map(Row, cells)), wraps=columns)
 
 
 def reasons(preview: Preview) -> list[Section]:
-    """One row for each decision; what is left as it is lies folded.
+    """Return one row for each decision; what is left as it is lies folded.
 
     What differs from the plan in force is marked.
     """
@@ -106,7 +102,7 @@ def reasons(preview: Preview) -> list[Section]:
 
 
 def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], str]]:
-    """The words that this machine or model can't do, those with one reason together."""
+    """Return the words that can't be had here, those with one reason together."""
     groups: dict[str, tuple[list[str], str]] = {}
     for asked, decision in decisions.items():
         if decision.declined:
@@ -116,7 +112,7 @@ def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], s
 
 
 def result_report(result: Any) -> Document:
-    """A result for the panel: drawn now, since a search would keep its model alive."""
+    """Return a result for the panel, drawn now: a search would keep its model alive."""
     from speedkit_jupyter.measure.results.comparison import Comparison
 
     is_comparison = isinstance(result, Comparison)
@@ -131,7 +127,7 @@ def as_code(
     model: torch.nn.Module | None = None,
     name: str = "model",
 ) -> Iterable[Section]:
-    """The plan to take along, in the user's word for the model."""
+    """Return the plan to take along, in the user's word for the model."""
     try:
         text = code(plan, "torch", optimizers, model=model, name=name)
         yield Section(Code(text.rstrip(), "python"), "As plain PyTorch")
@@ -141,22 +137,11 @@ def as_code(
 
 
 def _headline(preview: Preview, name: str) -> str:
-    applied = preview.applied
+    applied, would = preview.applied, spoken(preview.plan) or "nothing"
     if applied is None:
-        would = _listed(preview.plan)
-        return f"Nothing is applied to `{name}`. Apply would turn on: {would or 'nothing'}"
-    now = f"Applied to `{name}`: {_listed(applied.plan) or 'nothing'}"
-    if not preview.pending:
-        return now
-    return f"{now}. Apply would make it: {_listed(preview.plan) or 'nothing'}"
-
-
-def _listed(decisions: Iterable[Decision]) -> str:
-    on = [decision for decision in decisions if decision.active]
-    return ", ".join(
-        decision.name if decision.value is True else f"{decision.name} {word(decision.value)}"
-        for decision in on
-    )
+        return f"Nothing is applied to `{name}`. Apply would turn on: {would}"
+    now = f"Applied to `{name}`: {spoken(applied.plan) or 'nothing'}"
+    return f"{now}. Apply would make it: {would}" if preview.pending else now
 
 
 def _is_left(decision: Decision, preview: Preview) -> bool:
@@ -174,8 +159,7 @@ def _reason(decision: Decision, preview: Preview) -> Row:
     if (decision.active, decision.value) != (was_on, now.value if now else decision.value):
         state = "→ on" if decision.active else "→ off" if was_on else state
         value = Changed(value) if preview.applied is not None or decision.active else value
-    name = Hinted(decision.name, named(decision.name).summary)
-    return Row((name, state, value, decision.reason), tone)
+    return Row((called(decision), state, value, decision.reason), tone)
 
 
 def _marked(before: Any, after: Any) -> str:

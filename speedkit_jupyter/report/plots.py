@@ -9,26 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
 from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import PARTS
-from speedkit_jupyter.report.colours import BAD, GOOD, LEVEL_COLOURS, NEUTRAL, PART_COLOURS, PLANNED
-from speedkit_jupyter.report.units import ratio, seconds, size
+from speedkit_jupyter.report.colours import BAD, GOOD, LEVEL_COLOURS, NEUTRAL, PLANNED
+from speedkit_jupyter.report.units import ratio, size
 from speedkit_jupyter.support.words import share
 from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A part of the step is named in its bar where it has at least this share.
-LEAST_NAMED = 0.09
 # In the tree of modules: levels, the narrowest box, letters in the whole width.
-MOST_LEVELS, LEAST_DRAWN, LETTERS = 6, 0.002, 110
+MOST_LEVELS, LEAST_DRAWN, LETTERS = 6, 0.002, 100
 COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 
 
 def as_png(figure: Figure) -> bytes:
-    """The figure as PNG bytes, at twice the screen's usual resolution."""
+    """Return the figure as PNG bytes, at twice the screen's usual resolution."""
     from io import BytesIO
 
     buffer = BytesIO()
@@ -38,29 +33,38 @@ def as_png(figure: Figure) -> bytes:
 
 @cache
 def ready() -> None:
-    """Draws once: the first picture of a process takes a second, which is better spent before a
+    """Draw once: the first picture of a process takes a second, which is better spent before a
     measurement than after it.
     """
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    figure.subplots().set_title("1.0×")
-    as_png(figure)
+    as_png(_axes(1, "1.0×").figure)
 
 
-def speedups(comparison: Comparison) -> Figure:
-    """A dot with its interval for each variant, around 1.
-
-    Variants without a ratio (failed, or not reached) are named and left empty.
-    """
+def _axes(height: float, x_label: str, formatted: Any = None) -> Any:
+    """Axes on a transparent figure without a frame; `formatted` writes the values of x."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    records = [record for record in comparison.records if record is not comparison.baseline]
-    figure = Figure(figsize=(7, 0.9 + 0.45 * len(records)), layout="constrained")
+    figure = Figure(figsize=(7, height), layout="constrained")
     figure.patch.set_alpha(0)
     axes = figure.subplots()
     axes.patch.set_alpha(0)
+    axes.set_xlabel(x_label, color=NEUTRAL)
+    axes.tick_params(colors=NEUTRAL)
+    if formatted is not None:
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatted(value)))
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return axes
+
+
+def speedups(comparison: Comparison) -> Figure:
+    """Draw a dot with its interval for each variant, around 1.
+
+    Variants without a ratio (failed, or not reached) are named and left empty.
+    """
+    records = [record for record in comparison.records if record is not comparison.baseline]
+    label = f"speed-up over {comparison.baseline.name}"
+    axes = _axes(0.9 + 0.45 * len(records), label, ratio)
     axes.axvline(1, color=NEUTRAL, linewidth=1, linestyle="--")
     for row, record in enumerate(records):
         gain, verdict = comparison.ratio(record), comparison.verdict(record)
@@ -71,93 +75,22 @@ def speedups(comparison: Comparison) -> Figure:
         if gain.low > 0 and gain.high < float("inf"):
             axes.plot([gain.low, gain.high], [row, row], color=colour, linewidth=3, alpha=0.6)
         axes.plot(gain.median, row, "o", color=colour)
-        label = f"{ratio(gain.median)} {verdict}"
-        axes.annotate(label, (gain.median, row), (0, 8), textcoords="offset points",
-                      ha="center", color=colour, fontsize=10)  # fmt: skip
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ratio(value)))
+        _write(axes, ratio(gain.median), (gain.median, row), colour, ha="center")
     axes.set_yticks(range(len(records)), [record.name for record in records])
     axes.set_ylim(len(records) - 0.4, -0.7)
-    axes.set_xlabel(f"speed-up over {comparison.baseline.name}", color=NEUTRAL)
-    axes.tick_params(colors=NEUTRAL)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    return figure
+    return axes.figure  # type: ignore[no-any-return]
 
 
-def parts(ratios: Sequence[tuple[str, Ratio]], whole: Ratio, baseline_s: float) -> Figure:
-    """The time of a step: baseline, the plan without each of its parts, and the whole plan.
-
-    `found` are the speed-ups of the plan with a part over the plan without it; `whole` is the
-    plan's over baseline.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    figure = Figure(figsize=(7, 1.2 + 0.4 * (len(ratios) + 1)), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
-    plan_s, last = baseline_s / whole.median, len(ratios) + 1
-    axes.barh(0, baseline_s, height=0.6, color=NEUTRAL, alpha=0.5)
-    for row, (_, part) in enumerate(ratios, start=1):
-        without_s = plan_s * part.median
-        colour = GOOD if without_s > plan_s else BAD
-        axes.barh(row, plan_s, height=0.6, color=NEUTRAL, alpha=0.3)
-        axes.barh(row, without_s - plan_s, left=plan_s, height=0.6, color=colour)
-        more = f"{seconds(abs(without_s - plan_s))} {'more' if without_s > plan_s else 'less'}"
-        axes.annotate(more, (max(without_s, plan_s), row), (6, 0), textcoords="offset points",
-                      va="center", color=colour, fontsize=10)  # fmt: skip
-    axes.barh(last, plan_s, height=0.6, color=GOOD, alpha=0.5)
-    axes.annotate(ratio(whole.median), (plan_s, last), (6, 0), textcoords="offset points",
-                  va="center", color=GOOD, fontsize=10)  # fmt: skip
-    names = ["baseline", *(f"without {name}" for name, _ in ratios), "with the plan"]
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, max(baseline_s, *(plan_s * part.median for _, part in ratios)) * 1.35)
-    axes.invert_yaxis()
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
-    axes.set_xlabel("time of one step", color=NEUTRAL)
-    axes.tick_params(colors=NEUTRAL)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    return figure
-
-
-def split(profile: Profile) -> Figure:
-    """The time of one step as one bar, part after part; each is named where there is room."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
-    figure = Figure(figsize=(7, 1.5), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
-    left_s = 0.0
-    for part in PARTS:
-        part_s = profile.seconds(part)
-        axes.barh(0, part_s, left=left_s, height=0.7, color=PART_COLOURS[part])
-        if profile.share(part) >= LEAST_NAMED:
-            axes.annotate(f"{part}\n{share(profile.share(part))}", (left_s + part_s / 2, 0),
-                          ha="center", va="center", color="white", fontsize=10)  # fmt: skip
-        left_s += part_s
-    axes.set_yticks([])
-    axes.set_xlim(0, left_s or 1)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: seconds(value) if value else "0"))
-    axes.tick_params(colors=NEUTRAL)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    return figure
+def _write(axes: Any, text: str, at: tuple[float, float], colour: str, **more: Any) -> None:
+    """Above a point."""
+    axes.annotate(text, at, (0, 8), textcoords="offset points", color=colour, fontsize=10, **more)
 
 
 def tree(shares: Mapping[str, float]) -> Figure:
-    """Modules by their shares of a step, 0 to 1: below each one those inside of it."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
+    """Draw modules by their shares of a step, 0 to 1: below each one those inside of it."""
     levels = min(max(name.count(".") for name in shares) + 1, MOST_LEVELS)
-    figure = Figure(figsize=(7, 0.5 + 0.36 * levels), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
+    percent = lambda value: f"{100 * value:.0f} %"  # noqa: E731
+    axes = _axes(0.5 + 0.36 * levels, "of a step, with all inside of it", percent)
     ends: dict[str, float] = {"": 0.0}
     for name, part in shares.items():
         around, _, last = name.rpartition(".")
@@ -175,23 +108,14 @@ def tree(shares: Mapping[str, float]) -> Figure:
     axes.set_yticks([])
     axes.set_xlim(0, max(ends[""], LEAST_DRAWN))
     axes.set_ylim(levels, 0)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
-    axes.set_xlabel("of a step, with all inside of it", color=NEUTRAL, fontsize=10)
-    axes.tick_params(colors=NEUTRAL)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    return figure
+    return axes.figure  # type: ignore[no-any-return]
 
 
 def loss_curves(curve: Curve, name: str, other: str) -> Figure:
-    """Baseline, plan (its `name`) and the `other` baseline over the steps."""
-    from matplotlib.figure import Figure
+    """Draw baseline, plan (its `name`) and the `other` baseline over the calls of the step."""
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(7, 3.2), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
+    axes = _axes(3.2, "call of the step")
     curves: tuple[tuple[list[float], str, Any], ...] = (
         (curve.other, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
         (curve.baseline, "baseline", {"color": NEUTRAL, "linewidth": 2.5}),
@@ -199,30 +123,20 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     )
     for losses, label, style in curves:
         axes.plot(range(1, len(losses) + 1), losses, label=label, **style)
-    axes.set_xlabel("call of the step", color=NEUTRAL)
     axes.set_ylabel("loss", color=NEUTRAL)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(colors=NEUTRAL)
     axes.legend(frameon=False, labelcolor=NEUTRAL)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(NEUTRAL)
-    return figure
+    return axes.figure  # type: ignore[no-any-return]
 
 
 def batch_sizes(found: BatchSizes) -> Figure:
-    """Samples a second with their intervals, and peak memory, against the size of a batch."""
-    from matplotlib.figure import Figure
+    """Draw samples a second with their intervals, and peak memory, against the batch size."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     sizes = found.measured
     numbers, rates = [one.number for one in sizes], [one.rate for one in sizes]
     ends = [one.interval or (one.rate, one.rate) for one in sizes]
-    figure = Figure(figsize=(7, 2.8), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
+    axes = _axes(2.8, "batch", lambda value: f"{value:g}")
     errors = [
         [max(rate - low, 0) for rate, (low, _) in zip(rates, ends, strict=True)],
         [max(high - rate, 0) for rate, (_, high) in zip(rates, ends, strict=True)],
@@ -230,21 +144,16 @@ def batch_sizes(found: BatchSizes) -> Figure:
     axes.errorbar(numbers, rates, yerr=errors, fmt="o-", color=PLANNED, capsize=2, markersize=4)
     if found.is_proven:
         axes.axvline(found.knee.number, color=GOOD, linestyle=":")
-        axes.annotate("knee", (found.knee.number, 0), xytext=(4, 4), textcoords="offset points",
-                      color=GOOD, fontsize=9)  # fmt: skip
+        _write(axes, " knee", (found.knee.number, 0), GOOD)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(numbers))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("batch", color=NEUTRAL)
     axes.set_ylabel("samples a second", color=PLANNED)
     _draw_memory(axes, [one for one in sizes if one.peak_bytes is not None])
-    axes.tick_params(colors=NEUTRAL)
-    for side in axes.spines.values():
-        side.set_color(NEUTRAL)
-    return figure
+    return axes.figure  # type: ignore[no-any-return]
 
 
 def _draw_memory(axes: Any, sizes: Sequence[Size]) -> None:
@@ -257,8 +166,8 @@ def _draw_memory(axes: Any, sizes: Sequence[Size]) -> None:
     beside.plot([one.number for one in sizes], peaks, "s--", color=BAD, markersize=3, linewidth=1)
     beside.set_ylim(bottom=0)
     beside.yaxis.set_major_locator(FixedLocator(round_sizes(max(filter(None, peaks)))))
-    beside.set_ylabel("peak memory", color=BAD)
     beside.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if value else "0"))
+    beside.set_ylabel("peak memory", color=BAD)
     beside.tick_params(colors=NEUTRAL)
     for side in beside.spines.values():
         side.set_visible(False)

@@ -13,7 +13,7 @@ FEWEST, MOST = 4, 12
 
 
 def shown(score: Scored, value: float) -> str:
-    """With as many digits as tell apart what is given up and allowed."""
+    """Return a value with as many digits as tell apart what is given up and allowed."""
     after = score.before.value if score.after is None else score.after.value
     largest = max(abs(score.before.value), abs(after))
     small = [number for number in (score.allowed, abs(score.before.value - after)) if number]
@@ -22,7 +22,7 @@ def shown(score: Scored, value: float) -> str:
 
 
 def change(score: Scored) -> str:
-    """`evaluate 0.912 → 0.908`."""
+    """Return `evaluate 0.912 → 0.908`."""
     if score.after is None:
         return score.failure
     before, after = (shown(score, side.value) for side in (score.before, score.after))
@@ -30,7 +30,7 @@ def change(score: Scored) -> str:
 
 
 def judged(score: Scored) -> str:
-    """The same with what was given up, what is allowed, and what follows."""
+    """Return the same with what was given up, what is allowed, and what follows."""
     if score.after is None:
         return f"{change(score)}: not accepted"
     allowed = f"{score.allowed:.2g} is allowed ({_why(score)}; {score.better} is better)"
@@ -39,7 +39,7 @@ def judged(score: Scored) -> str:
 
 
 def score_table(score: Scored, name: str) -> Table:
-    """The number with its interval where that is known, what is given up, what is allowed."""
+    """Return the number with its interval, what is given up, and what is allowed."""
     values = [_cell(score, score.before), _cell(score, score.after)]
     rows = [Row((score.function, *values))]
     if score.before.interval or (score.after and score.after.interval):
@@ -57,7 +57,7 @@ def score_table(score: Scored, name: str) -> Table:
 
 
 def precision(score: Scored) -> str:
-    """That so few examples do not tell what is allowed; empty where they do, or nobody knows."""
+    """Return that so few examples do not tell what is allowed; empty where they do."""
     known = score.before.interval
     if known is None or score.before.examples is None:
         return ""

@@ -14,7 +14,7 @@ SUSPICIOUS, LEAST_S = 4, 1e-6
 
 
 def timing_report(timing: Timing) -> Document:
-    """Median with its interval, what `%timeit` prints, CPU and device time."""
+    """Return median with its interval, what `%timeit` prints, CPU and device time."""
     digits = timing.precision
     runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
     if not timing.all_runs:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
-from speedkit_jupyter.report.attention_table import TITLE, attention_table
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import Code, Row, Section, Table
+from speedkit_jupyter.report.plan_report import TITLE, attention_table
 from speedkit_jupyter.report.score_words import judged
 from speedkit_jupyter.report.units import between, day, ratio, seconds, size
 from speedkit_jupyter.session import Found
@@ -29,7 +29,7 @@ NEXT = (
 
 
 def tuning_report(tuning: Tuning) -> Document:
-    """What to do, what it was proven to bring, and everything that was tried."""
+    """Return what to do, what it was proven to bring, and everything that was tried."""
     sections = []
     if tuning.record is not None and tuning.record.score is not None:
         sections.append(Section(f"{judged(tuning.record.score)}."))
@@ -58,8 +58,8 @@ def tuning_report(tuning: Tuning) -> Document:
 
 
 def found_by(tuning: Tuning) -> Found:
-    """What the session remembers of a search, so that every view speaks of it."""
-    proof = ""
+    """Return what the session remembers of a search, so that every view speaks of it."""
+    proof = tuning.winner.name if tuning.helped else ""
     if tuning.helped and tuning.comparison is not None and tuning.record is not None:
         proof = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
     return Found(tuning.config, proof, ",".join(tuning.named))
@@ -79,7 +79,7 @@ def _next_steps(named: Sequence[str], in_force: bool) -> str:
 
 
 def tuned_list(plans: Sequence[Learned]) -> Document:
-    """The plans that were learned, newest first."""
+    """Return the plans that were learned, newest first."""
     if not plans:
         return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
     columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
@@ -144,7 +144,7 @@ def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
 
 
 def _proof(tuning: Tuning) -> list[Section]:
-    """What each part is worth, in numbers and as a picture, and what it does to memory."""
+    """What each part is worth, in numbers, and what it does to memory."""
     parts, comparison, record = tuning.parts(), tuning.comparison, tuning.record
     rows = [Row((name, f"{ratio(r.median)}", between(r.low, r.high))) for name, r in parts]
     sections = []
@@ -156,15 +156,4 @@ def _proof(tuning: Tuning) -> list[Section]:
         if before and after and before.peak_bytes and after.peak_bytes:
             memory = f"{size(before.peak_bytes)} before, {size(after.peak_bytes)} with the plan"
             sections.append(Section(f"Peak memory of a step: {memory}."))
-        if rows and comparison.baseline.times_s:
-            sections.append(Section(Picture(lambda: _parts(tuning), "What each part is worth")))
     return sections
-
-
-def _parts(tuning: Tuning) -> bytes:
-    from speedkit_jupyter.report import plots
-
-    assert tuning.comparison is not None
-    assert tuning.ratio is not None
-    baseline_s = spread(tuning.comparison.baseline.times_s).median_s
-    return plots.as_png(plots.parts(tuning.parts(), tuning.ratio, baseline_s))

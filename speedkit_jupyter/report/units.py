@@ -8,7 +8,7 @@ from typing import Any
 
 
 def seconds(value: float, digits: int = 3) -> str:
-    """`2.31 s`, `45.2 ms`, `310 µs`; from a minute on `3 min 20 s`."""
+    """Return `2.31 s`, `45.2 ms`, `310 µs`; from a minute on `3 min 20 s`."""
     if abs(value) >= 60:
         minutes, rest = divmod(round(value), 60)
         hours, minutes = divmod(minutes, 60)
@@ -20,7 +20,7 @@ def seconds(value: float, digits: int = 3) -> str:
 
 
 def with_unit(value: float, unit: str) -> str:
-    """`1.2 J`, `45.2 mJ`, `3.1 kJ`; a bare number where there is no unit."""
+    """Return `1.2 J`, `45.2 mJ`, `3.1 kJ`; a bare number where there is no unit."""
     if not unit:
         return _significant(value, 3)
     for scale, prefix in ((1e3, "k"), (1.0, ""), (1e-3, "m")):
@@ -36,7 +36,7 @@ def _significant(value: float, digits: int) -> str:
 
 
 def operations(value: float) -> str:
-    """Floating-point operations: `1.21 GFLOP`."""
+    """Return floating-point operations: `1.21 GFLOP`."""
     for scale, unit in ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):
         if value >= scale:
             return f"{value / scale:.3g} {unit}"
@@ -44,7 +44,7 @@ def operations(value: float) -> str:
 
 
 def day(moment: datetime.datetime) -> str:
-    """`12 May`, with the time on the same day and the year in another; in local time."""
+    """Return `12 May`, with the time on the same day and the year in another; in local time."""
     local, today = moment.astimezone(), datetime.datetime.now().astimezone()
     text = f"{local.day} {local:%b}"
     if local.date() == today.date():
@@ -53,7 +53,7 @@ def day(moment: datetime.datetime) -> str:
 
 
 def size(value: float) -> str:
-    """`15 GiB`, `24 KiB`."""
+    """Return `15 GiB`, `24 KiB`."""
     for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= scale:
             return f"{_significant(value / scale, 3)} {unit}"
@@ -61,21 +61,21 @@ def size(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """`1.27×`; near 1, where it matters on which side, `1.004×`."""
+    """Return `1.27×`; near 1, where it matters on which side, `1.004×`."""
     if math.isinf(value):
         return "∞"
     return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"
 
 
 def between(low: float, high: float) -> str:
-    """`1.20× to 1.26×`; `too few rounds` where an end is not known."""
+    """Return `1.20× to 1.26×`; `too few rounds` where an end is not known."""
     if low <= 0 or math.isinf(high):
         return "too few rounds"
     return f"{ratio(low)} to {ratio(high)}"
 
 
 def word(value: Any) -> str:
-    """A value in the words of the config: true, false and default in place of Python's names."""
+    """Return a value in the words of the config: true, false and default, not Python's names."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

@@ -27,7 +27,7 @@ HINT = ". A step that scales its loss by itself should return it: what it return
 
 
 def verification_report(result: Verification) -> Document:
-    """The verdict with its numbers, the curves, and some steps of them."""
+    """Return the verdict with its numbers, the curves, and some steps of them."""
     verdict = result.verdict
     calls = count(len(result.runs.baseline), "call")
     title = f"{result.name}: {WORDS[verdict]}"
@@ -103,8 +103,8 @@ def _distances(result: Verification, curve: Curve) -> Table:
         Row((label, f"{curve.yardstick:.3g}")),
         Row((ALLOWED, f"{curve.allowed:.3g}")),
     )
-    return Table(("distance from the baseline's losses", "root mean square"), rows,
-                 ("root mean square",))  # fmt: skip
+    columns = ("distance from the baseline's losses", "root mean square")
+    return Table(columns, rows, columns[1:], wraps=columns[:1])
 
 
 def _steps(name: str, curve: Curve) -> Table:

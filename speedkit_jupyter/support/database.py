@@ -11,7 +11,6 @@ import datetime
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,10 +26,8 @@ Kept = TypeVar("Kept")
 
 # A folder of the user's choice in place of the platform's own.
 FOLDER = "SPEEDKIT_DATA"
-# Another kernel's write takes milliseconds: whoever holds the lock for longer, and writes nothing
-# meanwhile, hangs. Where many write it may take this long until it is our turn.
-PATIENCE_S, LONGEST_S = 2.0, 30.0
-READ = "BEGIN"
+# Another kernel's write takes milliseconds, and several may wait in a row.
+PATIENCE_S = 10.0
 LONGEST_NAME = 200
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS results (
@@ -56,7 +53,7 @@ CREATE TABLE IF NOT EXISTS rates (
 
 
 def folder() -> Path:
-    """Where the database lies."""
+    """Return where the database lies."""
     import platformdirs
 
     chosen = os.environ.get(FOLDER)
@@ -69,86 +66,61 @@ def save(name: str, result: Mapping[str, Any]) -> None:
         raise SpeedKitError(
             f"no result can be saved as {name[:20]!r}: give it a shorter, plain name"
         )
-    with _database() as database:
-        database.execute(
-            "INSERT INTO results (name, saved_at, result) VALUES (?, ?, ?)",
-            (name, _now(), json.dumps({**result, "engine": ENGINE})),
-        )
+    row = (name, _now(), json.dumps({**result, "engine": ENGINE}))
+    _write("INSERT INTO results (name, saved_at, result) VALUES (?, ?, ?)", row)
 
 
 def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Saved]:
-    """What was kept, oldest first: all, or that of one name. Raises SpeedKitError.
+    """Return what was kept, oldest first: all, or that of one name. Raises SpeedKitError.
 
     A row that can't be read is left out; a line about it is added to `skipped`.
     """
-    if not _exists() or not is_text(name or ""):
+    if not is_text(name or ""):
         return []
-    where, values = ("", ()) if name is None else ("WHERE name = ?", (name,))
-    with _database(READ) as database:
-        query = f"SELECT id, name, saved_at, result FROM results {where} ORDER BY id"
-        rows = database.execute(query, values).fetchall()
+    rows = _read("SELECT id, name, saved_at, result FROM results", "name", name)
     return _readable(rows, database_rows.saved, "result", skipped)
 
 
 def forget(name: str) -> int:
-    """Delete everything of that name; returns how many results there were."""
-    if not is_text(name):
-        return 0
-    with _database() as database:
-        return database.execute("DELETE FROM results WHERE name = ?", (name,)).rowcount
+    """Delete everything of that name; return how many results there were."""
+    return _write("DELETE FROM results WHERE name = ?", (name,)) if is_text(name) else 0
 
 
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
     """Keep a plan in place of an earlier one for the same. Raises SpeedKitError."""
-    with _database() as database:
-        database.execute(
-            "INSERT OR REPLACE INTO plans (setting, task, learned_at, plan) VALUES (?, ?, ?, ?)",
-            (setting, task, _now(), json.dumps({**plan, "engine": ENGINE})),
-        )
+    row = (setting, task, _now(), json.dumps({**plan, "engine": ENGINE}))
+    columns = "plans (setting, task, learned_at, plan)"
+    _write(f"INSERT OR REPLACE INTO {columns} VALUES (?, ?, ?, ?)", row)
 
 
 def learned(setting: str | None = None, skipped: list[str] | None = None) -> list[Learned]:
-    """The plans that were kept, oldest first: all, or those of one setting.
+    """Return the plans that were kept, oldest first: all, or those of one setting.
 
     A row that can't be read is left out; a line about it is added to `skipped`.
     """
-    if not _exists():
-        return []
-    where, values = ("", ()) if setting is None else ("WHERE setting = ?", (setting,))
-    with _database(READ) as database:
-        query = f"SELECT id, setting, task, learned_at, plan FROM plans {where} ORDER BY id"
-        rows = database.execute(query, values).fetchall()
+    rows = _read("SELECT id, setting, task, learned_at, plan FROM plans", "setting", setting)
     return _readable(rows, database_rows.learned, "learned plan", skipped)
+
+
+def unlearn(numbers: Iterable[int] | None) -> int:
+    """Delete these plans, or all; return how many there were."""
+    if numbers is None:
+        return _write("DELETE FROM plans")
+    return sum(_write("DELETE FROM plans WHERE id = ?", (number,)) for number in numbers)
 
 
 def keep_rates(machine: str, rates: str) -> None:
     """Keep what was measured of a machine, as JSON, in place of what was before. Raises
     SpeedKitError.
     """
-    with _database() as database:
-        database.execute("INSERT OR REPLACE INTO rates VALUES (?, ?, ?)", (machine, _now(), rates))
+    _write("INSERT OR REPLACE INTO rates VALUES (?, ?, ?)", (machine, _now(), rates))
 
 
 def rates(machine: str) -> str | None:
-    """What was measured of this machine, as JSON; None where nothing was. Raises SpeedKitError."""
-    if not _exists():
-        return None
-    with _database(READ) as database:
-        query = "SELECT rates FROM rates WHERE machine = ?"
-        row = database.execute(query, (machine,)).fetchone()
-    text = None if row is None else row[0]
+    """Return what was measured of this machine, as JSON; None without. Raises SpeedKitError."""
+    rows = _read("SELECT rowid AS id, rates FROM rates", "machine", machine)
+    text = rows[0][1] if rows else None
     return text.decode(errors="replace") if isinstance(text, bytes) else None
-
-
-def unlearn(numbers: Iterable[int] | None) -> int:
-    """Delete these plans, or all; returns how many there were."""
-    with _database() as database:
-        if numbers is None:
-            return database.execute("DELETE FROM plans").rowcount
-        return sum(
-            database.execute("DELETE FROM plans WHERE id = ?", (number,)).rowcount
-            for number in numbers
-        )
 
 
 def _readable(
@@ -171,20 +143,28 @@ def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def _exists() -> bool:
-    """Whether anything was ever kept; where that can't be told, opening it says why."""
+def _read(query: str, column: str, value: str | None) -> list[tuple[Any, ...]]:
+    """Return the rows, or those that have this value in the column; makes no file."""
     try:
         (folder() / "speedkit.sqlite").stat()
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return []
     except (OSError, RuntimeError):
-        return True
-    return True
+        pass  # opening it says why
+    where, values = ("", ()) if value is None else (f"WHERE {column} = ?", (value,))
+    with _database("BEGIN") as database:
+        return database.execute(f"{query} {where} ORDER BY id", values).fetchall()
+
+
+def _write(statement: str, values: tuple[Any, ...] = ()) -> int:
+    """Return how many rows it changed."""
+    with _database("BEGIN IMMEDIATE") as database:
+        return database.execute(statement, values).rowcount
 
 
 @contextmanager
-def _database(begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-    """A connection and its transaction: all of the block is written, or nothing."""
+def _database(begin: str) -> Iterator[sqlite3.Connection]:
+    """Open a connection and a transaction: all of the block is written, or nothing."""
     file: Path | str = "speedkit.sqlite"
     try:
         file = folder() / "speedkit.sqlite"
@@ -193,8 +173,9 @@ def _database(begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
         connection.text_factory = bytes  # one row that is no text must not hide the others
         try:
             with connection:
-                _begin(connection, file, begin)
-                _create_tables(connection)
+                connection.execute(begin)
+                for table in SCHEMA.split(";"):  # `executescript` would end the transaction
+                    connection.execute(table)
                 yield connection
         finally:
             connection.close()
@@ -202,29 +183,8 @@ def _database(begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
         raise SpeedKitError(f"the history in {file} can't be used: {_why(error)}") from None
 
 
-def _begin(connection: sqlite3.Connection, file: Path, begin: str) -> None:
-    """Take the lock. Others may write all the time; who writes nothing for so long hangs."""
-    end, stamp = time.monotonic() + LONGEST_S, _written(file)
-    while True:
-        try:
-            connection.execute(begin)
-            connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-            return
-        except sqlite3.OperationalError:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            before, stamp = stamp, _written(file)
-            if stamp == before or time.monotonic() > end:
-                raise
-
-
-def _written(file: Path) -> tuple[int, int]:
-    status = file.stat()
-    return status.st_mtime_ns, status.st_size
-
-
 def _why(error: Exception) -> str:
-    """The reason with the next step."""
+    """Return the reason with the next step."""
     advice = f"{FOLDER} can name another folder"
     if type(error) is sqlite3.DatabaseError:  # its subclasses are about one statement
         return f"it is damaged ({error}): delete it or move it away, and a new one begins"
@@ -233,8 +193,3 @@ def _why(error: Exception) -> str:
     if "column" in str(error):
         return f"another version of SpeedKit made it ({error}): {advice}"
     return f"{error} ({advice})"
-
-
-def _create_tables(connection: sqlite3.Connection) -> None:
-    for statement in SCHEMA.split(";"):  # `executescript` would end the transaction
-        connection.execute(statement)

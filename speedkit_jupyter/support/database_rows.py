@@ -92,28 +92,28 @@ class PlanShape(_Shape):
 
 
 def saved(number: int, name: Any, when: Any, result: Any) -> Saved:
-    """A row of results."""
+    """Return a row of results."""
     return Saved(number, _text(name), _moment(when), _values(result, ResultShape))
 
 
 def learned(number: int, setting: Any, task: Any, when: Any, plan: Any) -> Learned:
-    """A row of learned plans."""
+    """Return a row of learned plans."""
     values = _values(plan, PlanShape)
     return Learned(number, _text(setting), _text(task), _moment(when), values)
 
 
 def _text(raw: Any) -> str:
-    """A text column; SQLite keeps any bytes in it."""
-    if not isinstance(raw, bytes):
-        raise ValueError(f"a text is stored as {type(raw).__name__}")
+    """Return a text column; SQLite keeps any bytes in it."""
     try:
-        return raw.decode()
+        return bytes.decode(raw)
+    except TypeError:
+        raise ValueError(f"a text is stored as {type(raw).__name__}") from None
     except UnicodeDecodeError:
         raise ValueError("it is no UTF-8 text") from None
 
 
 def _moment(raw: Any) -> datetime.datetime:
-    """A time in UTC."""
+    """Return a time in UTC."""
     text = _text(raw)
     try:
         return datetime.datetime.fromisoformat(text).astimezone(datetime.timezone.utc)
@@ -122,10 +122,9 @@ def _moment(raw: Any) -> datetime.datetime:
 
 
 def _values(raw: Any, shape: type[BaseModel]) -> Mapping[str, Any]:
-    """A JSON document of that shape."""
-    text = _text(raw)
+    """Return a JSON document of that shape."""
     try:
-        read = json.loads(text)
+        read = json.loads(_text(raw))
         json.dumps(read, ensure_ascii=False).encode()  # an escape can stand for half a character
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None

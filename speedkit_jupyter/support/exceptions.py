@@ -9,36 +9,11 @@ SpeedKitError
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any
-
-PACKAGE = __name__.partition(".")[0]
 
 
 class SpeedKitError(Exception):
     """Base of every error that SpeedKit raises on purpose; its text is written for users."""
-
-    def _render_traceback_(self) -> list[str]:
-        """IPython asks for its lines: the user's frames, and none of ours below."""
-        shell: Any = sys.modules["IPython"].get_ipython()
-        frames: list[TracebackType] = []
-        entry = self.__traceback__
-        while entry is not None:
-            frames.append(entry)
-            entry = entry.tb_next
-        while len(frames) > 2 and _is_ours(frames[-1]):  # IPython's own is the first
-            del frames[-1]
-        chain: TracebackType | None = None
-        for one in reversed(frames):
-            chain = TracebackType(chain, one.tb_frame, one.tb_lasti, one.tb_lineno)
-        lines: list[str] = shell.InteractiveTB.structured_traceback(type(self), self, chain)
-        return lines
-
-
-def _is_ours(entry: TracebackType) -> bool:
-    return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE
 
 
 class ConfigError(SpeedKitError, ValueError):
@@ -58,14 +33,14 @@ class ArgumentError(SpeedKitError, TypeError):
 
 
 def printable(text: str) -> str:
-    """In one line, and without what a terminal would act on: `\\x1b` stands as it is spelt."""
+    """Return text in one line, and without what a terminal would act on: `\\x1b` as it is spelt."""
     return "".join(
         character if character.isprintable() else repr(character)[1:-1] for character in text
     )
 
 
 def is_text(word: str) -> bool:
-    """Whether it can be written at all: half a character, as `\\ud800`, can't."""
+    """Return whether it can be written at all: half a character, as `\\ud800`, can't."""
     try:
         word.encode()
     except UnicodeEncodeError:
@@ -78,7 +53,7 @@ SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": 
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """` Did you mean 'bf16'?` for the nearest known word, or nothing where none is near."""
+    """Return ` Did you mean 'bf16'?` for the nearest known word; empty where none is near."""
     lowered = {str(name).lower(): str(name) for name in known}
     asked = SYNONYMS.get(str(word).lower(), str(word).lower())
     near = difflib.get_close_matches(asked, lowered, n=1, cutoff=0.6)

@@ -1,173 +1,189 @@
-"""Ctrl-C, other signals and other threads held back while state is half changed."""
+"""Ctrl-C, other signals and other threads held back while state is half changed.
+
+Python runs the handlers of signals between any two lines of the main thread, and they may raise:
+Ctrl-C (SIGINT) does, and so does a time-out (SIGALRM). A gate takes the place of all of them.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from speedkit_jupyter.support.handlers import (
-    MOST_IN_A_ROW,
-    WINDOWS,
-    Held,
-    Window,
-    can_be_exchanged,
-    own,
-)
+P = ParamSpec("P")
+R = TypeVar("R")
+# A gate that is shut for longer lets a signal through: who presses Ctrl-C for so long is heard.
+LONGEST_S = 10.0
 
-# State at module level, on purpose: one process, one thread at a time that applies or restores.
-_LOCK = threading.RLock()
-_DEPTH = [0]
-_LATER: deque[Callable[[], object]] = deque()
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
+
+class Gate:
+    """Stands in for every handler that is written in Python; passes signals on while it is open.
+
+    After one has passed, no other does until the gate is opened again: a second Ctrl-C would meet
+    what is undone after the first.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Any] = {}
+        self.thread = threading.get_ident()
+        self.handlers: dict[int, Any] = {}
+        self._is_open = self._has_passed = False
+        self._first_s = 0.0
+
+    def __call__(self, number: int, frame: Any) -> None:
+        """Take a signal: Python calls this as the handler."""
+        __tracebackhide__ = True
+        if not self._waiting:
+            self._first_s = time.monotonic()
+        self._waiting[number] = frame
+        if self._is_open or time.monotonic() - self._first_s > LONGEST_S:
+            self._pass_on()
+
+    def open(self) -> None:
+        """Let signals through from here on: the code is the user's. What waits arrives here."""
+        __tracebackhide__ = True
+        self._is_open, self._has_passed = True, False
+        self._pass_on()
+
+    def close(self) -> None:
+        """Hold signals back from here on: the code is ours."""
+        self._is_open = False
+
+    @contextmanager
+    def shut(self) -> Iterator[None]:
+        """Hold signals back for the block, in the user's code too."""
+        was_open, self._is_open = self._is_open, False
+        try:
+            yield
+        finally:
+            self._is_open = was_open
+            if was_open:
+                self._pass_on()
+
+    def begin(self) -> None:
+        """Take the place of the handlers."""
+        for number in _NUMBERS:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self.handlers[number] = handler
+                signal.signal(number, self)
+
+    def end(self) -> None:
+        """Give the handlers their places back; what waits arrives, unless one has passed."""
+        __tracebackhide__ = True
+        waiting = {} if self._has_passed else self._waiting
+        self._waiting, self._is_open = {}, True  # what comes now goes straight on
+        try:
+            self._put_back()
+        except BaseException:
+            self._put_back()
+            raise
+        for number, frame in waiting.items():
+            self.handlers[number](number, frame)
+
+    def _put_back(self) -> None:
+        for number, handler in self.handlers.items():
+            if signal.getsignal(number) is self:
+                signal.signal(number, handler)
+
+    def _pass_on(self) -> None:
+        __tracebackhide__ = True
+        for number in [*self._waiting]:
+            frame = self._waiting.pop(number)
+            self._is_open, self._has_passed = False, True
+            self.handlers[number](number, frame)
+            self._is_open, self._has_passed = True, False  # its handler raised nothing
+
+
+_NUMBERS = tuple(int(number) for number in signal.valid_signals())
+# State at module level, on purpose: the process has one handler of each signal.
+_GATES: list[Gate] = []
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
     """Deliver signals that arrive inside the block to their own handlers after the block.
 
-    Nested blocks deliver them after the outermost one. Python runs signal handlers in the main
-    thread only, so in another thread, or under a handler that is not Python's, nothing is done.
+    Nested blocks deliver after the outermost one. In another thread than the main one nothing is
+    done, as no handler runs there.
     """
-    if _HOLDING or not can_be_exchanged():
+    if threading.current_thread() is not threading.main_thread():
         yield
-        return
-    held = Held()
-    held.begin()
-    _HOLDING.append(held)
-    try:
-        yield
-    finally:
-        _HOLDING.remove(held)
-        held.end()
-
-
-def handler_of(number: int) -> Any:
-    """A signal's handler; where it is held back, the one that gets it afterwards."""
-    return own(signal.getsignal(number), number)
-
-
-def set_handler(number: int, handler: Any) -> None:
-    """Raises what `signal.signal` raises; where signals are held back, from then on."""
-    if _HOLDING and callable(handler) and can_be_exchanged():
-        _HOLDING[0].instead_of(number, handler)
+    elif _GATES:
+        with _GATES[0].shut():
+            yield
     else:
-        signal.signal(number, handler)
-        if _HOLDING:
-            _HOLDING[0].handlers.pop(number, None)
+        with _in_place(Gate()):
+            yield
 
 
-def one_in_a_row(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Of interrupts in a row (Ctrl-C pressed twice) the function sees one, and so does its caller.
+def in_windows(function: Callable[P, R]) -> Callable[P, R]:
+    """Have signals arrive in the user's own code only, while `function` runs: in a `window()`.
 
-    The others would meet what is being undone. Who presses again a second later is heard again.
-    What another signal's handler raises counts as one: a time-out.
+    In ours they wait for the next window, or for the end. Of Ctrl-C pressed twice, one arrives.
     """
-    return _with_a_handler(function, is_open=True)
 
-
-def in_windows(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The same, and that one arrives in the user's own code only: where a `window()` is open.
-
-    In ours it waits for the next window, or for the end.
-    """
-    return _with_a_handler(function, is_open=False)
-
-
-def window() -> Window | None:
-    """Where interrupts may arrive: to be opened before the user's code and closed after it.
-
-    None where they may anyway.
-    """
-    first = WINDOWS[0] if WINDOWS else None
-    is_ours = first is not None and first.thread == threading.get_ident()
-    return first if is_ours and first is not None and not first.is_always_open else None
-
-
-def in_a_window(function: Callable[[], Result]) -> Result:
-    """Call the user's code; what waits for a window may arrive in it."""
-    __tracebackhide__ = True
-    first = window()
-    if first is None:
-        return function()
-    first.open()
-    try:
-        return function()
-    finally:
-        first.close()
-
-
-def _with_a_handler(function: Callable[Given, Result], is_open: bool) -> Callable[Given, Result]:
     @wraps(function)
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         __tracebackhide__ = True
-        if WINDOWS or _HOLDING or not can_be_exchanged():
+        if _GATES or threading.current_thread() is not threading.main_thread():
             return function(*args, **kwargs)
-        ours = Window(is_open)
-        try:  # no `with` statement, whose own end an interrupt may meet
-            try:
-                ours.begin()
-                return function(*args, **kwargs)
-            finally:
-                ours.end()
-        except BaseException:  # it may have come where it ended
-            ours.end()
-            raise
+        with _in_place(Gate()):
+            return function(*args, **kwargs)
 
     return call
 
 
 @contextmanager
+def _in_place(gate: Gate) -> Iterator[None]:
+    __tracebackhide__ = True
+    try:
+        gate.begin()
+        _GATES.append(gate)  # no signal raises from here on
+        yield
+    finally:
+        _GATES.clear()
+        gate.end()
+
+
+def window() -> Gate | None:
+    """Return the gate to open before the user's code and to close after it; None without one."""
+    return _GATES[0] if _GATES and _GATES[0].thread == threading.get_ident() else None
+
+
+def in_a_window(function: Callable[[], R]) -> R:
+    """Call the user's code; what waits for a window may arrive in it."""
+    __tracebackhide__ = True
+    gate = window()
+    if gate is None:
+        return function()
+    try:
+        gate.open()
+        return function()
+    finally:
+        gate.close()
+
+
+# One thread at a time applies or restores. What the garbage collector sets off waits for its end.
+_LOCK = threading.RLock()
+_DEPTH = [0]
+_LATER: deque[Callable[[], object]] = deque()
+
+
+@contextmanager
 def undisturbed() -> Iterator[None]:
-    """Neither an interrupt nor another thread of ours in between: both wait for the end."""
+    """Let neither a signal nor another thread of ours in between: both wait for the end."""
     with held_back():
         try:
-            with _LOCK:
-                _DEPTH[0] += 1
-                try:
-                    yield
-                finally:
-                    _DEPTH[0] -= 1
+            with _counted():
+                yield
         finally:
             _run_what_waits()
-
-
-def finished(action: Callable[[], object]) -> None:
-    """Run `action` undisturbed to its end, whatever interrupts come; one of them goes on after it.
-
-    One that comes before it can be held back has `action` start anew, which it must bear. So does
-    what any signal's handler raises; what `action` itself raises goes on.
-    """
-    interrupt: BaseException | None = None
-    for _ in range(MOST_IN_A_ROW):
-        run = _Run(action)
-        try:
-            with undisturbed():
-                run.to_its_end()
-        except BaseException as error:
-            interrupt = error
-        if run.ended:
-            break
-    if interrupt is not None:
-        raise interrupt
-
-
-class _Run:
-    """Whether an action has come to its end, be it a failure of its own."""
-
-    def __init__(self, action: Callable[[], object]) -> None:
-        self._action, self.ended = action, False
-
-    def to_its_end(self) -> None:
-        try:
-            self._action()
-        finally:
-            self.ended = True
 
 
 def soon(action: Callable[[], object]) -> None:
@@ -179,20 +195,36 @@ def soon(action: Callable[[], object]) -> None:
     _run_what_waits()
 
 
+@contextmanager
+def _counted() -> Iterator[None]:
+    with _LOCK:
+        _DEPTH[0] += 1
+        try:
+            yield
+        finally:
+            _DEPTH[0] -= 1
+
+
 def _run_what_waits() -> None:
     while _LATER and _LOCK.acquire(blocking=False):  # who has it comes here when done
         try:
             if _DEPTH[0]:  # this very thread is in the middle of it
                 return
-            with held_back():
-                _DEPTH[0] += 1
-                try:
-                    _LATER.popleft()()
-                finally:
-                    _DEPTH[0] -= 1
+            with held_back(), _counted():
+                _LATER.popleft()()
         finally:
             _LOCK.release()
 
 
-# State at module level, on purpose: the process has one handler of each signal.
-_HOLDING: list[Held] = []
+def handler_of(number: int) -> Any:
+    """Return a signal's handler; while signals are held back, the one that gets them afterwards."""
+    held = _GATES[0].handlers if _GATES else {}
+    return held[number] if number in held else signal.getsignal(number)
+
+
+def set_handler(number: int, handler: Any) -> None:
+    """Set a signal's handler; while signals are held back, from then on."""
+    if _GATES and number in _GATES[0].handlers:
+        _GATES[0].handlers[number] = handler
+    else:
+        signal.signal(number, handler)

@@ -16,15 +16,11 @@ class Listeners:
 
     def add(self, method: Callable[..., None]) -> None:
         """Call this bound method from now on, as long as its object lives."""
-        self._methods.append(WeakMethod(method))
+        self._methods = [old for old in self._methods if old() is not None] + [WeakMethod(method)]
 
     def tell(self, *news: Any) -> None:
         """Call all. What goes wrong in one is a warning: it must not undo what it is told of."""
-        for reference in list(self._methods):
-            method = reference()
-            if method is None:
-                self._methods.remove(reference)
-                continue
+        for method in filter(None, [reference() for reference in self._methods]):
             try:
                 method(*news)
             except Exception as error:

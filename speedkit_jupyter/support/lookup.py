@@ -21,12 +21,12 @@ MOST_KEYS = 8
 
 
 def canonical(text: str) -> str:
-    """The same word as Python writes it. Raises SpeedKitError for what is no such word."""
+    """Return the same word as Python writes it. Raises SpeedKitError for what is no such word."""
     return ast.unparse(_parsed(text))
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Iterable[str] = (), kind: str = "") -> Any:
-    """What the word stands for; raises SpeedKitError with the nearest of the `known` ones."""
+    """Return what the word stands for. Raises SpeedKitError with the nearest that is `known`."""
     return _followed(_parsed(text), names, text, list(known), kind or "name")
 
 
@@ -73,24 +73,23 @@ def _followed(
 
 
 def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word: str) -> str:
-    """What is missing, with the nearest that is there."""
-    if isinstance(node, ast.Attribute) and isinstance(error, AttributeError):
+    """Return what is missing, with the nearest that is there."""
+    if isinstance(node, ast.Attribute):
+        if not isinstance(error, AttributeError):
+            return f"{word}.{node.attr} raises {type(error).__name__}"
         there = [*getattr(owner, "_modules", {}), *getattr(owner, "__dict__", {})]
         return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
-    if isinstance(node, ast.Attribute):
-        return f"{word}.{node.attr} raises {type(error).__name__}"
     key = ast.literal_eval(node.slice)
     if isinstance(error, KeyError) and isinstance(owner, Mapping):
-        keys = ", ".join(map(repr, owner)) if len(owner) <= MOST_KEYS else ""
-        hint = did_you_mean(key, owner) or (f" Here: {keys}." if keys else "")
-        return f"{word} has no key {key!r}.{hint}"
+        here = f" Here: {', '.join(map(repr, owner))}." if 0 < len(owner) <= MOST_KEYS else ""
+        return f"{word} has no key {key!r}.{did_you_mean(key, owner) or here}"
     if isinstance(error, IndexError):
         return f"{word} has no element {key!r}: there are {len(owner)}"
     return f"{word}[{key!r}] raises {type(error).__name__}"
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """As `isinstance`; of a stranger whose own `__class__` fails, by its type."""
+    """Return as `isinstance` does; of a stranger whose own `__class__` fails, by its type."""
     try:
         return isinstance(value, kind)
     except Exception:
@@ -102,7 +101,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Its own, as it gives them; none where it can't."""
+    """Return an object's own attributes, as it gives them; none where it can't."""
     try:
         attributes: Any = getattr(value, "__dict__", None)
     except Exception:

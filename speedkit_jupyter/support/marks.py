@@ -6,47 +6,37 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import version as version
 
 if TYPE_CHECKING:
     import torch
 
-# So many numbers of each.
+# How many numbers of each tensor.
 FEW = 256
 
 Mark = tuple[int, Any]
 
 
 def marks(tensors: Iterable[torch.Tensor]) -> list[Mark]:
-    """As they are now. Numbers count beside versions, since not everything that writes raises them
-    (`.data`, fused optimizers); on a CPU alone, since an accelerator would be waited for.
+    """Return them as they are now. Numbers count beside versions, since not everything that writes
+    raises them (`.data`, fused optimizers); on a CPU alone, since an accelerator would be awaited.
     """
     return [(version(tensor), _some(tensor)) for tensor in tensors]
 
 
 def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool:
-    """Whether one of the same tensors has another mark by now."""
+    """Return whether one of the same tensors has another mark by now."""
+    import torch
+
     for tensor, (writes, some) in zip(tensors, before, strict=True):
         if version(tensor) != writes:
             return True
         now = None if some is None else _some(tensor)
-        if now is not None and not _are_equal(now, some):
+        if now is not None and not (
+            now.shape == some.shape and torch.allclose(now, some, rtol=0, atol=0, equal_nan=True)
+        ):
             return True
     return False
-
-
-def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    import torch
-
-    if torch.equal(one, other):
-        return True
-    if not one.is_floating_point() or one.shape != other.shape:
-        return False
-    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def version(tensor: torch.Tensor) -> int:
-    """How often it was written to, as torch counts; 0 where that is not counted."""
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _some(tensor: torch.Tensor) -> Any:
@@ -57,13 +47,9 @@ def _some(tensor: torch.Tensor) -> Any:
         return None
     if not is_in_memory(tensor) or not tensor.numel():
         return None
-    every = max(1, tensor.numel() // FEW)
-    return tensor.detach().flatten()[::every].clone() if tensor.is_contiguous() else _rows(tensor)
-
-
-def _rows(tensor: torch.Tensor) -> Any:
-    """Of one whose numbers do not lie in order: to flatten it would copy all of them."""
     some = tensor.detach()
-    for dim in range(some.ndim):
+    if some.is_contiguous():
+        return some.flatten()[:: max(1, tensor.numel() // FEW)].clone()
+    for dim in range(some.ndim):  # flattening would copy all of it
         some = some.narrow(dim, 0, min(some.shape[dim], 4))
     return some.clone()

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from speedkit_jupyter.support.torch_private import leaves
+
 EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves nothing"
 
 
 def length_of(value: Any) -> int | None:
-    """The first dimension of the first tensor in it that has one."""
+    """Return the first dimension of the first tensor in it that has one."""
     import numpy as np
     import torch
-    from torch.utils._pytree import tree_leaves
 
     kinds = (torch.Tensor, np.ndarray)
-    leaves = (leaf for leaf in tree_leaves(_plain(value)) if isinstance(leaf, kinds))
-    return next((len(leaf) for leaf in leaves if leaf.ndim), None)
+    tensors = (leaf for leaf in leaves(_plain(value)) if isinstance(leaf, kinds))
+    return next((len(leaf) for leaf in tensors if leaf.ndim), None)
 
 
 def cut(value: Any, length: int, samples: slice) -> Any:
-    """What holds a value for each of `length` samples is cut; containers are looked into."""
+    """Return these samples of what holds a value for each of `length`, in containers too."""
     import numpy as np
     import torch
 
@@ -40,18 +41,17 @@ def cut(value: Any, length: int, samples: slice) -> Any:
 
 
 def are_alike(value: Any, length: int, samples: slice) -> bool:
-    """Whether these of the `length` samples hold the same, in every tensor that has them."""
+    """Return whether these of the `length` samples hold the same, in every tensor that has them."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    leaves = [
+    parts = [
         leaf[samples]
-        for leaf in tree_leaves(_plain(value))
+        for leaf in leaves(_plain(value))
         if isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == length
     ]
-    return all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in leaves)
+    return all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in parts)
 
 
 def _plain(value: Any) -> Any:
-    """A mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
+    """Return a mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
     return dict(value) if isinstance(value, Mapping) and type(value) is not dict else value

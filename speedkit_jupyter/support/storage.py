@@ -4,45 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.support import torch_private
+
 if TYPE_CHECKING:
     import torch
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether its storage reaches as far as its sizes say.
+    """Return whether its storage reaches as far as its sizes say.
 
     `untyped_storage().resize_(0)`, as sharding and offloading do it, leaves the sizes as they are.
     """
     import torch
 
-    if (layout := tensor.layout) is not torch.strided:
-        if layout is torch.sparse_coo:
-            return is_in_memory(tensor._indices()) and is_in_memory(tensor._values())
-        if layout in (torch.sparse_csr, torch.sparse_bsr):
-            parts = tensor.crow_indices(), tensor.col_indices(), tensor.values()
-            return all(map(is_in_memory, parts))
-        if layout in (torch.sparse_csc, torch.sparse_bsc):
-            parts = tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-            return all(map(is_in_memory, parts))
+    if tensor.layout is not torch.strided:
+        return True
     try:
-        with torch._C.DisableTorchFunction():  # no mode of ours takes it for the step's question
+        with torch_private.without_modes():  # none of ours takes it for the step's question
             return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
     except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
         return True
 
 
-def is_whole(tensor: torch.Tensor) -> bool:
-    """As `is_in_memory`, of a contiguous tensor of torch's own class; no mode may be entered."""
-    try:
-        end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-        return end <= tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
-        return True
-
-
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """The bytes of its elements; of one whose memory was given back, those that are left; of one
-    that consists of others, theirs.
+    """Return the bytes of its elements; of one whose memory was given back, those that are left; of
+    one that consists of others, theirs.
     """
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
@@ -53,7 +39,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """At which byte of its storage the last element of a strided tensor ends."""
+    """Return at which byte of its storage the last element of a strided tensor ends."""
     count, size = tensor.numel(), tensor.element_size()
     if tensor.is_nested or not count:
         return int(count * size)

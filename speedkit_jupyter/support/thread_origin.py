@@ -6,19 +6,12 @@ import threading
 
 
 def is_here(here: int) -> bool:
-    """Whether this is the thread of that number."""
+    """Return whether this is the thread of that number."""
     return threading.get_ident() == here
 
 
-def is_for_here(number: int | None) -> bool:
-    """Whether what acts in the thread of that number (None: in all) acts in this one: autograd's
-    own compute for all.
-    """
-    return number is None or is_here(number) or not is_pythons()
-
-
 def is_pythons() -> bool:
-    """Whether Python code began this thread: autograd's own, on a GPU, are none of these."""
+    """Return whether Python code began this thread: autograd's own, on a GPU, are none of these."""
     here = threading.get_ident()
     return any(
         thread.ident == here and not isinstance(thread, threading._DummyThread)

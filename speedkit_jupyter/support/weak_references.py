@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 from weakref import ref
 
 T = TypeVar("T")
@@ -15,11 +15,7 @@ class Alive(Sequence[T]):
     def __init__(self, objects: Iterable[T]) -> None:
         self._references = [ref(thing) for thing in objects]
 
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         return self._found()[index]
 
     def __len__(self) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def share(value: float) -> str:
-    """`43 %`; below one, `0.4 %`."""
+    """Return `43 %`; below one, `0.4 %`."""
     return (
         f"{value:.0%}".replace("%", " %") if value >= 0.0095 else f"{value:.1%}".replace("%", " %")
     )
 
 
 def count(number: int, noun: str) -> str:
-    """`1 flag`, `2 flags`, `422,922 parameters`."""
+    """Return `1 flag`, `2 flags`, `422,922 parameters`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

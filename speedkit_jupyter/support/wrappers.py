@@ -21,12 +21,12 @@ PARTS = ("_original_module", "_orig_mod", "module")
 
 
 def unwrapped(value: T) -> T:
-    """The innermost torch optimizer or module; anything else is what it is."""
+    """Return the innermost torch optimizer or module; anything else is what it is."""
     return layers(value)[-1]
 
 
 def layers(value: T) -> list[T]:
-    """The object, what it wraps, what that wraps, and so on."""
+    """Return the object, what it wraps, what that wraps, and so on."""
     import torch
 
     every = [value]
@@ -40,24 +40,24 @@ def layers(value: T) -> list[T]:
 
 
 def each_once(values: Iterable[T]) -> list[T]:
-    """What is behind them, each object once, in the order of their first appearance."""
+    """Return what is behind them, each object once, in the order of their first appearance."""
     return list({id(value): value for value in map(unwrapped, values)}.values())
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether there is a torch optimizer behind it."""
+    """Return whether there is a torch optimizer behind it."""
     import torch
 
     return is_a(unwrapped(value), torch.optim.Optimizer)
 
 
 def is_wrapper(value: Any) -> bool:
-    """Whether it only passes on to what is behind it."""
+    """Return whether it only passes on to what is behind it."""
     return unwrapped(value) is not value
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
-    """Its part that has all its tensors: a wrapper that has some of its own changes the model."""
+    """Return its part that has all its tensors: one with some of its own changes the model."""
     parts = model.__dict__.get("_modules")
     if not isinstance(parts, dict):
         return None
@@ -73,7 +73,7 @@ def _tensors(model: torch.nn.Module) -> list[int]:
 
 
 def _wrapped_optimizer(value: Any) -> Any:
-    """The optimizer among its attributes that has its very groups.
+    """Return the optimizer among its attributes that has its very groups.
 
     A plain object that steps and clears one optimizer passes on to it, too.
     """

@@ -1,7 +1,7 @@
 """YAML read safely, with the line of every key and the keys that stand twice.
 
-A few hundred bytes can nest and repeat themselves into gigabytes, so that there are limits: on the
-text, on depth, and on what all its aliases stand for.
+A few hundred bytes can stand for gigabytes, so a config has no aliases, and limits on size and
+depth.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from speedkit_jupyter.support.exceptions import ConfigError
 
 Path = tuple[str, ...]
 # A config has a dozen options, a few fields deep.
-MOST_BYTES, MOST_DEPTH, MOST_VALUES = 64 * 1024, 10, 2000
+MOST_BYTES, MOST_DEPTH = 64 * 1024, 10
 
 
 def read(path: str | os.PathLike[str]) -> str:
-    """The text of a file, of which no more is read than a config may have.
+    """Return the text of a file, of which no more is read than a config may have.
 
     Raises OSError, and ValueError for a file that is longer or no text.
     """
@@ -32,17 +32,16 @@ def read(path: str | os.PathLike[str]) -> str:
 
 
 def load(text: str, name: str) -> tuple[dict[str, Any], dict[Path, int], list[tuple[Path, int]]]:
-    """The mapping, the line of each key's path, and the duplicate keys with their lines.
+    """Return the mapping, the line of each key's path, and the duplicate keys with their lines.
 
-    Raises ConfigError for YAML syntax errors, for a file that is not a mapping, and for one that
-    is too large, too deep, or whose aliases stand for too much.
+    Raises ConfigError for what is no YAML, no mapping, too deep, or has aliases.
     """
     lines: dict[Path, int] = {}
     duplicates: list[tuple[Path, int]] = []
     try:
-        loader = _Bounded(text)
+        _check(text)
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        _count(node, {})
         _walk(node, (), lines, duplicates)
         values = None if node is None else loader.construct_document(node)
     # PyYAML's own constructors raise KeyError and others for `!!bool no-bool`.
@@ -51,58 +50,32 @@ def load(text: str, name: str) -> tuple[dict[str, Any], dict[Path, int], list[tu
     if values is None:
         return {}, {}, []
     if not isinstance(values, dict):
-        raise ConfigError(
-            [
-                f"{name}, line 1: a config is a mapping, as in 'precision: auto'; "
-                f"this is {shown(values)}"
-            ]
-        )
+        must_be = "a config is a mapping, as in 'precision: auto'"
+        raise ConfigError([f"{name}, line 1: {must_be}; this is {shown(values)}"])
     return values, lines, duplicates
 
 
 def shown(value: Any) -> str:
-    """A value for a message, cut: a few anchors can stand for more than fits in memory."""
+    """Return a value for a message, cut."""
     short = reprlib.Repr()
     short.maxstring, short.maxlevel = 60, 2
     try:
         return short.repr(value)
     except ValueError:  # Python writes no number of more than some thousand digits
-        return f"a number of {type(value).__name__}'s longest"
+        return "a number with thousands of digits"
 
 
-class _Bounded(yaml.SafeLoader):
-    """Gives up while it reads, not after."""
-
-    _depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        self._depth += 1
-        if self._depth > MOST_DEPTH:
-            raise _refused(f"more than {MOST_DEPTH} levels deep", self.peek_event())
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._depth -= 1
-
-
-def _count(node: Any, known: dict[int, int | None]) -> int:
-    """How many values a node stands for once all aliases and merges are written out."""
-    if not isinstance(node, yaml.CollectionNode):
-        return 1
-    if id(node) not in known:
-        known[id(node)] = None  # not known yet: met again below means inside itself
-        parts = [node.value] if isinstance(node, yaml.SequenceNode) else node.value
-        known[id(node)] = 1 + sum(_count(part, known) for some in parts for part in some)
-    count = known[id(node)]
-    if count is None:
-        raise _refused("it contains itself", node)
-    if count > MOST_VALUES:
-        raise _refused(f"its aliases stand for more than {MOST_VALUES} values", node)
-    return count
-
-
-def _refused(problem: str, node: Any) -> yaml.MarkedYAMLError:
-    return yaml.composer.ComposerError(problem=problem, problem_mark=node.start_mark)
+def _check(text: str) -> None:
+    """Refuse aliases and depth before anything is built of them."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        problem = "a config has no aliases" if isinstance(event, yaml.AliasEvent) else ""
+        problem = f"more than {MOST_DEPTH} levels deep" if depth > MOST_DEPTH else problem
+        if problem:
+            mark: Any = event.start_mark
+            raise yaml.composer.ComposerError(problem=problem, problem_mark=mark)
 
 
 def _line(error: Exception, text: str) -> str:
@@ -122,17 +95,12 @@ def _what(error: Exception) -> str:
 
 
 def _walk(node: Any, path: Path, lines: dict[Path, int], twice: list[tuple[Path, int]]) -> None:
-    """Notes the keys' lines."""
-    if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        if not key.tag.endswith(":merge"):
-            key.tag = "tag:yaml.org,2002:str"  # `on:` and `1:` are words too where keys stand
-        here = (*path, str(key.value))
-        line = key.start_mark.line + 1
-        if here in lines:
-            twice.append((here, line))
-        lines[here] = line
-        _walk(value, here, lines, twice)
+    """Note the line of each key; `on:` and `1:` are words too where keys stand."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode):
+            key.tag = "tag:yaml.org,2002:str"
+            here, line = (*path, str(key.value)), key.start_mark.line + 1
+            if here in lines:
+                twice.append((here, line))
+            lines[here] = line
+            _walk(value, here, lines, twice)

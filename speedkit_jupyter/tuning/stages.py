@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
 from speedkit_jupyter.tuning.outcome import Rejected, Stage, Tuning
@@ -80,7 +80,7 @@ class Stages:
         try:
             with closing(benchmark.run()) as run:
                 for progress in run:
-                    here = custody.in_progress()
+                    here = guard.in_progress()
                     paused_s = here.paused_s if here else 0.0
                     yield Progress(budget.share, f"{title}: {progress.text}", progress.known)
                     if here:  # turns that were given up

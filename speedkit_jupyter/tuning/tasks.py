@@ -19,7 +19,6 @@ from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.optimizations.attention.timings import Call
@@ -115,7 +114,7 @@ def identify(
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
         with runner.applied():
             with (
-                used(start), noted, looked_at, _watched(watched, calls),
+                noted, looked_at, _watched(watched, calls),
                 made_inside(step.models) as made,
             ):  # fmt: skip
                 times_s.append(clock.timed(runner.once, runner.device))

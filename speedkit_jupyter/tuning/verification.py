@@ -17,7 +17,6 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
-from speedkit_jupyter.measure.subject.in_use import used
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
@@ -97,7 +96,7 @@ class Verifier:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
             start = stack.enter_context(self.step.isolated()).state
-            with used(start), made_inside(self.step.models) as made:
+            with made_inside(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
                 if self._scorer is not None and self._before is None:
                     start.restore()  # nothing is trained, and the accuracy alone decides
@@ -105,7 +104,6 @@ class Verifier:
             self.step.made = made
             result.environment = environment(self._device())
             start.restore()
-            self.step.leave_to_others(start)
             try:
                 yield from self._train(result.name, self._config, runs.planned, 1)
             except StepError:

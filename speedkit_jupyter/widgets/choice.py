@@ -59,7 +59,7 @@ class Choice:
 
     @classmethod
     def of(cls, session: Session, model: torch.nn.Module) -> Choice:
-        """The one that the model's panels share."""
+        """Return the one that the model's panels share."""
         choice = session.shared.get(id(model))
         if not isinstance(choice, Choice) or choice.model is not model:
             choice = session.shared[id(model)] = cls(session, model)
@@ -76,11 +76,11 @@ class Choice:
         return self.run is not None and self.run.state == "running"
 
     def give_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """These, in place of those of the notebook that hold the model's parameters."""
+        """Take these in place of the notebook's that hold the model's parameters."""
         self._optimizers = [ref(optimizer) for optimizer in optimizers]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that were given, or those of the notebook."""
+        """Return those that were given, or those of the notebook."""
         if self._optimizers is None:
             return self.session.optimizers_of(self._alive())
         return [
@@ -90,11 +90,11 @@ class Choice:
         ]
 
     def preview(self) -> Preview:
-        """What applying would change; raises SpeedKitError where the model is gone."""
+        """Return what applying would change; raises SpeedKitError where the model is gone."""
         return preview(self._alive(), self.config, self.optimizers())
 
     def choose(self, path: str, value: Any) -> None:
-        """One more wish; nothing is applied. Raises ConfigError."""
+        """Add one more wish; nothing is applied. Raises ConfigError."""
         self._chosen = True
         self.config = self.config.changed(path, value)
         self._tell("")
@@ -136,7 +136,7 @@ class Choice:
         self._start(Benchmark(self._step(), variants, budget_s))
 
     def tune(self, budget_s: float) -> None:
-        """The measured search; what it finds becomes the choice, and is not applied."""
+        """Start a search; what it finds becomes the choice, and is not applied."""
         from speedkit_jupyter.tuning.search import Search
 
         self._start(Search(self._step(), budget_s))

@@ -1,4 +1,4 @@
-"""A control for each option of the catalog: buttons for words, a field for numbers and names."""
+"""The controls of a panel, one for each option of the catalog, and where everything lies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import choices
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -16,16 +16,49 @@ from speedkit_jupyter.report.panel_report import unavailable
 from speedkit_jupyter.report.units import word
 from speedkit_jupyter.support.exceptions import ConfigError
 
+# What most people want to see, in this order; the rest stands under MORE, with longer labels, in
+# groups.
+FIRST = ("precision", "tf32", "compile", "sdpa")
+MORE = "more"
+GROUPS = {
+    Effect.EXACT: "the same numbers",
+    Effect.ROUNDING: "the same up to rounding",
+    Effect.CHANGES_MODEL: "changed results",
+}
+HEADING = '<div style="font-size:12px;font-weight:600;opacity:.8;margin:4px 2px 0">{}</div>'
+LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
 # Words of more letters than these in all stand in a list rather than on buttons.
 ON_BUTTONS = 34
-# Between a label and its control.
-GAP_PX = 10
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
+BUTTONS = {
+    "Apply": ("check", "put the choice into force, on this model"),
+    "Restore": ("undo", "put everything back exactly"),
+    "Code": ("code", "the plan to take along"),
+    "Measure": ("clock-o", "baseline against the choice, with intervals"),
+    "Tune": ("search", "search the fastest safe plan by measuring"),
+    "Stop": ("stop", "end the measurement, with the results so far"),
+}
+# Once the front end has lost the kernel, dead controls are hidden: the saved record takes their
+# place. The rest is what core widgets leave open. A page narrower than 900 pixels has room for one
+# column (front ends without container queries wrap there too, by the columns' own widths): there a
+# result stands under the buttons, before the plan.
+TOP = """<style>
+.speedkit-panel.jupyter-widgets-disconnected { display: none !important }
+.speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
+.speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
+.speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
+.speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
+.speedkit-panel { container-type: inline-size }
+.speedkit-left { order: 1 } .speedkit-right { order: 2 } .speedkit-below { order: 3 }
+@container (max-width: 900px) { .speedkit-panel .speedkit-column { flex: 1 1 100% !important;
+  max-width: none !important; margin-right: 0 !important }
+  .speedkit-below { order: 2 } .speedkit-right { order: 3 } }
+</style>"""
 
 
 class Control:
-    """One option. `widget` is its control with a note below, and a label of `label_px` pixels;
-    `chosen(path, value)` is called for what the user picks, and may raise ConfigError.
+    """One option. `widget` is its control with a note below; `chosen(path, value)` is called for
+    what the user picks, and may raise ConfigError.
     """
 
     def __init__(
@@ -34,24 +67,23 @@ class Control:
         path: str,
         annotation: Any,
         chosen: Callable[[str, Any], None],
-        label_px: Callable[[str], int],
     ) -> None:
         import ipywidgets
 
         self.path, self._chosen, self._drawing = path, chosen, False
         name, _, field = path.partition(".")
-        self.effect = optimization.effect
+        self.effect, self._summary = optimization.effect, optimization.summary
         self.is_first = path == next(iter(optimization.paths))
         self.label = name if self.is_first else f"{name} {field}"
-        self.words, self._summary = choices(annotation), optimization.summary
-        self._label_px = label_px(self.label)
-        self.input = self._input(optimization.summary)
+        self.words = choices(annotation)
+        self._label_px = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
+        self.input = self._input()
         self.note = ipywidgets.HTML()
         self.widget = ipywidgets.VBox([self.input, self.note])
         self.widget.layout.overflow = "visible"
         self.input.observe(self._picked, "value")
 
-    def _input(self, summary: str) -> Any:
+    def _input(self) -> Any:
         """Buttons for few words, a list for many, a field for what is no word."""
         import ipywidgets
 
@@ -65,7 +97,7 @@ class Control:
             description=self.label,
             style={"description_width": f"{self._label_px}px"},
             layout=ipywidgets.Layout(width="auto", max_width="100%"),
-            **tooltip(kind, summary),
+            **tooltip(kind, self._summary),
             **more,
         )
         if kind is ipywidgets.ToggleButtons:
@@ -75,50 +107,38 @@ class Control:
 
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
         """Follow a config; `decisions` are those for each word."""
-        asked = config.word(self.path)
-        notes = [(f"{', '.join(words)}: {why}") for words, why in self._refused(decisions)]
-        if self.words[1:] and self.is_first:
-            self._set_options(asked, decisions, config.is_alone)
+        asked, auto = config.word(self.path), ""
+        if self.is_first and "auto" in decisions:
+            auto = "as is" if config.is_alone else word(decisions["auto"].value)
+            auto = f"auto → {auto}"  # what it stands for here
         self._drawing = True
         try:
-            if self.words[1:]:
-                self.input.value = asked
-            else:
+            if not self.words[1:]:
                 self.input.value = "" if asked == "auto" else asked
-                self.input.placeholder = self._auto(decisions, config.is_alone)
+                self.input.placeholder = auto
+            else:
+                if self.is_first:
+                    self._set_options(asked, decisions, auto)
+                self.input.value = asked
         finally:
             self._drawing = False
-        self._say(notes)
+        refused = unavailable(decisions) if self.is_first else []
+        self._say([f"{', '.join(words)}: {why}" for words, why in refused])
 
-    def _set_options(self, asked: str, decisions: Mapping[str, Decision], is_alone: bool) -> None:
+    def _set_options(self, asked: str, decisions: Mapping[str, Decision], auto: str) -> None:
         """The words that work here, and the one that is asked for, whether it works or not."""
-        options = []
-        for value in self.words:
-            declined = value in decisions and decisions[value].declined
-            label = self._auto(decisions, is_alone) if value == "auto" else value
-            if not declined:
-                options.append((label, value))
-            elif value == asked:
-                options.append((f"{label} ✕", value))
-        if tuple(options) != tuple(self.input.options):
-            self._drawing = True
-            try:
-                self.input.options = options
-            finally:
-                self._drawing = False
+        refused = {value for value, decision in decisions.items() if decision.declined}
+        values = [value for value in self.words if value not in refused or value == asked]
+        options = tuple(
+            (f"{auto if value == 'auto' else value}{' ✕' if value in refused else ''}", value)
+            for value in values
+        )
+        if options != tuple(self.input.options):
+            self.input.options = options
         if hasattr(self.input, "tooltips"):  # of buttons
-            reasons = {value: decisions[value].reason for value in self.words if value in decisions}
-            tips = [f"{self._summary}. {value}: {reasons.get(value, '')}" for _, value in options]
+            reasons = {value: one.reason for value, one in decisions.items()}
+            tips = (f"{self._summary}. {value}: {reasons.get(value, '')}" for value in values)
             self.input.tooltips = [tip.rstrip(": ") for tip in tips]
-
-    def _auto(self, decisions: Mapping[str, Decision], is_alone: bool) -> str:
-        """`auto → bf16`: what it stands for here."""
-        if "auto" not in decisions or not self.is_first:
-            return ""
-        return f"auto → {'as is' if is_alone else word(decisions['auto'].value)}"
-
-    def _refused(self, decisions: Mapping[str, Decision]) -> list[tuple[list[str], str]]:
-        return unavailable(decisions) if self.is_first else []
 
     def _picked(self, change: Any) -> None:
         if self._drawing:
@@ -137,17 +157,79 @@ class Control:
         self.note.layout.display = None if lines else "none"
 
 
-def controls(
-    chosen: Callable[[str, Any], None], label_px: Callable[[str], int]
-) -> dict[str, Control]:
-    """One for every option and field in the catalog, by its path; labels as wide as these ask."""
+def controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
+    """Return one for every option and field in the catalog, by its path."""
     return {
-        path: Control(optimization, path, annotation, chosen, label_px)
+        path: Control(optimization, path, annotation, chosen)
         for optimization in CATALOG
         for path, annotation in optimization.paths.items()
     }
 
 
 def tooltip(kind: Any, text: str) -> dict[str, str]:
-    """The keyword for it: some widgets of ipywidgets 7 have another one."""
+    """Return the keyword for it: some widgets of ipywidgets 7 have another one."""
     return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
+
+
+class Parts:
+    """The widgets of a panel; `whole` holds them all.
+
+    `state` is the right side, `status` and `progress` are those of a run, `outcome` what it found,
+    `listing` the code; both lie `below` the buttons.
+    """
+
+    def __init__(self, controls: Mapping[str, Control]) -> None:
+        import ipywidgets as w
+
+        self.controls = dict(controls)
+        self.state, self.status = w.HTML(), w.HTML()
+        self.outcome, self.listing = w.HTML(), w.HTML()
+        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
+        self.buttons = {name: self._button(name) for name in BUTTONS}
+        self.buttons["Apply"].button_style = "primary"
+        bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
+        bar.layout.margin = "8px 0 0 0"
+        self.code = self.buttons.pop("Code")
+        left = [*self._options(), bar, self.progress, self.status]
+        self.below = _column("below", "1 1 100%", "none", [self.outcome, self.listing])
+        columns = [
+            _column("left", "1 1 380px", "430px", left),
+            _column("right", "2 1 540px", "none", [self.state]),
+            self.below,
+        ]
+        wrapping = w.Box(columns, layout=w.Layout(flex_flow="row wrap", width="100%"))
+        style = w.HTML(TOP, layout=w.Layout(margin="0"))
+        self.whole = w.VBox([style, wrapping], layout=w.Layout(width="100%", padding="4px 0"))
+        self.whole.add_class("speedkit-panel")
+
+    def _button(self, name: str) -> Any:
+        import ipywidgets as w
+
+        (icon, hint), kind = BUTTONS[name], w.ToggleButton if name == "Code" else w.Button
+        layout = w.Layout(flex="1 1 30%", width="auto")
+        return kind(description=name, icon=icon, layout=layout, **tooltip(kind, hint))
+
+    def _options(self) -> list[Any]:
+        """The first controls, and the others under MORE, by what they do to the numbers."""
+        import ipywidgets as w
+
+        by_label = {one.label: one for one in self.controls.values() if one.is_first}
+        main = [by_label[label] for label in FIRST]
+        rest = [control for control in self.controls.values() if control not in main]
+        grouped: list[Any] = []
+        for effect, title in GROUPS.items():
+            members = [control.widget for control in rest if control.effect is effect]
+            grouped += [w.HTML(HEADING.format(title))] * bool(members) + members
+        more = w.Accordion([w.VBox(grouped)], selected_index=None)
+        more.set_title(0, MORE)
+        return [*(control.widget for control in main), more]
+
+
+def _column(name: str, flex: str, most: str, widgets: list[Any]) -> Any:
+    import ipywidgets as w
+
+    layout = w.Layout(flex=flex, max_width=most, min_width="0", overflow="visible")
+    layout.margin = "0 24px 0 0"
+    made = w.VBox(widgets, layout=layout)
+    made.add_class(f"speedkit-{name}")
+    return made.add_class("speedkit-column") if name != "below" else made

@@ -19,9 +19,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.widgets.choice import Choice
-from speedkit_jupyter.widgets.controls import controls
-from speedkit_jupyter.widgets.layout import Parts, label_px
-from speedkit_jupyter.widgets.saved import Saved
+from speedkit_jupyter.widgets.controls import Parts, controls
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +30,60 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.2
 # While it runs something is left, also where the budget is spent.
 ALMOST = 0.97
+VIEW = "application/vnd.jupyter.widget-view+json"
+RECORD = (
+    '<div style="opacity:.8;margin-bottom:6px">This is a record of a panel. Run its cell again '
+    "to use it.</div>"
+)
+STYLE = """<style>
+body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }}
+.jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
+  display: none }}
+</style>"""
+
+
+class Saved:
+    """The static twin of a widget."""
+
+    def __init__(self, widget: Any) -> None:
+        self._widget = widget
+        self._live = f"speedkit-live-{widget.model_id[:8]}"
+        widget.add_class(self._live)
+        self._handles: list[Any] = []
+        self._shown: dict[str, str] = {}
+
+    def bundle(self, static: dict[str, str]) -> dict[str, Any]:
+        """Return the view with the same content as HTML and text."""
+        return {VIEW: self._view(), **static}
+
+    def display(self, static: dict[str, str]) -> None:
+        """Show the view and its twin; without a kernel IPython takes the bundle."""
+        from IPython import get_ipython
+        from IPython.display import display
+
+        if not hasattr(get_ipython(), "kernel"):
+            raise NotImplementedError
+        display({VIEW: self._view(), "text/plain": ""}, raw=True)
+        self._shown = static
+        self._handles.append(display(self._twin(static), raw=True, display_id=True))
+
+    def update(self, made: Callable[[], dict[str, str]]) -> None:
+        """Let the twin follow, wherever it is shown."""
+        static = made() if self._handles else {}
+        if static == self._shown:
+            return
+        self._shown = static
+        for handle in self._handles:
+            handle.update(self._twin(static), raw=True)
+
+    def _view(self) -> dict[str, Any]:
+        return {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
+
+    def _twin(self, static: dict[str, str]) -> dict[str, str]:
+        saved = self._live.replace("live", "saved")
+        style = STYLE.format(live=self._live, saved=saved)
+        html = f'<div class="{saved}">{RECORD}{static["text/html"]}</div>{style}'
+        return {**static, "text/html": html}
 
 
 class Panel:
@@ -67,7 +119,7 @@ class Panel:
         if optimizer is not None:
             self._choice.give_optimizers(each_once(arguments.optimizers("optimizer", optimizer)))
         self._drawn_at, self._was_busy = 0.0, False
-        parts = Parts(controls(self._choice.choose, label_px))
+        parts = Parts(controls(self._choice.choose))
         self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
         self.code, self.progress, self.status = parts.code, parts.progress, parts.status
         self.state, self.outcome, self.listing = parts.state, parts.outcome, parts.listing
@@ -95,7 +147,7 @@ class Panel:
         return self._choice.result
 
     def report(self) -> Document:
-        """All that the panel shows, as a document. Raises SpeedKitError once the model is gone."""
+        """Return all that the panel shows. Raises SpeedKitError once the model is gone."""
         choice = self._choice
         return panel_report(
             choice.preview(), choice.name, choice.message, choice.report, choice.found

@@ -37,7 +37,7 @@ def test_modules_are_found_whatever_the_user_calls_the_model():
     ("share", "high"), [(0.06, 1 / 0.94), (0.12, 1 / 0.88), (1.0, 7.0), (0.02, 1 / 0.98)]
 )
 def test_no_range_exceeds_what_the_share_of_the_step_allows(share, high):
-    one = Opportunity("rule", "title", "evidence", Gain(1.2, 7.0), "remedy", share=share)
+    one = Opportunity("title", "evidence", Gain(1.2, 7.0), "remedy", share=share)
     found = ranked([one], frozenset())
     assert [each.gain.high for each in found] == ([pytest.approx(high)] if high > 1.03 else [])
     assert all(each.gain.low <= each.gain.high for each in found)

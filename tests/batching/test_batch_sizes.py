@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from speedkit_jupyter import StepError, batch_sizes
 from speedkit_jupyter.batching import feeds
 from speedkit_jupyter.batching import sweep as sweeping
-from speedkit_jupyter.batching.available import is_out_of_memory
 from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
-from speedkit_jupyter.batching.resized import resized
+from speedkit_jupyter.batching.feeds import resized
+from speedkit_jupyter.batching.received import is_out_of_memory
 
 
 class Training:
@@ -38,22 +38,6 @@ class Training:
         self.optimizer.step()
 
 
-class Sizes(set[int]):
-    """Those that batches were made for: whatever the step itself notes is undone."""
-
-
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    sizes = Sizes()
-
-    def noted(value: Any, number: int) -> Any:
-        sizes.add(number)
-        return resized(value, number)
-
-    monkeypatch.setattr(feeds, "resized", noted)
-    return sizes
-
-
 def batch(number: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(number, 6), torch.randint(0, 3, (number,))
 
@@ -68,11 +52,50 @@ def check_untouched(training: Training, before: list[torch.Tensor]) -> None:
     assert not training.optimizer.state
 
 
+def reads_names(training: Training, x: Any, y: Any) -> tuple[Callable[[], None], dict[str, Any]]:
+    weights, table = torch.ones(3), torch.ones(len(x), 2)
+
+    def step() -> None:
+        training.step(x, y)
+        assert len(weights) == 3
+        assert len(table) == 12
+
+    return step, {"batch": (x, y)}
+
+
+def goes_through_a_loader(
+    training: Training, x: Any, y: Any
+) -> tuple[Callable[[], None], dict[str, Any]]:
+    loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
+
+    def epoch() -> None:
+        for batch in loader:
+            training.step(*batch)
+
+    return epoch, {"loader": loader}
+
+
+STEPS: dict[str, Callable[..., tuple[Callable[..., Any], dict[str, Any]]]] = {
+    "takes a batch": lambda training, x, y: (training.step, {"batch": (x, y)}),
+    "takes a batch of a loader": lambda training, x, y: (
+        training.step,
+        {"loader": DataLoader(TensorDataset(x, y), batch_size=len(x))},
+    ),
+    "goes through a loader": goes_through_a_loader,
+    "reads names": reads_names,
+}
+
+
 @pytest.mark.real_time
-def test_a_step_that_takes_a_batch_gets_every_size(made: set[int]) -> None:
-    training, given = Training(), batch()
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_step_gets_every_size_and_everything_is_put_back(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, made = Training(), set[int]()
+    monkeypatch.setattr(feeds, "resized", lambda x, n: made.add(n) or resized(x, n))
+    step, given = STEPS[kind](training, *batch())
     before, random_state = values(training), torch.get_rng_state()
-    found = batch_sizes(training.step, given, sizes=(4, 64), budget_s=1.0)
+    found = batch_sizes(step, **given, sizes=(4, 64), budget_s=4.0)
     assert made == {12, 4, 8, 16, 32, 64}
     assert [row["batch"] for row in found.rows()] == [4, 8, 16, 32, 64]
     assert all(row["samples_per_s"] > 0 for row in found.rows())
@@ -82,73 +105,12 @@ def test_a_step_that_takes_a_batch_gets_every_size(made: set[int]) -> None:
 
 
 @pytest.mark.real_time
-def test_a_step_that_reads_names_gets_every_size(made: set[int]) -> None:
-    training = Training()
-    x, y = batch()
-    weights = torch.ones(3)
-
-    def step() -> None:
-        training.step(x, y)
-        assert len(weights) == 3
-
-    found = batch_sizes(step, sizes=(3, 20), budget_s=1.0)
-    assert made == {12, 3, 6, 20}
-    assert found.source == "x, y (12 samples each)"
-    assert len(x) == 12
-
-
-@pytest.mark.real_time
-def test_of_the_names_that_a_step_reads_only_those_of_the_batch_are_resized(made: set[int]) -> None:
-    training, (x, y), table = Training(), batch(), torch.ones(12, 2)
-
-    def step() -> None:
-        training.step(x, y)
-        assert len(table) == 12
-
-    found = batch_sizes(step, (x, y), sizes=(4, 8), budget_s=1.0)
-    assert made == {12, 4, 8}
-    assert found.source == "x, y (12 samples each)"
-
-
-@pytest.mark.real_time
-def test_a_step_that_goes_through_a_loader_gets_every_size(made: set[int]) -> None:
-    training = Training()
-    loader = DataLoader(TensorDataset(*batch(40)), batch_size=10, shuffle=True)
-
-    def epoch() -> None:
-        for x, y in loader:
-            training.step(x, y)
-
-    found = batch_sizes(epoch, loader=loader, sizes=(4, 16), budget_s=1.0)
-    assert made == {10, 4, 8, 16}
-    assert found.now == 10
-
-
-@pytest.mark.real_time
-def test_a_batch_may_come_from_a_loader(made: set[int]) -> None:
-    training = Training()
-    loader = DataLoader(TensorDataset(*batch(40)), batch_size=10)
-    found = batch_sizes(training.step, loader=loader, sizes=(4, 8), budget_s=1.0)
-    assert made == {10, 4, 8}
-    assert found.now == 10
-
-
-@pytest.mark.real_time
 def test_the_loader_gives_what_it_would_have_given() -> None:
     training, generator = Training(), torch.Generator().manual_seed(5)
     loader = DataLoader(TensorDataset(*batch(40)), batch_size=10, shuffle=True, generator=generator)
     before = generator.get_state()
     batch_sizes(training.step, loader=loader, sizes=(4, 8), budget_s=0.5)
     assert torch.equal(generator.get_state(), before)
-
-
-@pytest.mark.real_time
-def test_the_batch_counts_for_what_fits_and_nothing_far_away_is_told() -> None:
-    x = torch.ones(12, 1000)
-    found = batch_sizes(lambda x: x[0], x, sizes=(4, 16), budget_s=0.5)
-    if found.largest is not None:
-        assert found.largest <= 16 * 16
-    assert "at least" in repr(found) or "fit" not in repr(found)
 
 
 def test_a_tensor_by_two_names_stays_one() -> None:
@@ -178,7 +140,7 @@ def test_running_out_of_memory_is_survived_and_said() -> None:
     training = Training()
     training.fits = 40
     before = values(training)
-    found = batch_sizes(training.step, batch(), sizes=(8, 1024), budget_s=1.5)
+    found = batch_sizes(training.step, batch(), sizes=(8, 1024), budget_s=4.0)
     notes = {row["batch"]: row["note"] for row in found.rows()}
     assert notes[32] == ""
     assert "out of memory" in notes[64]
@@ -189,9 +151,9 @@ def test_running_out_of_memory_is_survived_and_said() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real_time
-def test_what_would_not_fit_is_not_even_tried(
-    monkeypatch: pytest.MonkeyPatch, made: set[int]
-) -> None:
+def test_what_would_not_fit_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = set[int]()
+    monkeypatch.setattr(feeds, "resized", lambda x, n: made.add(n) or resized(x, n))
     monkeypatch.setattr(sweeping, "free_bytes", lambda device: 40_000_000)
     training = Training(width=4096)
     found = batch_sizes(training.step, batch(), sizes=(128, 4096), budget_s=3.0)
@@ -244,7 +206,7 @@ RECEIVED: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.real_time
 @pytest.mark.parametrize("name", RECEIVED)
 def test_a_size_counts_however_the_model_receives_it(name: str) -> None:
-    found = batch_sizes(RECEIVED[name], torch.randn(64, 6), sizes=(8, 16), budget_s=1.0)
+    found = batch_sizes(RECEIVED[name], torch.randn(64, 6), sizes=(8, 16), budget_s=5.0)
     assert [size.number for size in found.measured] == [8, 16]
 
 
@@ -254,7 +216,7 @@ def test_sizes_up_to_the_part_that_the_step_takes_are_measured() -> None:
         NET(x[:16]).sum().backward()
 
     notes = {row["batch"]: row["note"] for row in
-             batch_sizes(step, torch.randn(64, 6), sizes=(8, 64), budget_s=1.0).rows()}  # fmt: skip
+             batch_sizes(step, torch.randn(64, 6), sizes=(8, 64), budget_s=5.0).rows()}  # fmt: skip
     assert notes[8] == notes[16] == ""
     assert "was not seen to receive it" in notes[32]
 
@@ -302,12 +264,6 @@ def test_the_knee_is_the_smallest_that_is_nearly_as_fast() -> None:
     assert found.knee.number == 32
 
 
-def test_the_report_says_what_another_batch_size_is() -> None:
-    text = repr(found_with([100, 180, 290, 298, 300, 280]))
-    assert "batches of 128 are the fastest (300 samples a second); 32 give 97 % of that" in text
-    assert "another training" in text
-
-
 def test_one_call_gives_no_interval_and_no_winner() -> None:
     found = found_with([6380, 36])
     for size in found.sizes:
@@ -316,6 +272,12 @@ def test_one_call_gives_no_interval_and_no_winner() -> None:
     assert found.to_dict()["fastest"] is None
     assert "too noisy to say which batch size is the fastest" in repr(found)
     assert "interval to" not in repr(found)
+
+
+def test_a_single_size_wins_against_none() -> None:
+    found = found_with([100])
+    assert found.to_dict()["fastest"] is None
+    assert "no other batch size than 8 was measured" in repr(found)
 
 
 def test_a_size_wins_only_where_those_that_look_slower_are_proven_so() -> None:

@@ -246,12 +246,6 @@ def test_results_are_those_of_the_whole(kind: str, size: int) -> None:
         torch.testing.assert_close(found, expected)
 
 
-def test_a_model_itself_can_be_called_in_parts() -> None:
-    model, (x, _) = net().eval(), batch()
-    with torch.no_grad():
-        torch.testing.assert_close(micro_batch(model, 4, to="cpu")(x), model(x))
-
-
 def test_parts_can_be_streamed() -> None:
     model, (x, _) = net(), batch()
     with torch.no_grad():
@@ -366,24 +360,6 @@ def test_under_autocast_backward_is_outside_of_it() -> None:
     assert len(gradients(model)) == 4
 
 
-@pytest.mark.parametrize("scale", [0.1, 5.0])
-def test_a_second_mean_is_refused_also_where_only_a_later_batch_shows_it(scale):
-    torch.manual_seed(0)
-    net, other = nn.Linear(4, 3), nn.Linear(4, 3)
-    x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
-
-    def loss(x, y):
-        return F.cross_entropy(net(x), y) + scale * other(x).pow(2).mean()
-
-    loss_of = micro_batch(loss, 4)
-    loss_of(x, y)
-    before = [p.grad.clone() for p in other.parameters()]
-    y[:9] = -100
-    with pytest.raises(StepError, match="no mean over samples"):
-        loss_of(x, y)
-    assert all(map(torch.equal, before, [p.grad for p in other.parameters()]))
-
-
 def test_a_first_batch_of_equal_samples_proves_nothing():
     net = nn.Linear(4, 3)
 
@@ -395,9 +371,3 @@ def test_a_first_batch_of_equal_samples_proves_nothing():
     loss_of(torch.zeros(16, 4))
     with pytest.raises(StepError, match="no mean over samples"):
         loss_of(torch.randn(16, 4))
-
-
-def test_a_batch_without_samples_gives_what_the_function_gives():
-    net = nn.Linear(4, 3)
-    with torch.no_grad():
-        assert micro_batch(net, 5)(torch.ones(0, 4)).shape == (0, 3)

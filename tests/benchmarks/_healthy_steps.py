@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,17 +17,22 @@ def fused(*models: nn.Module) -> torch.optim.AdamW:
     return torch.optim.AdamW([p for m in models for p in m.parameters()], lr=1e-3, fused=True)
 
 
-def trained(net: nn.Module, x: Any, y: torch.Tensor) -> Step:
-    optimizer = fused(net)
+def minimised(loss: Callable[[], torch.Tensor], *models: nn.Module) -> Step:
+    """A step that makes the loss smaller."""
+    optimizer = fused(*models)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
+        value = loss()
+        value.backward()
         optimizer.step()
-        return loss.detach()
+        return value.detach()
 
     return step
+
+
+def trained(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+    return minimised(lambda: F.cross_entropy(net(x), y), net)
 
 
 def wide_mlp() -> Step:
@@ -51,8 +55,8 @@ def recurrent() -> Step:
 
 def table_in_batches() -> Step:
     table = TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
-    loader = DataLoader(table, sampler=BatchSampler(RandomSampler(table), 256, False),
-                        batch_size=None)  # fmt: skip
+    sampler = BatchSampler(RandomSampler(table), 256, False)
+    loader = DataLoader(table, sampler=sampler, batch_size=None)
     net = mlp(64, 256, 256, 10)
     optimizer = fused(net)
 
@@ -70,8 +74,7 @@ def table_in_batches() -> Step:
 
 
 def predictions() -> Step:
-    net = cnn(16).eval()
-    x = torch.randn(64, 3, 32, 32)
+    net, x = cnn(16).eval(), torch.randn(64, 3, 32, 32)
 
     @torch.inference_mode()
     def step() -> torch.Tensor:
@@ -81,17 +84,8 @@ def predictions() -> Step:
 
 
 def autoencoder() -> Step:
-    net = mlp(128, 256, 16, 256, 128)
-    optimizer, x = fused(net), torch.randn(256, 128)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = F.mse_loss(net(x), x)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    net, x = mlp(128, 256, 16, 256, 128), torch.randn(256, 128)
+    return minimised(lambda: F.mse_loss(net(x), x), net)
 
 
 def two_players() -> Step:
@@ -113,17 +107,14 @@ def two_players() -> Step:
 
 def frozen_backbone() -> Step:
     body, head = mlp(256, 512, 256).requires_grad_(False), nn.Linear(256, 10)
-    optimizer = fused(head)
     x, y = torch.randn(128, 256), torch.randint(0, 10, (128,))
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         with torch.no_grad():
             features = body(x)
-        optimizer.zero_grad()
-        F.cross_entropy(head(features), y).backward()
-        optimizer.step()
+        return F.cross_entropy(head(features), y)
 
-    return step
+    return minimised(loss, head)
 
 
 def accumulated() -> Step:
@@ -141,18 +132,15 @@ def accumulated() -> Step:
 
 
 def gradient_penalty() -> Step:
-    net = mlp(64, 256, 1)
-    optimizer, x = fused(net), torch.randn(128, 64)
+    net, x = mlp(64, 256, 1), torch.randn(128, 64)
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         inputs = x.clone().requires_grad_()
         out = net(inputs)
         (slopes,) = torch.autograd.grad(out.sum(), inputs, create_graph=True)
-        optimizer.zero_grad()
-        (out.mean() + (slopes.norm(dim=1) - 1).square().mean()).backward()
-        optimizer.step()
+        return out.mean() + (slopes.norm(dim=1) - 1).square().mean()
 
-    return step
+    return minimised(loss, net)
 
 
 def clipped() -> Step:
@@ -170,51 +158,41 @@ def clipped() -> Step:
 
 
 def contrasted() -> Step:
-    net = mlp(128, 512, 64)
-    optimizer = fused(net)
-    first, second = torch.randn(128, 128), torch.randn(128, 128)
+    net, first, second = mlp(128, 512, 64), torch.randn(128, 128), torch.randn(128, 128)
 
-    def step() -> None:
-        optimizer.zero_grad()
+    def loss() -> torch.Tensor:
         a, b = F.normalize(net(first), dim=1), F.normalize(net(second), dim=1)
-        F.cross_entropy(a @ b.T / 0.1, torch.arange(128)).backward()
-        optimizer.step()
+        return F.cross_entropy(a @ b.T / 0.1, torch.arange(128))
 
-    return step
+    return minimised(loss, net)
 
 
 def graph_of_nodes() -> Step:
     first, second = nn.Linear(64, 128), nn.Linear(128, 7)
     edges = torch.randint(0, 512, (2, 4096))
     x, y = torch.randn(512, 64), torch.randint(0, 7, (512,))
-    optimizer = fused(first, second)
 
     def spread(nodes: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(nodes).index_add_(0, edges[1], nodes[edges[0]])
 
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(spread(second(F.relu(spread(first(x))))), y).backward()
-        optimizer.step()
+    def loss() -> torch.Tensor:
+        return F.cross_entropy(spread(second(F.relu(spread(first(x))))), y)
 
-    return step
+    return minimised(loss, first, second)
 
 
 def unrolled_policy() -> Step:
     policy = mlp(16, 64, 4)
-    optimizer = fused(policy)
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         state, rewards = torch.zeros(64, 16), []
         for _ in range(8):
             action = policy(state).softmax(-1)
             state = torch.tanh(state + action.repeat(1, 4))
             rewards.append(state.mean(1))
-        optimizer.zero_grad()
-        (-torch.stack(rewards).mean()).backward()
-        optimizer.step()
+        return -torch.stack(rewards).mean()
 
-    return step
+    return minimised(loss, policy)
 
 
 def attention_by_torch() -> Step:
@@ -223,32 +201,26 @@ def attention_by_torch() -> Step:
 
 
 def variational() -> Step:
-    encoder, decoder = mlp(128, 256, 32), mlp(16, 256, 128)
-    optimizer, x = fused(encoder, decoder), torch.randn(256, 128)
+    encoder, decoder, x = mlp(128, 256, 32), mlp(16, 256, 128), torch.randn(256, 128)
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         mean, spread = encoder(x).chunk(2, 1)
-        optimizer.zero_grad()
         seen = decoder(mean + torch.randn_like(mean) * (0.5 * spread).exp())
         divergence = 0.5 * (mean.square() + spread.exp() - 1 - spread).sum(1).mean()
-        (F.mse_loss(seen, x) + 1e-3 * divergence).backward()
-        optimizer.step()
+        return F.mse_loss(seen, x) + 1e-3 * divergence
 
-    return step
+    return minimised(loss, encoder, decoder)
 
 
 def teacher_and_pupil() -> Step:
-    teacher, pupil = mlp(128, 512, 10).eval(), mlp(128, 128, 10)
-    optimizer, x = fused(pupil), torch.randn(256, 128)
+    teacher, pupil, x = mlp(128, 512, 10).eval(), mlp(128, 128, 10), torch.randn(256, 128)
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         with torch.no_grad():
             wanted = teacher(x).softmax(1)
-        optimizer.zero_grad()
-        F.kl_div(pupil(x).log_softmax(1), wanted, reduction="batchmean").backward()
-        optimizer.step()
+        return F.kl_div(pupil(x).log_softmax(1), wanted, reduction="batchmean")
 
-    return step
+    return minimised(loss, pupil)
 
 
 def segments() -> Step:
@@ -262,17 +234,8 @@ def segments() -> Step:
 
 def regression_with_dropout() -> Step:
     net = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Dropout(0.1), nn.Linear(512, 1))
-    optimizer = fused(net)
     x, y = torch.randn(512, 64), torch.randn(512, 1)
-
-    def step() -> float:
-        optimizer.zero_grad()
-        loss = F.huber_loss(net(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return minimised(lambda: F.huber_loss(net(x), y), net)
 
 
 HEALTHY: dict[str, Callable[[], Step]] = {

@@ -1,4 +1,4 @@
-"""Ten training loops like those of `_slow_steps.py`, by somebody who had not seen the rules.
+"""Five training loops like those of `_slow_steps.py`, by somebody who had not seen the rules.
 
 Each function makes a fresh pair: the slow step and the quick one. The reasons stand apart.
 """
@@ -35,39 +35,6 @@ class PictureFolder(Dataset[tuple[Tensor, int]]):
         return small[0], index % 10
 
 
-class CellNet(nn.Module):
-    """A recurrent net that walks over the time steps of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(8, 48)
-        self.head = nn.Linear(48, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = x.new_zeros(len(x), 48)
-        c = x.new_zeros(len(x), 48)
-        outputs = []
-        for t in range(x.shape[1]):
-            h, c = self.cell(x[:, t], (h, c))
-            outputs.append(h)
-        return self.head(torch.stack(outputs, dim=1)).squeeze(-1)
-
-
-class LayerNet(nn.Module):
-    """The same recurrent net as one layer."""
-
-    def __init__(self, twin: CellNet) -> None:
-        super().__init__()
-        self.rnn = nn.LSTM(8, 48, batch_first=True)
-        self.head = nn.Linear(48, 1)
-        weights = {f"{name}_l0": value for name, value in twin.cell.state_dict().items()}
-        self.rnn.load_state_dict(weights)
-        self.head.load_state_dict(twin.head.state_dict())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.rnn(x)[0]).squeeze(-1)
-
-
 class GraphNet(nn.Module):
     """Two rounds of averaging over neighbours."""
 
@@ -81,23 +48,6 @@ class GraphNet(nn.Module):
         x = torch.relu(adjacency @ self.first(x))
         x = torch.relu(adjacency @ self.second(x))
         return self.head(x)
-
-
-class SentenceNet(nn.Module):
-    """A small transformer that sorts sentences into two classes; token 0 is padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(500, 64, padding_idx=0)
-        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(64, 2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        padding = tokens == 0
-        x = self.encoder(self.embed(tokens), src_key_padding_mask=padding)
-        words = (~padding).unsqueeze(-1)
-        return self.head((x * words).sum(1) / words.sum(1))
 
 
 class FilmRatings(nn.Module):
@@ -155,28 +105,6 @@ def cnn_pictures() -> Pair:
     return make(pictures), make(small)
 
 
-def rnn_sensor() -> Pair:
-    """Trains a recurrent net to predict a sensor's next value."""
-    torch.manual_seed(0)
-    x = torch.randn(80, 150, 8)
-    y = x.mean(-1).cumsum(1) / 10
-
-    def make(model: nn.Module) -> Callable[[], object]:
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-        def step() -> float:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss.item()
-
-        return step
-
-    cells = CellNet()
-    return make(cells), make(LayerNet(cells))
-
-
 def gnn_citations() -> Pair:
     """Trains a graph network to name the topic of each paper in a citation graph."""
     nodes, edges = 5000, 25_000
@@ -203,106 +131,6 @@ def gnn_citations() -> Pair:
         return step
 
     return make(adjacency), make(adjacency.to_sparse())
-
-
-def transformer_sentences() -> Pair:
-    """Trains a transformer to classify sentences for an epoch."""
-    torch.manual_seed(0)
-    lengths = torch.randint(8, 41, (48,)).tolist()
-    data: Any = [(torch.randint(1, 500, (n,)), n % 2) for n in lengths]
-
-    def collate_all(batch: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        tokens = torch.zeros(len(batch), 160, dtype=torch.long)
-        for row, (sentence, _) in zip(tokens, batch, strict=True):
-            row[: len(sentence)] = sentence
-        return tokens, torch.tensor([label for _, label in batch])
-
-    def collate_near(batch: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
-        tokens = nn.utils.rnn.pad_sequence([s for s, _ in batch], batch_first=True)
-        return tokens, torch.tensor([label for _, label in batch])
-
-    def make(collate: Callable[[list[tuple[Tensor, int]]], object]) -> Callable[[], object]:
-        torch.manual_seed(1)
-        model = SentenceNet()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-        loader = DataLoader(data, batch_size=16, collate_fn=collate)
-
-        def epoch() -> float:
-            total = 0.0
-            for tokens, labels in loader:
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(tokens), labels)
-                loss.backward()
-                optimizer.step()
-                total += loss.item()
-            return total / len(loader)
-
-        return epoch
-
-    return make(collate_all), make(collate_near)
-
-
-def autoencoder_signals() -> Pair:
-    """Trains an autoencoder on signals that come as a NumPy array."""
-    signals = np.random.default_rng(0).standard_normal((768, 784))
-
-    def make(dtype: torch.dtype) -> Callable[[], object]:
-        torch.manual_seed(0)
-        x = torch.from_numpy(signals).to(dtype)
-        model = nn.Sequential(
-            nn.Linear(784, 512),
-            nn.ReLU(),
-            nn.Linear(512, 64),
-            nn.ReLU(),
-            nn.Linear(64, 512),
-            nn.ReLU(),
-            nn.Linear(512, 784),
-        ).to(dtype)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-
-        def step() -> float:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), x)
-            loss.backward()
-            optimizer.step()
-            return loss.item()
-
-        return step
-
-    return make(torch.float64), make(torch.float32)
-
-
-def finetune_head() -> Pair:
-    """Fits a new head on the features of a pretrained CNN."""
-
-    def make(track: bool) -> Callable[[], object]:
-        torch.manual_seed(0)
-        x, y = torch.randn(48, 3, 64, 64), torch.randint(0, 5, (48,))
-        backbone = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2),
-            nn.Flatten(),
-        ).eval()
-        head = nn.Linear(256, 5)
-        optimizer = torch.optim.Adam(head.parameters(), lr=1e-3)
-
-        def step() -> float:
-            optimizer.zero_grad()
-            with torch.set_grad_enabled(track):
-                features = backbone(x)
-            loss = F.cross_entropy(head(features), y)
-            loss.backward()
-            optimizer.step()
-            return loss.item()
-
-        return step
-
-    return make(True), make(False)
 
 
 def film_ratings() -> Pair:
@@ -362,38 +190,6 @@ def tabular_churn() -> Pair:
         return epoch
 
     return make(True), make(False)
-
-
-def mlp_watched() -> Pair:
-    """Trains an MLP for sixteen steps and keeps an eye on its weights and gradients."""
-    torch.manual_seed(0)
-    batches = list(zip(torch.randn(16, 128, 100), torch.randint(0, 10, (16, 128)), strict=True))
-
-    def make(every: int) -> Callable[[], object]:
-        torch.manual_seed(1)
-        model = nn.Sequential(
-            nn.Linear(100, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-        )
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-        def epoch() -> float:
-            log: dict[str, object] = {}
-            loss = torch.zeros(())
-            for i, (x, y) in enumerate(batches, start=1):
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
-                optimizer.step()
-                if i % every == 0:
-                    for name, p in model.named_parameters():
-                        log[name] = np.histogram(p.detach().numpy(), bins=64)
-                        assert p.grad is not None
-                        log[f"{name}.grad"] = np.histogram(p.grad.numpy(), bins=64)
-            return loss.item()
-
-        return epoch
-
-    return make(1), make(16)
 
 
 def segment_slices() -> Pair:

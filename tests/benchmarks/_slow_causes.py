@@ -37,13 +37,8 @@ CAUSES: dict[str, tuple[str, ...]] = {
 
 OTHER_CAUSES: dict[str, tuple[str, ...]] = {
     "cnn_pictures": ("kept_samples",),
-    "rnn_sensor": ("recurrent_cells",),
     "gnn_citations": ("sparse_products",),
-    "transformer_sentences": ("padding",),
-    "autoencoder_signals": ("double_precision",),
-    "finetune_head": ("frozen_gradients",),
     "film_ratings": ("dense_embeddings",),
     "tabular_churn": ("slow_lines",),
-    "mlp_watched": ("writing", "slow_lines"),
     "segment_slices": ("growing_copies",),
 }

@@ -50,6 +50,31 @@ def adam(model: nn.Module, **more: Any) -> torch.optim.Adam:
     return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, **more)
 
 
+class Task:
+    """A plain training step of a classifier; `backward` alone gives the loss."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        x: torch.Tensor,
+        classes: int = 10,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        self.net, self.x, self.optimizer = net, x, optimizer or adam(net)
+        self.y = torch.randint(0, classes, (len(x),))
+
+    def backward(self, x: torch.Tensor | None = None, **more: bool) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        out = self.net(self.x if x is None else x)
+        F.cross_entropy(out, self.y).backward(**more)
+        return out
+
+    def __call__(self, x: torch.Tensor | None = None, **more: bool) -> torch.Tensor:
+        out = self.backward(x, **more)
+        self.optimizer.step()
+        return out
+
+
 class Pictures(Dataset[Any]):
     """Pictures that are worked on one by one, each time a little otherwise."""
 
@@ -131,21 +156,13 @@ class Reader(nn.Module):
 
 def sentences_of_one_length() -> Pair:
     torch.manual_seed(1)
-    net = Reader()
-    optimizer = adam(net)
     lengths = torch.randint(12, 40, (16,)).tolist()
     words = torch.zeros(16, 128, dtype=torch.long)
     for row, length in enumerate(lengths):
         words[row, :length] = torch.randint(1, 500, (length,))
-    labels = torch.randint(0, 2, (16,))
     cut = words[:, : max(lengths)].contiguous()
-
-    def step(batch: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(batch), labels).backward()
-        optimizer.step()
-
-    return lambda: step(words), lambda: step(cut)
+    task = Task(Reader(), words, 2)
+    return lambda: task(words), lambda: task(cut)
 
 
 def two_at_a_time() -> Pair:
@@ -163,48 +180,29 @@ def two_at_a_time() -> Pair:
 
 
 def counting_hits() -> Pair:
-    net = mlp(64, 256, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(256, 64), torch.randint(0, 10, (256,))
+    task = Task(mlp(64, 256, 10), torch.randn(256, 64))
 
     def slow() -> float:
-        optimizer.zero_grad()
-        out = net(x)
-        F.cross_entropy(out, y).backward()
-        optimizer.step()
         hits = 0
-        for row, label in zip(out, y, strict=True):
+        for row, label in zip(task(), task.y, strict=True):
             if row.argmax().item() == label.item():
                 hits += 1
-        return hits / len(y)
+        return hits / len(task.y)
 
     def quick() -> float:
-        optimizer.zero_grad()
-        out = net(x)
-        F.cross_entropy(out, y).backward()
-        optimizer.step()
-        return float((out.argmax(1) == y).float().mean())
+        return float((task().argmax(1) == task.y).float().mean())
 
     return slow, quick
 
 
 def numbers_in_lists() -> Pair:
     rows = [[random.random() for _ in range(128)] for _ in range(256)]
-    table = torch.tensor(rows)
-    net = mlp(128, 256, 10)
-    optimizer = adam(net)
-    y = torch.randint(0, 10, (256,))
+    task = Task(mlp(128, 256, 10), torch.tensor(rows))
 
-    def step(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    def slow() -> None:
+        task(torch.tensor(rows))
 
-    return lambda: from_list(step, rows), lambda: step(table)
-
-
-def from_list(step: Callable[[torch.Tensor], None], rows: list[list[float]]) -> None:
-    step(torch.tensor(rows))
+    return slow, task
 
 
 def summed_losses() -> Pair:
@@ -264,41 +262,26 @@ def validating() -> Pair:
 
 
 def looking_for_nan() -> Pair:
-    net = mlp(64, *[64] * 8, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    task = Task(mlp(64, *[64] * 8, 10), torch.randn(32, 64))
 
     def slow() -> None:
         with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
             warnings.simplefilter("ignore")
-            step()
+            task()
 
-    return slow, step
+    return slow, task
 
 
 def frozen_body() -> Pair:
     body, head = mlp(256, 512, 512, 256), nn.Linear(256, 10)
-    optimizer = adam(head)
-    x, y = torch.randn(64, 256), torch.randint(0, 10, (64,))
-
-    def slow() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(head(body(x)), y).backward()
-        optimizer.step()
+    task = Task(nn.Sequential(body, head), torch.randn(64, 256), optimizer=adam(head))
 
     def quick() -> None:
         body.requires_grad_(False)
-        optimizer.zero_grad()
-        F.cross_entropy(head(body(x)), y).backward()
-        optimizer.step()
+        task()
         body.requires_grad_(True)
 
-    return slow, quick
+    return lambda: task(), quick
 
 
 def held_for_nothing() -> Pair:
@@ -319,57 +302,36 @@ def held_for_nothing() -> Pair:
 
 
 def graph_of_gradients() -> Pair:
-    net = mlp(128, 512, 512, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(64, 128), torch.randint(0, 10, (64,))
+    task = Task(mlp(128, 512, 512, 10), torch.randn(64, 128))
 
-    def step(**more: bool) -> None:
-        optimizer.zero_grad()
+    def slow() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            F.cross_entropy(net(x), y).backward(**more)
-        optimizer.step()
+            task(create_graph=True)
 
-    return lambda: step(create_graph=True), lambda: step()
+    return slow, task
 
 
 def asked_twice() -> Pair:
-    net = cnn(16)
-    optimizer = adam(net)
-    x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    task = Task(cnn(16), torch.randn(32, 3, 32, 32))
 
     def slow() -> float:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        accuracy = (net(x).argmax(1) == y).float().mean()
-        loss.backward()
-        optimizer.step()
+        task.backward()
+        accuracy = (task.net(task.x).argmax(1) == task.y).float().mean()
+        task.optimizer.step()
         return float(accuracy)
 
     def quick() -> float:
-        optimizer.zero_grad()
-        out = net(x)
-        accuracy = (out.argmax(1) == y).float().mean()
-        F.cross_entropy(out, y).backward()
-        optimizer.step()
-        return float(accuracy)
+        return float((task().argmax(1) == task.y).float().mean())
 
     return slow, quick
 
 
 def numbers_from_numpy() -> Pair:
-    generator = np.random.default_rng(0)
-    x, y = torch.from_numpy(generator.normal(size=(128, 256))), torch.randint(0, 10, (128,))
-    wide, plain = mlp(256, 512, 512, 10).double(), mlp(256, 512, 512, 10)
-    optimizers = adam(wide), adam(plain)
-    half = x.float()
-
-    def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-    return lambda: step(wide, optimizers[0], x), lambda: step(plain, optimizers[1], half)
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(128, 256)))
+    wide = mlp(256, 512, 512, 10).double()
+    slow, quick = Task(wide, x), Task(mlp(256, 512, 512, 10), x.float())
+    return lambda: slow(), quick
 
 
 class Stepwise(nn.Module):
@@ -401,16 +363,9 @@ class AtOnce(nn.Module):
 
 
 def moment_by_moment() -> Pair:
-    x, y = torch.randn(32, 48, 32), torch.randint(0, 4, (32,))
-    nets = Stepwise(), AtOnce()
-    optimizers = adam(nets[0]), adam(nets[1])
-
-    def step(number: int) -> None:
-        optimizers[number].zero_grad()
-        F.cross_entropy(nets[number](x), y).backward()
-        optimizers[number].step()
-
-    return lambda: step(0), lambda: step(1)
+    x = torch.randn(32, 48, 32)
+    slow, quick = Task(Stepwise(), x, 4), Task(AtOnce(), x, 4)
+    return lambda: slow(), quick
 
 
 class Attention(nn.Module):
@@ -463,175 +418,114 @@ def one_after_another() -> Pair:
 
 
 def norm_by_hand() -> Pair:
-    net = mlp(32, *[32] * 20, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(32, 32), torch.randint(0, 10, (32,))
+    task = Task(mlp(32, *[32] * 20, 10), torch.randn(32, 32))
 
     def slow() -> float:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
+        task.backward()
         total = 0.0
-        for parameter in net.parameters():
+        for parameter in task.net.parameters():
             total += parameter.grad.detach().norm(2).item() ** 2
-        optimizer.step()
+        task.optimizer.step()
         return total**0.5
 
     def quick() -> float:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        total = nn.utils.get_total_norm([one.grad for one in net.parameters()], foreach=True)
-        optimizer.step()
+        task.backward()
+        grads = [one.grad for one in task.net.parameters()]
+        total = nn.utils.get_total_norm(grads, foreach=True)
+        task.optimizer.step()
         return float(total)
 
     return slow, quick
 
 
 def averaged_weights() -> Pair:
-    net = mlp(32, *[32] * 20, 10)
-    shadow = copy.deepcopy(net).requires_grad_(False)
-    optimizer = adam(net)
-    x, y = torch.randn(32, 32), torch.randint(0, 10, (32,))
-
-    def train() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    task = Task(mlp(32, *[32] * 20, 10), torch.randn(32, 32))
+    shadow = copy.deepcopy(task.net).requires_grad_(False)
 
     def slow() -> None:
-        train()
+        task()
         with torch.no_grad():
-            for average, weight in zip(shadow.parameters(), net.parameters(), strict=True):
+            for average, weight in zip(shadow.parameters(), task.net.parameters(), strict=True):
                 average.mul_(0.99).add_(weight, alpha=0.01)
 
     def quick() -> None:
-        train()
+        task()
         with torch.no_grad():
-            torch._foreach_lerp_(list(shadow.parameters()), list(net.parameters()), 0.01)
+            torch._foreach_lerp_(list(shadow.parameters()), list(task.net.parameters()), 0.01)
 
     return slow, quick
 
 
 def plain_optimizer() -> Pair:
-    net = mlp(32, *[64] * 24, 10)
-    x, y = torch.randn(16, 32), torch.randint(0, 10, (16,))
-    slow = torch.optim.AdamW(net.parameters(), foreach=False)
-    quick = torch.optim.AdamW(net.parameters(), fused=True)
-
-    def step(optimizer: torch.optim.Optimizer) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-    return lambda: step(slow), lambda: step(quick)
+    net, x = mlp(32, *[64] * 24, 10), torch.randn(16, 32)
+    plain = torch.optim.AdamW(net.parameters(), foreach=False)
+    slow, quick = Task(net, x, optimizer=plain), Task(net, x)
+    return lambda: slow(), quick
 
 
 def tidy() -> Pair:
-    net = mlp(64, 256, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(64, 64), torch.randint(0, 10, (64,))
-
-    def quick() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    task = Task(mlp(64, 256, 10), torch.randn(64, 64))
 
     def slow() -> None:
-        quick()
+        task()
         gc.collect()
 
-    return slow, quick
+    return slow, task
 
 
 def saved_each_time() -> Pair:
-    net = mlp(256, 512, 512, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(64, 256), torch.randint(0, 10, (64,))
-
-    def quick() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
+    task = Task(mlp(256, 512, 512, 10), torch.randn(64, 256))
 
     def slow() -> object:
-        quick()
-        best = copy.deepcopy(net.state_dict())
+        task()
+        best = copy.deepcopy(task.net.state_dict())
         torch.save(best, io.BytesIO())
         return best
 
-    return slow, quick
+    return slow, task
 
 
 def report_each_time() -> Pair:
-    net = mlp(64, 128, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(64, 64), torch.randint(0, 10, (64,))
-    log = io.StringIO()
-
-    def train() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
+    task, log = Task(mlp(64, 128, 10), torch.randn(64, 64)), io.StringIO()
 
     def slow() -> None:
-        loss = train()
-        print(f"loss {loss:.4f}", {name: one.detach() for name, one in net.named_parameters()},
-              file=log)  # fmt: skip
+        out = task()
+        weights = {name: one.detach() for name, one in task.net.named_parameters()}
+        print(f"mean {out.mean():.4f}", weights, file=log)
 
-    return slow, train
+    return slow, task
 
 
 def scores_by_a_library() -> Pair:
     from sklearn.metrics import f1_score
 
-    net = mlp(64, 256, 10)
-    optimizer = adam(net)
-    x, y = torch.randn(256, 64), torch.randint(0, 10, (256,))
-
-    def train() -> torch.Tensor:
-        optimizer.zero_grad()
-        out = net(x)
-        F.cross_entropy(out, y).backward()
-        optimizer.step()
-        return out
+    task = Task(mlp(64, 256, 10), torch.randn(256, 64))
 
     def slow() -> float:
-        out = train()
-        return float(f1_score(y.numpy(), out.detach().argmax(1).numpy(), average="macro"))
+        out = task().detach().argmax(1)
+        return float(f1_score(task.y.numpy(), out.numpy(), average="macro"))
 
-    return slow, train
+    return slow, task
 
 
 def watched_input() -> Pair:
-    net = cnn(8)
-    optimizer = adam(net)
-    x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    task = Task(cnn(8), torch.randn(32, 3, 32, 32))
 
-    def step(needs: bool) -> None:
-        images = x.detach().requires_grad_(needs)
-        optimizer.zero_grad()
-        F.cross_entropy(net(images), y).backward()
-        optimizer.step()
+    def slow() -> None:
+        task(task.x.detach().requires_grad_())
 
-    return lambda: step(True), lambda: step(False)
+    return slow, task
 
 
 def weights_moved_by_hand() -> Pair:
     net = mlp(32, *[32] * 20, 10)
-    x, y = torch.randn(32, 32), torch.randint(0, 10, (32,))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=True)
+    sgd = torch.optim.SGD(net.parameters(), lr=0.01, fused=True)
+    task = Task(net, torch.randn(32, 32), optimizer=sgd)
 
     def slow() -> None:
-        F.cross_entropy(net(x), y).backward()
+        task.backward()
         with torch.no_grad():
             for weight in net.parameters():
                 weight -= 0.01 * weight.grad
-                weight.grad = None
 
-    def quick() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-    return slow, quick
+    return slow, task

@@ -39,7 +39,7 @@ from torch import nn
 
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark, tune
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.plans.context import restore_all
 
 PACKAGE, GAP = os.sep + "speedkit_jupyter" + os.sep, 7
@@ -101,7 +101,7 @@ class Work:
             "collector": gc.isenabled(),
             "log": len(self.log),
             "iterator": type(self.draws).__name__,
-            "a measurement": custody.in_progress(),
+            "a measurement": guard.in_progress(),
             "handler": signal.getsignal(signal.SIGINT),
         }
 

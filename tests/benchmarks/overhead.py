@@ -39,7 +39,8 @@ def hundred_layers() -> torch.nn.Module:
 
 def autocast_per_step() -> bool:
     """`ctx.autocast()` against bare `torch.autocast`."""
-    _, context = apply_speedups(hundred_layers(), SpeedConfig(precision="bf16"))
+    model = hundred_layers()
+    _, context = apply_speedups(model, SpeedConfig(precision="bf16"))
 
     def ours() -> None:
         with context.autocast():

@@ -29,6 +29,7 @@ from _ratios import machine
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 
@@ -63,23 +64,30 @@ def main() -> int:
     return 1 if bad else 0
 
 
+class Once(Policy):
+    """A single round: only the check is of interest."""
+
+    has_limits = False
+
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        """At once."""
+        return True
+
+
 def examined(
     step: Callable[[], object],
     words: Sequence[str],
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Comparison:
-    """Up to the end of the accuracy check, without any times."""
+    """One round, and then the accuracy check."""
     several = isinstance(optimizer, (list, tuple))
     optimizers = list(optimizer) if several else [optimizer] if optimizer is not None else []
     models = list(model) if isinstance(model, torch.nn.ModuleList) else [model]
     variants = [variant(one) for one in ("baseline", *words)]
-    bench = Benchmark(step_of(step, models, optimizers), variants, ENOUGH_S)
-    run = bench.run()
-    for progress in run:
-        if progress.text.startswith("memory of"):
-            break
-    run.close()
+    bench = Benchmark(step_of(step, models, optimizers), variants, ENOUGH_S, policy=Once())
+    for _ in bench.run():
+        pass
     return bench.result()
 
 

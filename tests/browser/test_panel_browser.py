@@ -41,12 +41,12 @@ def state():
 
 before = state()
 """
-# Wide enough to gain by bf16 and by a fused optimizer.
+# So many parameters for so few samples that a fused optimizer pays on any machine.
 WIDE = """
 model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(),
                       nn.Linear(1024, 10))
 optimizer = torch.optim.AdamW(model.parameters())
-x, y = torch.rand(128, 256), torch.randint(10, (128,))
+x, y = torch.rand(16, 256), torch.randint(10, (16,))
 """
 PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
 PICTURE = Path(__file__).parents[2] / "notebooks/images/panel.png"
@@ -221,11 +221,10 @@ def test_without_its_kernel_the_panel_says_so_and_its_last_state_stays(opened):
 def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
     """Write it anew, so that it shows what the panel looks like now."""
     cell = f"import os\nos.environ.pop('SPEEDKIT_HARDWARE')\n{SETUP}{WIDE}"
-    page = Page(open_notebook(cell, PANEL.format("train_step", 8), width=1250, height=1200))
+    page = Page(open_notebook(cell, PANEL.format("train_step", 15), width=1250, height=1200))
     page.page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
-    page.option("precision", "bf16").click()
     page.button("Apply").click()
-    page.shows("Applied to model: precision bf16")
+    page.shows("Applied to model: fused_optimizer")
     page.button("Measure").click()
     page.expect(page.panel.locator("img")).to_be_visible(timeout=LONG_MS)
     page.expect(page.button("Measure")).to_be_enabled(timeout=LONG_MS)

@@ -69,6 +69,7 @@ torch.manual_seed(0)
 # Flags are read where a batch meets its loss: inside whatever surrounds the forward pass.
 END = """
 def loss_fn(outputs, targets):
+    import speedkit_jupyter.optimizations
     from speedkit_jupyter.machines import flags
     inside.update(flags.snapshot())
     return nn.functional.mse_loss(outputs.float(), targets)
@@ -149,25 +150,13 @@ def test_the_same_switches_and_the_same_bits(tmp_path, model, optimizer, wishes)
         assert value.stride() == plain["parameters"][name].stride(), name
 
 
-@pytest.mark.thorough
-@pytest.mark.compile
-def test_compiled_code_has_the_same_switches_and_close_numbers(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    wishes = {"compile": True, "sdpa": "math"}
-    applied, plain, text = both(tmp_path, "attention", ADAMW, wishes)
-    assert "compiled_model = torch.compile(model)" in text
-    assert differences(applied, plain, compiled=True) == []
-    assert torch.allclose(applied["losses"], plain["losses"], atol=1e-6)
-    for name, value in applied["parameters"].items():  # their keys too: no `_orig_mod.`
-        assert torch.allclose(value, plain["parameters"][name], atol=1e-5)
-
-
 @pytest.mark.parametrize("value", ["highest", "high"])
 def test_tf32_is_the_same_in_both_of_torchs_ways_to_say_it(tmp_path, hardware, value):
     now = {"float32_matmul_precision": "medium"}
     found = plan(SpeedConfig(tf32=value).alone(), hardware("a100"), Facts(device="cuda", flags=now))
     assert found["tf32"].active
     save = """
+import speedkit_jupyter.optimizations
 from speedkit_jupyter.machines import flags
 torch.save(dict(flags.snapshot()), sys.argv[1])
 """
@@ -243,19 +232,6 @@ def test_accelerate_and_fabric_do_what_was_planned(tmp_path, in_plain_torch, for
     assert found["inside"]["autocast.cpu.dtype"] is torch.bfloat16
 
 
-@pytest.mark.thorough
-def test_the_scaler_that_a_framework_lacks_on_a_cpu_stays_torchs(tmp_path):
-    for form in CHECKS:
-        pytest.importorskip(FRAMEWORK[form])
-        facts = Facts(parameters=1409, optimizers=(OptimizerFacts("AdamW"),))
-        text = code(plan(SpeedConfig(precision="fp16"), facts=facts), form)
-        end = END.replace("model.state_dict()", "{}")
-        end += "assert scaler.get_scale() > 1 and all(map(torch.isfinite, losses))\n"
-        found = run(tmp_path, form, BEGIN + MODELS["mlp"] + text + WITHOUT + end)
-        assert found["inside"]["autocast.cpu.dtype"] is torch.float16
-        assert found["losses"][0] != found["losses"][2]
-
-
 TRAINER = """
 class Supervised(nn.Module):
     def __init__(self):
@@ -275,8 +251,8 @@ dataset = [{"x": torch.rand(20), "labels": torch.rand(1)} for _ in range(16)]
     ("optimizer", "expected"),
     [
         ("AdamW(model.parameters(), lr=0.002, weight_decay=0, eps=1e-6)",
-         'assert arguments.optim == "adamw_torch_fused"\n'
-         "assert arguments.learning_rate == 0.002 and arguments.adam_epsilon == 1e-6\n"),
+         "assert trainer.optimizer.optimizer is optimizer\n"
+         "assert optimizer.defaults['lr'] == 0.002 and optimizer.defaults['eps'] == 1e-6\n"),
         ("SGD(model.parameters(), lr=0.002, momentum=0.9)",
          "assert trainer.optimizer.optimizer is optimizer\n"),
         ("AdamW(model.parameters(), lr=0.002, weight_decay=0.1)",  # Trainer's is another decay
@@ -304,28 +280,6 @@ assert trainer.state.global_step == 3 and not torch.equal(before, model.layer.we
 assert torch.get_num_threads() == 1
 {expected}"""
     run(tmp_path, "trainer", BEGIN + TRAINER + text + WITHOUT + end)
-
-
-@pytest.mark.thorough
-@pytest.mark.compile
-def test_trainer_compiles_as_planned(tmp_path):
-    pytest.importorskip("transformers")
-    facts = Facts(parameters=21, optimizers=(OptimizerFacts("AdamW"),))
-    wish = {"enabled": True, "mode": "reduce-overhead", "dynamic": False}
-    text = code(plan(SpeedConfig(compile=wish), facts=facts), "transformers")
-    end = """
-arguments.max_steps, arguments.disable_tqdm, arguments.report_to = 2, True, []
-trainer = train(dataset)
-plugin = trainer.accelerator.state.dynamo_plugin
-assert (plugin.backend.value, plugin.mode, plugin.dynamic) == ("INDUCTOR", "reduce-overhead", False)
-from torch._dynamo.utils import counters
-assert counters["frames"]["ok"]
-"""
-    run(
-        tmp_path,
-        "trainer",
-        BEGIN + TRAINER.replace("dtypes.append(outputs.dtype)", "pass") + text + end,
-    )
 
 
 @pytest.mark.parametrize("form", FRAMEWORK)

@@ -23,16 +23,6 @@ def test_a_name_is_kept_to_the_letter(name):
     assert f"    {name}.step()" in text
 
 
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.AdamW])
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
-def test_no_line_ends_in_blanks(kind, form):
-    model = nn.Linear(2, 2)
-    optimizer = kind(model.parameters())
-    text = code(plan(FUSED, facts=Facts.read(model, [optimizer])), form, [optimizer], model=model)
-    assert [line for line in text.splitlines() if line != line.rstrip()] == []
-    compile(text, "code", "exec")
-
-
 @pytest.mark.parametrize(("name", "told"), [(None, True), ("AdamW", True), ("SGD", False)])
 def test_trainer_is_told_to_make_its_own_adamw_with_the_fused_kernel(name, told):
     config = SpeedConfig.from_dict({"fused_optimizer": {"enabled": True, "name": name}}).alone()

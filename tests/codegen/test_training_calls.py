@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.codegen.training_call import call_of, needs_closure
-from speedkit_jupyter.codegen.training_loop import Words, loop
+from speedkit_jupyter.codegen.training_loop import Words, call_of, loop, needs_closure
 
 
 class Plain(nn.Linear):

@@ -101,7 +101,8 @@ def test_what_is_right_is_called_so() -> None:
 
 def test_the_tolerance_is_what_rounding_to_the_variants_precision_costs_this_step() -> None:
     (lowered, plain) = compared("outputs", f"baseline,bf16,{PLAN}").records[1:]
-    assert lowered.accuracy and plain.accuracy
+    assert lowered.accuracy
+    assert plain.accuracy
     # bf16 rounds 2**16 times as coarsely as float32: 3 % are told from either, in this net.
     assert lowered.accuracy.explained_output > 100 * plain.accuracy.explained_output  # type: ignore[operator]
     assert verdict(lowered) == "rounding"

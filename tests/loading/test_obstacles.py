@@ -94,21 +94,6 @@ def test_a_generator_that_no_sample_draws_from_is_no_obstacle(kind: str) -> None
     assert why(Holding(DRAWN[kind][0])) == ""
 
 
-SHARED: dict[str, Callable[[Any], Any]] = {
-    "torch": lambda held: torch.rand(()).item(),
-    "numpy": lambda held: np.random.rand(),
-    "Python": lambda held: random.random(),
-}
-
-
-@pytest.mark.parametrize("kind", list(SHARED))
-def test_what_torch_seeds_in_each_worker_is_no_obstacle_but_random(kind: str) -> None:
-    data = Holding(None, SHARED[kind])
-    assert why(data) == ""
-    loader = DataLoader(data)
-    assert look_at(loader, Walk(drawing(loader))).is_random
-
-
 def test_what_spawned_workers_cant_be_told_is_named() -> None:
     found = why(Holding(lambda: 0), context="spawn")
     assert found.startswith("workers are started by spawn, and ")
@@ -122,10 +107,6 @@ def test_classes_of_a_notebook_are_named_under_spawn(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "__main__", notebook)
     loader = DataLoader(made([]))
     assert "move Cells to a file" in why_not_picklable(loader, "spawn")
-
-
-def test_large_values_are_not_written_to_see_whether_they_can_be() -> None:
-    assert why(Holding(torch.zeros(1)), context="spawn") == ""
 
 
 class Stream(IterableDataset[Any]):

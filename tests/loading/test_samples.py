@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from speedkit_jupyter import batch_sizes, tune_loader
-from speedkit_jupyter.loading.kept import Kept
 from speedkit_jupyter.loading.obstacles import drawing, why_not_sent
 from speedkit_jupyter.loading.samples import look_at, same
 from speedkit_jupyter.loading.settings import Settings
@@ -101,7 +100,7 @@ class Setting(Dataset):
 
 def test_kept_samples_are_drawn_anew_where_the_data_set_was_set_and_a_counter_is_no_setting():
     loader = DataLoader(Setting(), batch_size=4)
-    kept = rebuilt(loader, Settings(kept="memory"))
+    kept = rebuilt(loader, Settings(kept=True))
     for epoch in (0, 0, 1, 1, 2):
         loader.dataset.epoch = epoch
         assert [batch[0].item() for batch in kept] == [100.0 * epoch, 100.0 * epoch + 4]
@@ -148,7 +147,3 @@ EMPTY = {
 def test_a_loader_without_batches_gets_one_line(call, name):
     with pytest.raises(StepError, match="gives no batch"):
         call(EMPTY[name]())
-
-
-def test_settings_of_a_kept_data_set_are_looked_for_beneath_it():
-    assert isinstance(rebuilt(DataLoader(Setting()), Settings(kept="memory")).dataset, Kept)

@@ -19,17 +19,14 @@ from speedkit_jupyter import (
     SpeedConfig,
     SpeedKitError,
     apply_speedups,
-    benchmark,
     code,
     machines,
     plan,
-    tune,
 )
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
-from speedkit_jupyter.tuning import tasks
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = machines.names()
@@ -164,40 +161,6 @@ def test_a_measurement_tells_the_truth_about_its_machine(here, machine):
     assert found["device"] == describe(real, "cpu")
     assert found["torch"] == torch.__version__
     assert found["planned_for"] == "t4"
-
-
-def test_what_can_not_run_here_is_a_row_of_the_comparison(here, machine):
-    if Hardware.detect().accelerator("cuda"):
-        pytest.skip("it could run here")
-    machine("t4")
-    model, optimizer = small()
-
-    found = benchmark(steps_of(model, optimizer), "baseline,auto,bf16", budget_s=0.05)
-    failed = found.records[1].failure
-    assert "moves the model to cuda:0, which this machine has not" in failed
-    assert not found.records[2].failure
-    assert f"planned {SAYS_SO.format('t4')}" in found.report().headline
-
-
-def test_a_plan_learned_for_another_machine_holds_on_this_one_only(here, machine, hardware):
-    model, _ = small()
-    real = tasks.setting([model], Hardware.detect())
-    pinned = tasks.setting([model], machine("cpu_avx512_bf16"))
-    own = tasks.setting([model], hardware("cpu_avx512_bf16"))  # on such a machine itself
-    assert len({real, pinned, own}) == 3
-    assert pinned == tasks.setting([model], Hardware.current())
-
-
-@pytest.mark.slow
-def test_tuning_tries_what_that_machine_suggests(machine):
-    for name, tried in (("cpu", False), ("cpu_avx512_bf16", True)):
-        machine(name)
-        model, optimizer = small()
-
-        found = tune(steps_of(model, optimizer), budget_s=0.1, fresh=True)
-        assert found.hardware.pinned == name
-        names = [row.name for stage in found.stages for row in stage.comparison.records]
-        assert ("bf16" in names) == tried
 
 
 @pytest.mark.parametrize("word", ["SPEEDKIT_HARDWRE", "SPEEDKIT_HARDWARES"])

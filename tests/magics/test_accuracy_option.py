@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from IPython.core.error import UsageError
 
 FUNCTIONS = """
 def evaluate(net=None, data=None):
@@ -76,38 +75,6 @@ def test_verify_trains_the_step_and_asks_at_the_end(named):
     assert len(named.names["found"].baseline) == 3
     named.run("%speedkit verify --step evaluate --plan bf16 --accuracy evaluate -v found")
     assert named.names["found"].baseline == []
-
-
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("--accuracy nosuch", "no function 'nosuch'"),
-        ("--accuracy x", "x is no function but of class Tensor"),
-        ("--accuracy of_two", "takes net, data: give an expression"),
-        ("--accuracy 'of_two('", "is no expression"),
-        ("--accuracy 'nosuch(model)'", "raises NameError: name 'nosuch' is not defined"),
-        ("--accuracy 'model(x)'", "gives a tensor"),
-        ("--accuracy 'metrics[\"of\"]()'", "name one number of it, as"),
-        ("--accuracy evaluate --allowed -1", "from 0 on"),
-        ("--accuracy evaluate --allowed x", "from 0 on"),
-        ("--accuracy evaluate --better more", "not allowed"),
-        ("--allowed 1", "belong to --accuracy"),
-        ("--better lower", "belong to --accuracy"),
-    ],
-)
-@pytest.mark.parametrize(
-    "command",
-    [
-        "%speedkit verify --step step --plan bf16 {}",
-        "%%speedbench --compare baseline,bf16 --budget 0.1 {}\nstep()",
-    ],
-)
-def test_a_wrong_line_is_one_usage_error(named, command, line, told):
-    error = named.fails(command.format(line))
-    assert isinstance(error, UsageError)
-    assert told in str(error)
-    assert len(str(error).splitlines()) == 1
-    assert named.names["model"].training
 
 
 def test_it_does_not_belong_to_timing(named):

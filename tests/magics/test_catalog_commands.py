@@ -16,13 +16,6 @@ def test_catalog_lists_every_optimization_also_before_there_is_a_model(plain_she
     plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
 
 
-def test_catalog_of_a_model_says_what_is_applied_to_it(shell):
-    shell.run("%speedkit apply model --sdpa math")
-    shown = shell.run("%speedkit catalog model")
-    assert "The catalog for `model`" in shown
-    assert "● on" in shown
-
-
 @pytest.mark.parametrize("optimization", CATALOG, ids=lambda entry: entry.name)
 def test_explain_says_what_helps_what_is_at_risk_and_how_it_goes_back(shell, optimization):
     shown = " ".join(shell.run(f"%speedkit explain {optimization.name}").split())
@@ -36,12 +29,6 @@ def test_explain_takes_other_spellings_and_names_the_nearest_of_what_it_does_not
     error = str(shell.fails("%speedkit explain gem"))
     assert "no 'gem' in the catalog" in error
     assert "gemm" in error
-
-
-def test_explain_says_what_each_field_takes(shell):
-    shown = " ".join(shell.run("%speedkit explain compile").split())
-    assert "auto, true, false; scope: auto, model, blocks; mode: default" in shown
-    assert "backend: inductor, eager" in shown
 
 
 def test_explain_measures_attention_on_the_calls_of_a_step(shell):

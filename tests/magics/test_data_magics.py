@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from IPython.core.error import UsageError
 from torch.utils.data import DataLoader
 
 LOADER = """
@@ -51,15 +50,6 @@ def test_the_only_loader_needs_no_name_and_the_last_cell_is_the_step(shell):
     assert "epoch()" in shown
 
 
-def test_two_loaders_are_asked_about_and_none_is_said(shell):
-    assert "there is no DataLoader" in str(shell.fails("%speedkit loader"))
-    shell.run(LOADER + "other = DataLoader(TensorDataset(x))")
-    error = shell.fails("%speedkit loader")
-    assert isinstance(error, UsageError)
-    assert "which one? train_loader, other" in str(error)
-    assert "model" in str(shell.fails("%speedkit loader model"))
-
-
 @pytest.mark.parametrize("line", ["--step train --data x,y", "--step train --loader train_loader"])
 def test_batch_sizes_stand_in_a_table_with_the_knee_and_change_nothing(shell, line):
     shell.run(LOADER)
@@ -78,28 +68,6 @@ def test_batch_sizes_of_the_last_cell(shell):
     shell.run("%%speedbench -n1 -r1\nloss_fn(model(x), y).backward()")
     shown = shell.run("%speedkit batch --range 4:8 --budget 1")
     assert "samples a second" in shown
-
-
-WRONG = {
-    "%speedkit batch": "which step? Run a %%speedbench cell before",
-    "%speedkit batch --range 8": "8 is no range of sizes: give one as in 8:4096",
-    "%speedkit batch --range 9:3": "9:3 is no range of sizes",
-    "%speedkit batch --step train --data nothing": "nothing",
-    "%speedkit batch --step gone": "gone",
-    "%speedkit loader train_loader --step gone": "gone",
-    "%speedkit loader train_loader -v 1a": "1a",
-    "%%speedbench --tune --within 1.2\nepoch()": "within belongs to the objective memory",
-    "%%speedbench --tune --objective memory --within 0.5\nepoch()": "1 or more",
-}
-
-
-@pytest.mark.parametrize("line", list(WRONG))
-def test_a_line_that_cant_be_meant_is_one_line(shell, line):
-    shell.run(LOADER)
-    error = shell.fails(line)
-    assert isinstance(error, UsageError)
-    assert WRONG[line] in str(error)
-    assert "\n" not in str(error)
 
 
 @pytest.mark.smoke

@@ -46,17 +46,6 @@ def test_forget_deletes_a_name(shell):
     assert "Nothing saved yet" in shell.run("%speedkit history")
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [("nothing", ["nothing is saved as 'nothing'"]), ("--forget", ["which NAME"])],
-)
-def test_a_wrong_line_is_one_usage_error(shell, line, words):
-    error = shell.fails(f"%speedkit history {line}")
-    assert isinstance(error, UsageError)
-    for word in words:
-        assert word in str(error)
-
-
 def test_a_folder_that_cannot_be_written_is_one_line(shell, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "file" / "data"))

@@ -99,30 +99,6 @@ def test_any_line_of_a_benchmark_is_an_answer_or_one_error_about_it(shell, line)
         check_it_is_the_set_up_codes(error)
 
 
-def test_an_option_that_stands_behind_set_up_code_is_named(shell):
-    error = shell.fails("%%speedbench x = 3 y --budget 1\npass")
-    assert isinstance(error, UsageError)
-    assert "--budget stands behind 'x = 3 y'" in str(error)
-    assert isinstance(shell.fails("%%speedbench 1 +\npass"), SyntaxError)
-
-
-@pytest.mark.parametrize("digits", [0, 1, 5, 15])
-def test_p_takes_what_timeit_takes(shell, digits):
-    text = shell.run(f"%%speedbench -p{digits} -n 200 -r 3 -v timing\nsum(range(3000))")
-    first = text.split()[0].replace(".", "").lstrip("0")
-    assert shell.names["timing"].precision == digits
-    assert first.isdigit()
-    assert len(first.rstrip("0")) <= max(digits, 1)
-    assert "0 to 15" in str(shell.fails("%%speedbench -p 99 -n1 -r1\n1"))
-
-
-def test_a_timing_prints_as_its_report(shell):
-    shell.run("%%speedbench -q -n 2 -r 7 -v timing\n1 + 1")
-    shown = shell.run("print(timing)")
-    assert "per loop" in shown
-    assert "Timing(" not in shown
-
-
 def broken_row(name: str = "kept") -> None:
     """One good result and one that no reader understands, and the same of learned plans."""
     for _ in range(2):
@@ -144,30 +120,6 @@ def test_what_can_not_be_read_is_a_line_below_what_can(shell):
     shown = shell.run("%%speedbench -n1 -r1 --save kept\n1")
     assert "result 1 can't be read" in shown
     assert "Deleted 3 results" in shell.run("%speedkit history kept --forget")
-
-
-def test_a_saved_name_that_can_not_be_read_is_no_variant(shell):
-    broken_row("mine")
-    connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
-    with connection:
-        connection.execute("UPDATE results SET saved_at = 'soon'")
-    connection.close()
-    error = shell.fails("%%speedbench --compare baseline,mine\nmodel(x)")
-    assert isinstance(error, UsageError)
-    assert "variant mine: result 2 can't be read" in str(error)
-
-
-def test_completion_survives_a_store_that_can_not_be_read(shell):
-    database.save("kept", {"variants": []})
-    (database.folder() / "speedkit.sqlite").write_bytes(b"garbage" * 1000)
-    for line in ("%speedkit history ", "%speedkit tuned forget ", "%%speedbench --compare "):
-        assert isinstance(shell.ip.complete(None, line, len(line))[1], list)
-
-
-def test_half_a_character_is_no_code(shell):
-    for line, cell in (("\ud800 -n1", "1"), ("-n1 -r1", "x = '\ud800'")):
-        with pytest.raises(UsageError, match="half a character"):
-            shell.ip.run_cell_magic("speedbench", line, cell)
 
 
 def test_long_and_unprintable_words_are_cut_and_escaped(shell):

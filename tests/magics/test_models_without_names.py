@@ -48,7 +48,7 @@ def test_the_context_of_a_model_that_is_gone_says_so_and_does_nothing(shell):
     gc.collect()
     context = shell.names["ctx"]
     assert context.restored
-    with pytest.raises(Exception, match="the model of this context is gone"):
-        context.model  # noqa: B018
+    assert context.model is None
+    assert context.changes() == ()
     shell.run("with ctx.autocast():\n    seen = torch.is_autocast_enabled('cpu')\nctx.restore()")
     assert shell.names["seen"] is False

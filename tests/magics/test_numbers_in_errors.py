@@ -99,26 +99,6 @@ def test_numbers_hold_under_any_ipython(shell, kind, way):
     test_arrows_point_at_the_notebooks_own_lines(shell, kind, way)
 
 
-@pytest.mark.parametrize("kind", ["a function of this cell", "a reason", "a class body"])
-def test_an_error_while_verifying_shows_the_lines_of_the_cell_that_was_measured(shell, kind):
-    cell = f"%%speedbench -n 1 -r 1\nmodel(x)\nif broken:\n{indented(KINDS[kind])}"
-    shell.run("broken = False")
-    measured = shell.ip.run_cell(cell, store_history=True).execution_count
-    shell.ip.run_cell("broken = True", store_history=True)
-    number, shown = run(shell, "%speedkit verify --steps 2")
-    assert number > measured
-    assert set(arrows(shown, measured)) == expected(cell), shown
-    assert shown.rstrip().endswith("(%speedkit has put back what the step changed.)")
-
-
-@pytest.mark.parametrize("kind", ["a function of this cell", "a comprehension", "a class body"])
-def test_an_error_while_verifying_shows_the_lines_of_a_function(shell, kind):
-    cell = f"def train():\n    model(x)\n{indented(KINDS[kind])}"
-    defined = shell.ip.run_cell(cell, store_history=True).execution_count
-    _, shown = run(shell, "%speedkit verify --step train --steps 2")
-    assert set(arrows(shown, defined)) == expected(cell), shown
-
-
 @pytest.mark.kernel
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
@@ -129,23 +109,6 @@ def test_arrows_point_there_in_a_real_kernel(ready, way):
         shown = reply["traceback"]
         assert set(arrows(shown, reply["number"])) == expected(cell), (kind, shown)
         assert not is_ours(shown), shown
-
-
-@pytest.mark.kernel
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
-def test_a_cell_that_is_not_counted_has_the_number_that_a_plain_one_has(ready, way):
-    code, numbers = KINDS["a middle line"], []
-    for cell in (code, f"{way}\n{code}"):
-        ready.start(cell, store_history=False)
-        shown = ready.finish()["traceback"]
-        numbers += re.findall(r"Cell In\[(\d+)\]", shown)
-    assert len(set(numbers)) <= 1  # an older IPython names plain cells by a file
-    assert set(arrows(shown, r"\d+")) == expected(cell), shown
-
-
-def indented(code):
-    return "".join(f"    {line}\n" for line in code.splitlines())
 
 
 @pytest.fixture

@@ -24,14 +24,6 @@ def test_panel_shows_the_plan_of_the_model_as_text_where_there_are_no_widgets(sh
     assert "AdamW has a fused kernel" in shown
 
 
-def test_wrong_names_are_one_line_with_the_nearest_right_one(shell):
-    shell.run("def train_step(): pass")
-    assert "Did you mean 'train_step'" in str(shell.fails("%speedkit panel --step train_stepp"))
-    assert "there is no model 'modle'" in str(shell.fails("%speedkit panel modle"))
-    assert "unknown option '--stpe'" in str(shell.fails("%speedkit panel --stpe x"))
-    assert "Optimizer" in str(shell.fails("%speedkit panel --optimizer x"))
-
-
 def test_the_panel_follows_apply_config_and_restore(shell, panel):
     shell.run("%speedkit apply model --precision bf16")
     assert panel.controls["precision"].input.value == "bf16"

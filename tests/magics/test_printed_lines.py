@@ -12,9 +12,9 @@ import pytest
 from IPython.core.error import UsageError
 
 import speedkit_jupyter
-from speedkit_jupyter.magics import speedbench_options
 from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.magics.line import split_setup, without_comment
+from speedkit_jupyter.magics.options import speedbench_parser
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 ROOT = PACKAGE.parent
@@ -34,8 +34,8 @@ def parsed(line: str) -> None:
     words = [PLACEHOLDERS.get(word, word) for word in without_comment(line).split(" ")]
     magic, _, rest = " ".join(words).partition(" ")
     if magic == "%%speedbench":
-        typed, setup = split_setup(speedbench_options.parser(), rest)
-        speedbench_options.parser().parse_line(typed)
+        typed, setup = split_setup(speedbench_parser(), rest)
+        speedbench_parser().parse_line(typed)
         assert not re.search(r"(^|\s)-", setup), f"{setup!r} would be read as set-up code"
         return
     command, _, arguments = rest.strip().partition(" ")
@@ -57,7 +57,7 @@ def check(text: str, where: str) -> int:
             pytest.fail(f"{where}: {line!r}: {error}")
     for match in PROSE.finditer(text):
         assert match["command"] is None or match["command"] in COMMANDS, f"{where}: {match[0]}"
-        known = speedbench_options.parser()._option_string_actions
+        known = speedbench_parser()._option_string_actions
         assert all(word in known for word in (match["options"] or "").split()), match[0]
     return len(whole)
 

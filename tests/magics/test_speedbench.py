@@ -115,13 +115,6 @@ def test_a_plain_cell_gets_autocast_without_mentioning_it(shell, seen):
     assert set(seen()) >= {torch.float32, torch.bfloat16}
 
 
-def test_a_function_is_as_good_as_lines(shell, machine):
-    machine("cpu")
-    shell.run(f"def train_step():\n    {STEP}")
-    shown = shell.run(bench("--budget 0.3", "train_step()"))
-    assert "auto: fused_optimizer" in shown
-
-
 def test_a_method_is_as_good_as_lines(shell, machine):
     machine("cpu")
     shell.run(
@@ -164,32 +157,6 @@ def test_names_may_repeat_for_an_a_a_test(shell):
     assert shown.count("\nbaseline  ") == 2
 
 
-def test_too_few_rounds_are_admitted(shell):
-    assert "Too few rounds" in shell.run(bench("--budget 0.000001"))
-
-
-@pytest.mark.parametrize(
-    ("line", "cell", "words"),
-    [
-        ("--compare baseline,bf17", STEP, ["bf17", "'bf16'"]),
-        ("--compare ,", STEP, ["--compare baseline,auto"]),
-        ("--budget fast", STEP, ["fast"]),
-        ("--budget -1", STEP, ["positive"]),
-        ("--bugdet 1", STEP, ["--bugdet", "'--budget'"]),
-        ("", "1 + 1", ["uses no model"]),
-        ("", "   ", ["empty"]),
-        ("", "await something()", ["await"]),
-        ("--model modle", STEP, ["modle", "'model'"]),
-        ("--compare nowhere.yaml", STEP, ["nowhere.yaml"]),
-    ],
-)
-def test_a_wrong_line_is_one_usage_error(shell, line, cell, words):
-    error = shell.fails(bench(line, cell))
-    assert isinstance(error, UsageError)
-    for word in words:
-        assert word in str(error)
-
-
 def test_a_syntax_error_in_the_cell_is_a_syntax_error(shell):
     assert isinstance(shell.fails(bench("", "loss = (model(x)")), SyntaxError)
 
@@ -202,18 +169,6 @@ def test_the_users_own_error_goes_up_and_everything_is_as_before(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("names", ["auto,baseline", "current,bf16", "baseline,bf16"])
-def test_settings_of_a_plan_in_force_do_not_leak_into_baseline_or_out(shell, seen, names):
-    shell.run("%speedkit apply model --optimizer optimizer")
-    cell = STEP + "; seen.put(optimizer.param_groups[0]['fused'])"
-    shell.run(bench(f"--compare {names} --budget 0.3", cell))
-    assert None in seen() or names == "current,bf16"
-    assert shell.names["optimizer"].param_groups[0]["fused"] is True
-    shell.run("%speedkit restore")
-    assert shell.names["optimizer"].param_groups[0]["fused"] is None
-
-
 def test_what_else_is_trained_beside_the_named_model_comes_back_too(shell):
     shell.run("critic = nn.Linear(10, 1)\nother = torch.optim.SGD(critic.parameters(), 0.1)")
     before = shell.names["critic"].weight.clone()
@@ -222,11 +177,6 @@ def test_what_else_is_trained_beside_the_named_model_comes_back_too(shell):
     assert torch.equal(shell.names["critic"].weight, before)
     assert shell.names["critic"].weight.grad is None
     assert "auto" in shell.run(bench("--model model,critic --budget 0.3", cell))
-
-
-def test_a_variant_is_what_its_name_says_whatever_the_environment(shell, monkeypatch):
-    monkeypatch.setenv("SPEEDKIT_PRECISION", "fp32")
-    assert "bf16: precision bf16" in shell.run(bench("--compare baseline,bf16 --budget 0.3"))
 
 
 def test_a_declined_wish_is_no_variant(shell):
@@ -286,11 +236,6 @@ def test_memory_operations_and_the_share_of_the_limit_are_in_the_table(shell):
     row = shell.names["found"].to_dict()["variants"][0]
     assert row["memory"]["peak_bytes"] > row["memory"]["state_bytes"] > 0
     assert 0 < row["share_of_limit"] < 1.5
-
-
-def test_throughput_is_an_option(shell):
-    assert "baseline" in shell.run(bench("--budget 0.3 --throughput"))
-    assert "-n belongs" in str(shell.fails(bench("-n 3")))
 
 
 @pytest.mark.checked

@@ -39,19 +39,6 @@ def test_apply_finds_the_only_model_and_its_optimizer(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is True
 
 
-def test_apply_asks_which_of_two_models(shell):
-    shell.run("second = nn.Linear(2, 2)")
-    error = shell.fails("%speedkit apply")
-    assert isinstance(error, UsageError)
-    assert "model, second" in str(error)
-
-
-def test_apply_follows_a_dotted_name(shell):
-    shell.run("class Trainer: pass\ntrainer = Trainer(); trainer.net = model")
-    shell.run("%speedkit apply trainer.net")
-    assert shell.names["ctx"].model is shell.names["model"]
-
-
 def test_apply_fp16_shows_the_scalers_three_lines(shell):
     shown = shell.run("%speedkit apply model --precision fp16")
     for line in ("scale(loss).backward()", "grad_scaler.step(optimizer)", "grad_scaler.update()"):
@@ -88,18 +75,6 @@ def test_report_as_json_holds_reasons_and_changes(shell):
     assert {"name": "sdp.flash", "before": True, "after": False} in report["changes"]
 
 
-def test_report_before_apply_shows_the_plan_and_changes_nothing(shell):
-    shown = shell.run("%speedkit report model")
-    assert "not applied" in shown
-    assert shell.names["optimizer"].param_groups[0]["fused"] is None
-
-
-def test_code_before_apply_is_what_apply_would_do(shell):
-    shown = shell.run("%speedkit code")
-    assert "optimizer = torch.optim.AdamW(model.parameters(), fused=True)" in shown
-    assert shell.names["optimizer"].param_groups[0]["fused"] is None
-
-
 @pytest.mark.smoke
 def test_code_of_an_applied_plan_is_that_plan_in_the_users_names(shell):
     shell.run("opt = torch.optim.SGD(model.parameters(), 0.1); del optimizer")
@@ -119,15 +94,6 @@ def test_code_has_every_form_without_leading_blanks(shell, machine, form):
     machine("cpu")
     shown = shell.run(f"%speedkit code model --as {form} --optimizer optimizer")
     assert "\n# Planned " in shown
-
-
-def test_code_is_coloured_in_html(shell):
-    from speedkit_jupyter.codegen.forms import code_report
-
-    shell.run("%speedkit apply model")
-    html = code_report(shell.names["ctx"], "torch", (), "model").to_html()
-    assert ">import</span>" in html
-    assert "&lt;b&gt;" in code_report(shell.names["ctx"], "yaml", (), "<b>").to_html()
 
 
 def test_code_as_yaml_is_a_config_that_gives_just_this_plan(shell, tmp_path: Path):
@@ -159,58 +125,6 @@ def test_options_come_in_both_spellings(shell, machine):
     machine("cpu")
     shell.run("%speedkit apply model --channels-last false --fused_optimizer false")
     assert not any(decision.active for decision in shell.names["ctx"].plan)
-
-
-def test_a_bare_switch_means_true(shell):
-    shell.run("%speedkit apply model --channels_last --compile false")
-    assert shell.names["ctx"].plan["channels_last"].source == "user"
-
-
-def test_threads_takes_the_number_one(shell):
-    shell.run("%speedkit apply model --threads 1")
-    assert torch.get_num_threads() == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("aply model", ["aply", "'apply'"]),
-        ("apply modle", ["modle", "'model'"]),
-        ("apply loss_fn2", ["loss_fn2", "model"]),
-        ("apply x", ["x is of class Tensor, not a torch.nn.Module"]),
-        (
-            "apply model --optimizer model",
-            ["model is of class Sequential, not a torch.optim.Optimizer"],
-        ),
-        ("apply model --precison bf16", ["--precison", "'--precision'"]),
-        ("apply model --precision bfloat16", ["precision", "'bfloat16'", "'bf16'"]),
-        ("apply model --compile-mode fast", ["compile.mode", "'fast'", "max-autotune"]),
-        ("apply model --config nowhere.yaml", ["nowhere.yaml", "no such file"]),
-        ("apply model --ctx 1x", ["1x"]),
-        ("apply model --ctx model", ["model is your Sequential", "--ctx"]),
-        ("apply model --optimizer other", ["other holds no parameter of this model"]),
-        ("apply model optimizer", ["'optimizer' is one word too many"]),
-        ("apply model --help", ["its options are --optimizer"]),
-        ("apply 'model", ["quotation"]),
-        ("config lod x.yaml", ["lod"]),
-        ("config load", ["which FILE"]),
-        ("tuned lst", ["'lst' is not allowed", "'list'"]),
-        ("panel --step opn", ["there is no function 'opn'."]),
-        ("restore model", ["takes no arguments"]),
-        ("code --as torhc", ["'torhc'", "'torch'"]),
-        ("code --as", ["--as needs a value"]),
-        ("code modle", ["modle", "'model'"]),
-        ("code --optimizer model", ["not a torch.optim.Optimizer"]),
-        ("code --save no/such/folder.py", ["no/such/folder.py", "No such file"]),
-    ],
-)
-def test_a_wrong_line_is_one_usage_error_with_the_nearest_right_word(shell, line, words):
-    shell.run("other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)")
-    error = shell.fails(f"%speedkit {line}")
-    assert isinstance(error, UsageError)
-    assert len(str(error).splitlines()) == 1
-    for word in words:
-        assert word in str(error)
 
 
 def test_config_is_saved_and_loaded(shell, tmp_path: Path):
@@ -257,10 +171,6 @@ def test_a_wrong_config_file_is_one_error_with_every_mistake(shell, tmp_path: Pa
     assert isinstance(error, UsageError)
     assert f"{file}, line 1: precison" in str(error)
     assert f"{file}, line 2: tf32" in str(error)
-
-
-def test_restore_without_anything_applied_says_so(shell):
-    assert "Nothing was applied" in shell.run("%speedkit restore")
 
 
 def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):
@@ -311,13 +221,6 @@ def test_results_have_text_html_and_json_forms(shell):
     assert set(bundle) == {"text/plain", "text/html"}
     only = context_report(shell.names["ctx"])._repr_mimebundle_(include=["application/json"])
     assert "plan" in only["application/json"]
-
-
-def test_html_escapes_what_users_named(shell):
-    from speedkit_jupyter.report.plan_report import context_report
-
-    shell.run("%speedkit apply model")
-    assert "<img" not in context_report(shell.names["ctx"], "<img src=x>").to_html()
 
 
 @pytest.mark.smoke

@@ -28,34 +28,6 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
         context.restore()
 
 
-@pytest.mark.slow
-def test_memory_is_an_objective(shell):
-    shell.run(f"%%speedbench -q --tune --budget 2 --objective memory -v tuning\n{STEP}")
-    assert shell.names["tuning"].objective == "memory"
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--tune --compare baseline,auto", ["--compare", "--tune"]),
-        ("--tune -n 3", ["-n", "--tune"]),
-        ("--tune --objective speed", ["speed", "time"]),
-        ("--tune --steps 0", ["1 or more"]),
-        ("--tune --budget 0", ["positive"]),
-        ("--tune bf16", ["bf16", "earlier cell"]),
-        ("--steps 5", ["--steps", "--tune"]),
-        ("--apply", ["--apply", "--tune"]),
-        ("--compare baseline,auto --fresh", ["--fresh", "--tune"]),
-        ("--compare baseline,auto --objective time", ["--objective", "--tune"]),
-    ],
-)
-def test_a_wrong_line_is_one_usage_error(shell, line, words):
-    error = shell.fails(f"%%speedbench {line}\n{STEP}")
-    assert isinstance(error, UsageError)
-    for word in words:
-        assert word in str(error)
-
-
 @pytest.mark.smoke
 def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(shell, made_time):
     shell.names["sleep"] = made_time.sleep

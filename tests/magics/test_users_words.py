@@ -7,8 +7,8 @@ import json
 import pytest
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import speedbench_options
 from speedkit_jupyter.magics.commands import COMMANDS
+from speedkit_jupyter.magics.options import speedbench_parser
 
 HOLDERS = """
 class Trainer:
@@ -56,37 +56,6 @@ def test_self_means_what_it_means_where_the_magic_stands(shell):
     assert "self" not in shell.names
 
 
-@pytest.mark.parametrize(
-    ("word", "words"),
-    [
-        ("models['ml']", ["models has no key 'ml'", "Here: 'lm'"]),
-        ("layers[7]", ["layers has no element 7", "2"]),
-        ("trainer.nte", ["trainer has no attribute 'nte'", "'net'"]),
-        ("trainer.broken", ["trainer.broken raises RuntimeError"]),
-        ("modles['lm']", ["there is no model", "model"]),
-        ("__import__('os')", ["is no name"]),
-        ("layers[len(layers)-1]", ["is no name"]),
-        ("(lambda:model)()", ["is no name"]),
-        ("model[", ["is no name"]),
-        ("models", ["models is of class dict"]),
-    ],
-)
-def test_what_names_no_model_is_one_line_with_the_nearest(shell, word, words):
-    shell.run(HOLDERS)
-    error = shell.fails(f"%speedkit apply {word}")
-    assert isinstance(error, UsageError)
-    assert len(str(error).splitlines()) == 1
-    for one in words:
-        assert one in str(error)
-
-
-def test_a_model_that_only_a_dictionary_holds_is_found_and_named(shell):
-    shell.run("kept = {'lm': model}; del model, optimizer")
-    assert "kept['lm']" in shell.run("%speedkit apply")
-    shell.run("kept['other'] = nn.Linear(2, 2)\n%speedkit restore")
-    assert "kept['lm'], kept['other']" in str(shell.fails("%speedkit apply"))
-
-
 def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(shell):
     shell.run("second = nn.Linear(2, 2)\n%speedkit apply model")
     first = shell.names["ctx"]
@@ -100,12 +69,6 @@ def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(she
     assert shell.names["ctx_second"].active
     shell.run("%speedkit apply model")
     assert shell.names["ctx"].model is shell.names["model"]
-
-
-def test_a_context_that_was_restored_gives_its_name_free(shell):
-    shell.run("second = nn.Linear(2, 2)\n%speedkit apply model\n%speedkit restore")
-    shell.run("%speedkit apply second")
-    assert shell.names["ctx"].model is shell.names["second"]
 
 
 def test_a_name_that_is_asked_for_takes_no_context_from_another_model(shell):
@@ -140,41 +103,6 @@ def test_an_earlier_model_of_the_same_name_stays_in_the_report(shell):
     assert "earlier model" in shown
 
 
-def test_verify_names_model_and_step(shell):
-    shell.run(
-        "def train():\n    loss = loss_fn(model(x), y)\n    loss.backward()\n"
-        "    optimizer.step()\n    optimizer.zero_grad()"
-    )
-    shown = shell.run("%speedkit verify --step train --plan bf16 --steps 2")
-    assert "`model` in `train`: bf16: " in " ".join(shown.split())
-
-
-def test_a_method_is_a_step_and_what_is_none_is_one_line(shell):
-    shell.run(
-        "class Trainer:\n    def step(self):\n        loss = loss_fn(model(x), y)\n"
-        "        loss.backward()\n        optimizer.step()\n        optimizer.zero_grad()\n"
-        "trainer = Trainer()"
-    )
-    shown = shell.run("%speedkit verify --step trainer.step --plan bf16 --steps 2")
-    assert "`model` in `trainer.step`" in " ".join(shown.split())
-    for command in ("verify", "panel"):
-        for step, words in (
-            ("x", "no function but of class Tensor"),
-            ("trainer.stop", "has no attribute 'stop'"),
-        ):
-            error = shell.fails(f"%speedkit {command} --step {step}")
-            assert isinstance(error, UsageError)
-            assert words in str(error)
-
-
-@pytest.mark.parametrize("name", ["class", "1x", "a.b", "for"])
-def test_no_result_gets_a_name_that_python_keeps(shell, name):
-    for line in (f"%speedkit verify -v {name}", f"%%speedbench -v {name}\n1"):
-        error = shell.fails(line)
-        assert isinstance(error, UsageError)
-        assert "no name for a variable" in str(error)
-
-
 # --- trainers of libraries ---
 
 OF_TRANSFORMERS = """
@@ -202,7 +130,7 @@ def test_applying_to_what_a_trainer_trains_names_the_code_for_its_arguments(shel
 
 
 PARSERS = {name: one.parser for name, one in COMMANDS.items() if one.takes_arguments}
-PARSERS["speedbench"] = speedbench_options.parser()
+PARSERS["speedbench"] = speedbench_parser()
 
 
 def words_of(parser) -> set[str]:
@@ -226,8 +154,3 @@ def test_a_question_mark_shows_every_option(shell):
         for topic in topics:
             for word in words_of(PARSERS[topic]):
                 assert word in shown
-
-
-def test_help_about_nothing_has_the_nearest_word(shell):
-    assert "Did you mean 'apply'?" in str(shell.fails("%speedkit help aply"))
-    assert "no options" in shell.run("%speedkit help restore")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, session
 
 pytestmark = pytest.mark.usefixtures("trusted")
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
@@ -59,3 +65,18 @@ def test_a_plan_that_is_applied_after_tuning_is_the_one_that_code_writes(shell, 
     tuned(FUSED_HELPS)
     shell.run("%speedkit apply --channels_last")
     assert "memory_format=torch.channels_last" in shell.run("%speedkit code")
+
+
+def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive():
+    model = type("Equal", (nn.Linear,), {"__eq__": lambda self, other: False, "__hash__": None})(
+        2, 2
+    )
+    known = session.Session()
+    known.tuned([model], found := session.Found(SpeedConfig(), "bf16 is faster"))
+    assert known.found_for(model) is found
+    assert known.found_for(nn.Linear(2, 2)) is None
+    assert known.found_for(None) is None
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -31,14 +31,6 @@ class Decoding(nn.Module):
         self.own, self.cross = nn.MultiheadAttention(4, 2), nn.MultiheadAttention(4, 2)
 
 
-class Attributes(nn.Module):
-    """Blocks that stand in no list."""
-
-    def __init__(self):
-        super().__init__()
-        self.block1, self.block2, self.head = Block(), Block(), nn.Linear(4, 2)
-
-
 class Tower(nn.Module):
     """An encoder with layers and a projection."""
 
@@ -84,16 +76,6 @@ def stages():
     )
 
 
-class Heads(nn.Module):
-    """A body of large blocks, and many small heads."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.ModuleList([Block(16, 64) for _ in range(3)])
-        self.heads = nn.ModuleList([nn.Sequential(nn.Linear(16, 1), nn.Sigmoid())] * 1)
-        self.heads += [nn.Sequential(nn.Linear(16, 1), nn.Sigmoid()) for _ in range(3)]
-
-
 class Nested(nn.Module):
     """Blocks of the same class inside each block."""
 
@@ -135,10 +117,8 @@ SHAPES = {
         lambda: nn.ModuleDict({"layers": nn.ModuleList([Decoding(), Decoding()])}),
         numbered("layers.", 2),
     ),
-    "attributes": (Attributes, ["block1", "block2"]),
     "towers": (Siamese, numbered("left.layers.", 3) + numbered("right.layers.", 3)),
     "experts": (lambda: nn.ModuleList([Mixture() for _ in range(3)]), numbered("", 3)),
-    "small heads": (Heads, numbered("body.", 3)),
     "nested": (Nested, numbered("inner.", 2)),
     "lazy": (lazily, numbered("", 3)),
     "layers alone": (lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]), []),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from speedkit_jupyter.optimizations.compiling.builds import forget_broken_builds
+from speedkit_jupyter.optimizations.compiling.compiled_calls import forget_broken_builds
 
 
 @pytest.fixture

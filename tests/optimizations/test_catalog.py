@@ -13,11 +13,10 @@ from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machi
 from speedkit_jupyter.machines import flags, segments
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.allocator import EXPANDABLE
-from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.context import observed
 
 ROOT = Path(__file__).parents[2]
 MACHINES = machines.names()
@@ -76,7 +75,7 @@ def test_decide_gives_a_reason_on_every_machine_for_every_request_and_touches_no
     before = flags.snapshot()
     facts = (
         Facts(),
-        Facts(device="cuda:0", parameters=10, convolutions=2, attentions=1, lstms=1,
+        Facts(device="cuda:0", parameters=10, convolutions=2, lstms=1,
               precision="fp16", optimizers=(OptimizerFacts(),)),
         Facts(dtypes=("float16",), parameters=10, compiled="script",
               optimizers=(OptimizerFacts(sparse_gradients=True),)),
@@ -161,8 +160,6 @@ def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
     for value in extra.get(optimization.name, values(optimization)):
         if value in ("auto", "fp32") or (value is False and able is not None):
             continue  # nothing that is ever applied
-        if value in IMPLEMENTATIONS:
-            continue  # packages of their own, for GPUs only
         if value == EXPANDABLE and segments.NAME not in flags.snapshot():
             continue  # declined: this torch can't say what it is
         decision = Decision(optimization.name, value, "as asked", active=True)

@@ -9,7 +9,6 @@ import catalog
 import pytest
 import torch
 from _catalog_models import MODELS, made
-from _kept import append, read
 
 from speedkit_jupyter import Facts
 from speedkit_jupyter.measure.subject.variants import variant
@@ -52,15 +51,6 @@ def test_what_auto_takes_must_be_no_loss_and_right(changed, says):
     assert len(found) == len(says)
     assert all(word in line for word, line in zip(says, found, strict=True))
     assert not catalog.broken(row | {"auto": None})
-
-
-def test_rows_of_another_state_or_device_are_no_part_of_the_table(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    for changes in ({"state": "zero"}, {}, {"auto": None}, {"device": "cuda", "state": "zero"}):
-        append(file, ROW | changes)
-    assert catalog.newest(read(file), "cpu") == [ROW | {"auto": None}]
-    assert [row["device"] for row in catalog.newest(read(file), "cuda")] == ["cuda"]
-    assert catalog.newest(read(tmp_path / "none"), "cpu") == []
 
 
 def test_the_table_has_speed_memory_accuracy_verdict_and_what_the_winner_loses_without_it():

@@ -72,7 +72,8 @@ def test_weights_that_lay_channels_last_stay_so():
 
 @pytest.mark.parametrize("value", [True, "auto"])
 def test_without_convolutions_there_is_nothing_to_lay_out(value):
-    with apply_speedups(nn.Linear(2, 2), SpeedConfig(channels_last=value))[1] as context:
+    model = nn.Linear(2, 2)
+    with apply_speedups(model, SpeedConfig(channels_last=value))[1] as context:
         assert not context.plan["channels_last"].active
         assert context.plan["channels_last"].declined == (value is True)
 

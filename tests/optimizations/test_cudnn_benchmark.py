@@ -33,7 +33,8 @@ def test_auto_respects_determinism_and_the_absence_of_convolutions(hardware):
 
 
 def test_on_a_cpu_a_wish_is_declined():
-    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(cudnn_benchmark=True))[1] as context:
+    kept = torch.nn.Linear(2, 2)
+    with apply_speedups(kept, SpeedConfig(cudnn_benchmark=True))[1] as context:
         assert context.plan["cudnn_benchmark"].declined
         assert torch.backends.cudnn.benchmark is False
 

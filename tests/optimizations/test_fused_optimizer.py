@@ -67,7 +67,8 @@ def test_of_two_models_with_one_optimizer_each_plan_switches_it_and_the_last_to_
 
 def test_without_an_optimizer_it_waits_for_one_that_is_made_later():
     request = SpeedConfig(fused_optimizer=True)
-    with apply_speedups(nn.Linear(2, 2), request)[1] as context:
+    model = nn.Linear(2, 2)
+    with apply_speedups(model, request)[1] as context:
         assert context.plan["fused_optimizer"].active
         assert "made later" in context.plan["fused_optimizer"].reason
     assert "add optimizer=" in plan(request)["fused_optimizer"].reason

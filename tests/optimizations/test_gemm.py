@@ -25,6 +25,7 @@ from speedkit_jupyter.machines import flags, gemm, gemm_kernels, gemm_rates
 from speedkit_jupyter.machines.gemm_kernels import Crossover
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.optimizations.gemm import _crossover_here
+from speedkit_jupyter.support import torch_private
 
 SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11, least=128**3)
 Z = torch.zeros(32)
@@ -232,14 +233,14 @@ SPREAD = {
 @pytest.mark.parametrize("layout", SPREAD)
 def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
     """Else it takes a reference kernel, which was over 200 times as slow."""
-    internals = gemm_kernels.internals()
+    product = torch_private.linear_by_onednn()
     pieces: list[bool] = []
 
     def watched(x, weight, *more):
         pieces.append(weight.is_contiguous() or weight.t().is_contiguous())
-        return internals.product(x, weight, *more)
+        return product(x, weight, *more)
 
-    monkeypatch.setattr(gemm_kernels, "internals", lambda: internals._replace(product=watched))
+    monkeypatch.setattr(torch_private, "linear_by_onednn", lambda: watched)
     kernels = gemm_kernels.kernels(Crossover(1, 1, 1))
     a, b, row = SPREAD[layout](16, 24), SPREAD[layout](24, 8), torch.randn(8)
     wide, close = (a.double() @ b.double()).float(), {"rtol": 1e-5, "atol": 1e-5}
@@ -345,49 +346,6 @@ def test_a_result_may_be_written_over_what_it_is_made_of(onednn):
     torch.testing.assert_close(added, wide + a, rtol=1e-5, atol=1e-5)
 
 
-def test_batches_are_used_by_attention_einsum_and_4d_products_and_their_gradients(onednn):
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
-
-    def attended() -> list[torch.Tensor]:
-        weights = (q @ k.mT / 8**0.5).softmax(-1)
-        out = torch.einsum("bhqk,bhkd->bhqd", weights, v)
-        return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
-
-    found = attended()
-    gemm.use(gemm.BLAS)
-    plain = attended()
-    assert any(not torch.equal(a, b) for a, b in zip(found, plain, strict=True)), "was it used?"
-    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("shape", [(1, 300, 300), (300, 300, 1), (300, 1, 300), (2, 300, 300)])
-def test_products_of_vectors_stay_torchs_own(onednn, shape):
-    m, k, n = shape
-    a, b = torch.randn(m, k), torch.randn(k, n)
-    found = a @ b, torch.bmm(a[None], b[None])
-    gemm.use(gemm.BLAS)
-    assert torch.equal(found[0], a @ b)
-    assert torch.equal(found[1], torch.bmm(a[None], b[None]))
-
-
-def test_a_batch_of_short_sums_stays_torchs_own(monkeypatch):
-    monkeypatch.setattr(gemm, "_now", gemm._Engine())
-    a, b = torch.randn(2, 300, 31), torch.randn(2, 31, 300)
-    gemm.use(gemm.ONEDNN, Crossover(1, 1))
-    found = a @ b
-    gemm.use(gemm.BLAS)
-    assert torch.equal(found, a @ b)
-
-
-def test_where_no_batch_is_faster_torchs_own_stay_on_the_dispatcher():
-    kernels = set(torch.library._impls)
-    gemm.use(gemm.ONEDNN, Crossover(1))
-    found = set(torch.library._impls) - kernels
-    gemm.use(gemm.BLAS)
-    assert found == {f"aten/{name}/CPU" for name in gemm_kernels.SINGLE}
-
-
 def test_gradients_of_gradients_are_right(onednn):
     torch.manual_seed(0)
     a = torch.randn(6, 5, requires_grad=True)
@@ -455,27 +413,6 @@ def test_the_code_to_take_along_does_the_same(batched, taken, monkeypatch):
     finally:
         names["gemm"]._destroy()
     assert flags.snapshot()["gemm"] == "blas"
-
-
-def test_a_plan_inside_another_leaves_its_sizes_and_all_ends_as_it_began(monkeypatch):
-    """In any order: the inner first, and the outer first."""
-    rates = GemmRates(blas=1.0, onednn=2.0, least=10, least_batched=20)
-    monkeypatch.setattr(gemm_rates, "known", lambda machine: rates)
-    _crossover_here.cache_clear()
-    kernels, wanted = set(torch.library._impls), Crossover(10, 20)
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    for order in ((0, 1), (1, 0)):
-        outer = apply_speedups(model, SpeedConfig(gemm="onednn").alone())[1]
-        inner = apply_speedups(model[0], SpeedConfig(gemm="blas").alone())[1]
-        assert gemm.engine() == "blas"
-        contexts = outer, inner
-        contexts[order[1]].restore()
-        if order[1]:
-            assert (gemm.engine(), gemm._now.installed.crossover) == ("onednn", wanted)
-        contexts[order[0]].restore()
-        assert gemm.engine() == "blas"
-        assert set(torch.library._impls) == kernels
-    _crossover_here.cache_clear()
 
 
 def taken_home() -> Callable[[], None]:

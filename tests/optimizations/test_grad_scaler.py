@@ -74,7 +74,8 @@ def test_another_models_optimizer_is_not_accused(parts):
 
 
 def test_half_precision_parameters_can_not_be_scaled(parts):
-    with apply_speedups(nn.Linear(4, 4).half(), SpeedConfig(grad_scaler=True))[1] as ctx:
+    model = nn.Linear(4, 4).half()
+    with apply_speedups(model, SpeedConfig(grad_scaler=True))[1] as ctx:
         assert ctx.plan["grad_scaler"].declined
         assert not ctx.grad_scaler.is_enabled()
 

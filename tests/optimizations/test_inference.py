@@ -303,3 +303,12 @@ def test_the_loop_has_nothing_to_edit():
 def test_trainer_is_no_place_for_it():
     with pytest.raises(SpeedKitError, match="--as torch"):
         code(plan(ASKED, facts=Facts(training=False)), "transformers")
+
+
+def test_a_backward_pass_may_come_after_the_plan_and_after_the_model():
+    model, x, parameters = network(), torch.rand(IMAGES), []
+    with apply_speedups(model, ASKED)[1]:
+        loss, parameters = model(x).pow(2).sum(), [*model.parameters()]
+    del model
+    loss.backward()
+    assert all(p.grad is not None for p in parameters)

@@ -49,7 +49,8 @@ def test_fp32_by_auto_leaves_an_outer_autocast_alone(machine):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64])
 def test_a_model_without_float32_parameters_is_declined(dtype):
-    with applied(nn.Linear(4, 4, dtype=dtype), precision="bf16") as context:
+    model = nn.Linear(4, 4, dtype=dtype)
+    with applied(model, precision="bf16") as context:
         assert context.plan["precision"].declined
         assert "autocast only lowers float32" in context.plan["precision"].reason
 
@@ -74,7 +75,8 @@ def test_copies_of_weights_do_not_outlive_the_block():
 
 
 def test_fp32_is_granted_to_a_model_of_any_dtype():
-    with applied(nn.Linear(4, 4, dtype=torch.float64), precision="fp32") as context:
+    model = nn.Linear(4, 4, dtype=torch.float64)
+    with applied(model, precision="fp32") as context:
         assert not context.plan["precision"].declined
         with torch.autocast("cpu"), context.autocast():
             assert not torch.is_autocast_enabled("cpu")

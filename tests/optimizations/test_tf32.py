@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import flags, fp32_precision
 
 ON_GPU = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
 
@@ -55,11 +55,12 @@ def test_it_is_set_readable_and_put_back_also_from_mixed_apis(machine, mixed, ch
     machine("cpu_avx512_bf16")
     if mixed:
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-        assert flags.is_mixed()
+        assert fp32_precision.is_mixed()
     before = flags.snapshot()
     config = SpeedConfig(tf32="medium", precision="fp32", threads=torch.get_num_threads())
-    with apply_speedups(torch.nn.Linear(2, 2), config)[1]:
+    kept = torch.nn.Linear(2, 2)
+    with apply_speedups(kept, config)[1]:
         assert torch.get_float32_matmul_precision() == "medium"
-        assert not flags.is_mixed()
+        assert not fp32_precision.is_mixed()
     assert flags.diff(before, flags.snapshot()) == ()
-    assert flags.is_mixed() == mixed
+    assert fp32_precision.is_mixed() == mixed

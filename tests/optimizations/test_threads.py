@@ -20,7 +20,8 @@ def test_auto_leaves_fewer_threads_alone(hardware):
 
 def test_a_number_is_obeyed_and_put_back():
     found = torch.get_num_threads()
-    with apply_speedups(torch.nn.Linear(2, 2), SpeedConfig(threads=found + 1))[1] as context:
+    kept = torch.nn.Linear(2, 2)
+    with apply_speedups(kept, SpeedConfig(threads=found + 1))[1] as context:
         assert torch.get_num_threads() == found + 1
         assert "more than the" in context.plan["threads"].reason
     assert torch.get_num_threads() == found

@@ -127,12 +127,6 @@ def test_what_may_be_a_loss_waits_for_measuring_and_is_offered_in_one_line(
     assert text.count(f"Worth measuring here: {', '.join(words)}: `%%speedbench --tune`") == 1
 
 
-def test_where_nothing_waits_nothing_is_offered(hardware: Load) -> None:
-    plain = replace(FACTS, convolutions=0)
-    assert decided(hardware("cpu"), plain).worth_measuring == {}
-    assert "Worth measuring" not in plan_report(decided(hardware("cpu"), plain)).to_text()
-
-
 def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware: Load) -> None:
     machine = hardware("cpu_avx512_bf16")
     asked = decided(machine, precision="bf16", channels_last=False)
@@ -154,11 +148,6 @@ def test_planning_changes_no_switch(hardware: Load) -> None:
     for name in MACHINES:
         decided(hardware(name), precision="bf16", tf32="high", compile=True, sdpa="flash")
     assert flags.snapshot() == before
-
-
-def test_an_unknown_decision_is_a_key_error(hardware: Load) -> None:
-    with pytest.raises(KeyError, match="tf23"):
-        decided(hardware("cpu"))["tf23"]
 
 
 # --- what was asked and can't be had ---
@@ -291,10 +280,3 @@ def test_an_applied_decision_is_the_users_once_saved(hardware: Load) -> None:
     config = decided(hardware("t4")).to_config()
     assert config.precision == "fp16"
     assert plan(config, hardware("t4"), FACTS)["precision"].source == "user"
-
-
-def test_without_arguments_this_machine_is_planned_for() -> None:
-    found = plan()
-    assert found.hardware == Hardware.current()
-    assert found.config == SpeedConfig()
-    assert str(found).count("\n") == len(CATALOG) - 1

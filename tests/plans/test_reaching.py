@@ -17,7 +17,8 @@ def net():
 
 
 def test_a_loop_of_the_users_own_gets_the_block_in_the_users_words():
-    with apply_speedups(net(), BF16)[1] as context:
+    model = net()
+    with apply_speedups(model, BF16)[1] as context:
         assert to_write(context, "fast").startswith("Write `with fast.autocast():`")
 
 
@@ -45,7 +46,8 @@ def test_lightning_is_given_its_trainers_own_argument(word):
     for model, names in ((module, {}), (module.net, {"lit": module})):
         with apply_speedups(model, config)[1] as context:
             assert f'`Trainer(precision="{argument}")`' in to_write(context, "ctx", names)
-    with apply_speedups(net(), config)[1] as context:  # one that is no part of it
+    alone = net()
+    with apply_speedups(alone, config)[1] as context:  # one that is no part of it
         assert "with ctx.autocast()" in to_write(context, "ctx", {"lit": module})
 
 

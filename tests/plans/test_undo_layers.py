@@ -6,8 +6,6 @@ import copy
 import gc
 import io
 import pickle  # noqa: TID251
-import subprocess
-import sys
 import threading
 import weakref
 
@@ -20,9 +18,8 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags, fp32_precision
-from speedkit_jupyter.optimizations.properties.wishes import Property
+from speedkit_jupyter.optimizations.properties.overrides import Property
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.preview import preview
 
 ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
 CONTIGUOUS = (8, 4, 2, 1)
@@ -69,14 +66,14 @@ class Value(Property):
     def found(self, thing, optimizers):
         return thing.value
 
-    def put(self, thing, wish, optimizers):
-        thing.value = wish
+    def put(self, thing, override, optimizers):
+        thing.value = override
 
-    def holds(self, thing, wish):
-        return thing.value == wish
+    def holds(self, thing, override):
+        return thing.value == override
 
-    def put_back(self, thing, original, wish, optimizers):
-        if thing.value == wish:
+    def put_back(self, thing, original, override, optimizers):
+        if thing.value == override:
             thing.value = original
 
 
@@ -86,7 +83,7 @@ def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
     for move in moves:
         if isinstance(move, tuple):
             things = [number for index, number in enumerate(numbers) if move[1] >> index & 1]
-            block = values.wished([(one, move[0]) for one in things])
+            block = values.overriding([(one, move[0]) for one in things])
             block.__enter__()
             blocks.append((block, things, move[0]))
         elif blocks:
@@ -101,9 +98,9 @@ def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
 
 def test_what_the_user_set_meanwhile_is_the_users():
     number, values = Number(), Value()
-    with values.wished([(number, 1)]):
+    with values.overriding([(number, 1)]):
         number.value = 7
-        with values.wished([(number, 2)]):
+        with values.overriding([(number, 2)]):
             assert number.value == 2
         assert number.value == 7
     assert number.value == 7
@@ -144,34 +141,6 @@ def test_weights_that_were_replaced_come_back_too(replace):
     assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
 
 
-def test_a_weight_that_was_replaced_under_each_of_two_plans_comes_back():
-    """The second finds the copy as it lies under the first, which knows better."""
-
-    def replace() -> None:
-        shared.weight = nn.Parameter(shared.weight.detach().clone())
-
-    model = network()
-    shared = model[0]
-    first = applied(model, channels_last=True)
-    replace()
-    second = applied(nn.Sequential(shared, nn.Conv2d(2, 2, 2)), channels_last=True)
-    first.restore()
-    replace()
-    second.restore()
-    assert shared.weight.stride() == CONTIGUOUS
-
-
-def test_a_weight_that_was_lent_for_a_while_lies_as_its_owner_laid_it():
-    model, owner = network(), network().to(memory_format=torch.channels_last)
-    own, lent = model[0].weight, owner[0].weight
-    stride = lent.stride()
-    with applied(model, torch.optim.SGD(model.parameters(), 0.1), channels_last=True):
-        model[0].weight = lent
-        model[0].weight = own
-    assert own.stride() == CONTIGUOUS != stride
-    assert lent.stride() == stride
-
-
 def test_groups_that_were_added_or_loaded_come_back_to_what_they_would_be():
     model, late = network(), nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -209,14 +178,6 @@ def test_an_optimizer_that_is_made_after_apply_is_fused_from_its_first_step_on(m
     context.restore()
     assert optimizer.param_groups[0]["fused"] is fused
     assert [set(optimizer.__dict__), dict(optimizer.defaults)] == before
-
-
-def test_an_optimizer_that_was_there_and_was_not_handed_over_is_left_alone():
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters())
-    with apply_speedups(model)[1]:
-        train(model, optimizer)
-        assert optimizer.param_groups[0]["fused"] is None
 
 
 # --- optimizers that flatten ---
@@ -291,16 +252,6 @@ def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
     assert [sorted(part.__dict__) for part in model.modules()] == keys
 
 
-def test_a_file_of_an_applied_model_loads_with_weights_only_and_without_speedkit(tmp_path):
-    model = network()
-    with applied(model, **ALL):
-        torch.save(model, tmp_path / "model.pt")
-    kinds = [nn.Sequential, nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Linear, set]
-    with torch.serialization.safe_globals(kinds):
-        twin = torch.load(tmp_path / "model.pt", weights_only=True)
-    assert torch.equal(twin[0].weight, model[0].weight)
-
-
 def test_a_context_that_nobody_holds_is_found_on_its_model_with_all_that_it_knew():
     model = network()
     context = applied(model, threads=1)
@@ -363,44 +314,3 @@ def test_two_threads_that_apply_and_restore_on_one_model_leave_it_as_it_was():
     assert applied_to(model) is None
     assert model[0].weight.stride() == CONTIGUOUS
     assert flags.diff(before, flags.snapshot()) == ()
-
-
-READER = """
-import sys, threading, torch
-from speedkit_jupyter import SpeedConfig
-from speedkit_jupyter.machines import flags
-from speedkit_jupyter.plans.preview import preview
-sys.setswitchinterval(1e-6)
-keys = [(b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn")]
-get = torch._C._get_fp32_precision_getter
-expected, seen, ended = [get(*key) for key in keys], set(), []
-
-def read():
-    while not ended:
-        seen.add(tuple(get(*key) for key in keys))
-
-thread = threading.Thread(target=read)
-thread.start()
-model = torch.nn.Linear(2, 2)
-for number in range(200):
-    flags.snapshot()
-    if number % 20 == 0:
-        preview(model, SpeedConfig())
-ended.append(True)
-thread.join()
-assert seen == {tuple(expected)}, seen
-"""
-
-
-@pytest.mark.slow
-def test_reading_flags_is_never_seen_by_another_thread():
-    done = subprocess.run([sys.executable, "-c", READER], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_preview_shows_flags_as_they_are_in_force():
-    torch.backends.fp32_precision = "tf32"
-    try:
-        assert preview(network(), SpeedConfig()).now["cuda.matmul.fp32_precision"] == "tf32"
-    finally:
-        torch.backends.fp32_precision = "none"

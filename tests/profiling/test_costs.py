@@ -68,13 +68,6 @@ def test_what_a_checkpoint_computes_again_is_the_module_s_and_of_the_backward_pa
     assert found["Sequential.1.0", True] == 3 * inner
 
 
-def test_a_module_that_is_called_twice_has_the_work_of_both():
-    layer = nn.Linear(16, 16)
-    found = flops_by_module(lambda: layer(layer(torch.ones(8, 16))).sum().backward(), layer)
-    once = 2 * 8 * 16 * 16
-    assert found == {("Linear", False): 2 * once, ("Linear", True): 3 * once}
-
-
 @pytest.mark.parametrize(
     ("call", "operator", "expected"),
     [
@@ -90,16 +83,6 @@ def test_a_module_that_is_called_twice_has_the_work_of_both():
 def test_bytes_are_those_that_are_read_and_written(call, operator, expected):
     x = torch.ones(10, 10)
     assert bytes_of(lambda: call(x)).get(operator, 0) == expected
-
-
-def test_counting_sees_operators_in_inference_mode_and_subclasses_as_they_are():
-    net = nn.Linear(16, 4)
-
-    def step() -> None:
-        with torch.inference_mode():
-            net(nn.Parameter(torch.ones(8, 16)))
-
-    assert flops_by_module(step, net) == {("Linear", False): 2 * 8 * 16 * 4}
 
 
 def test_modules_have_the_names_that_the_user_gives_and_two_of_a_class_are_told_apart():
@@ -189,21 +172,6 @@ def test_another_thread_s_modules_are_not_in_it():
     assert {place.module for place in trace.seconds} == {"", "Linear"}
 
 
-def test_of_a_long_call_only_the_beginning_is_traced(monkeypatch):
-    monkeypatch.setattr(traced, "MOST_S", 0.0)
-    net, calls = nn.Linear(4, 4), []
-
-    def step() -> None:
-        for _ in range(20):
-            net(torch.ones(2, 4))
-            calls.append(0)
-
-    trace, modules = Trace(), ModuleCalls(names_of([net], {})[0])
-    trace.add(step, modules, CPU, ())
-    assert len(calls) == 20
-    assert trace.times["module: Linear"] == 1
-
-
 def test_overlapping_kernels_keep_a_device_busy_once():
     def kernel(start: float, end: float, is_note: bool = False) -> Any:
         return SimpleNamespace(
@@ -262,16 +230,6 @@ def test_a_profile_has_modules_operators_and_their_tree(found):
     assert {"aten::addmm", "aten::mm", PYTHON} <= {cost.name for cost in costs.operators}
 
 
-def test_the_report_and_the_plain_values_say_it(found):
-    text = found.report().to_text()
-    assert "Modules, each without those inside of it" in text
-    assert "Operators" in text
-    assert "aten::" not in text
-    values = json.loads(found.to_json())
-    assert {"name", "share", "flops", "limit", "bound"} <= values["operators"][0].keys()
-    assert "<img" in found.report().to_html()
-
-
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
 def test_the_trace_is_written_with_the_modules_names(found, tmp_path, name):
     file = found.export_chrome_trace(tmp_path / name)
@@ -300,23 +258,6 @@ def test_a_step_that_has_a_profiler_of_its_own_is_split_all_the_same():
     assert found.share("forward") > 0
     assert found.costs is None
     assert "torch's profiler is at work in this code already" in found.report().to_text()
-
-
-@pytest.mark.real_time
-def test_a_step_without_an_operator_costs_python_alone():
-    found = profile(lambda: sum(range(10_000)), budget_s=10)
-    assert found.costs is not None
-    assert not found.why_no_costs
-    assert [(one.name, one.share) for one in found.costs.operators] == [("Python", 1.0)]
-
-
-def test_a_profiler_around_it_all_goes_on():
-    net = nn.Linear(4, 4)
-    with torch.profiler.profile() as theirs:
-        found = profile(lambda: net(torch.ones(2, 4)), model=net, budget_s=1)
-        torch.ones(3, 3) @ torch.ones(3, 3)
-    assert found.costs is None
-    assert "aten::mm" in {event.name for event in theirs.events()}
 
 
 @pytest.mark.slow

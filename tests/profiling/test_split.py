@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import PARTS, Bias, Line, Split
-from speedkit_jupyter.profiling.untold import LEAST_LEFT, MOST_TIMES
+from speedkit_jupyter.profiling.split import PARTS, Split
 
 
 class Clock:
@@ -94,95 +91,28 @@ def test_time_that_turns_out_to_be_another_part_s_is_moved(clock):
     assert split.seconds["rest"] == 1
 
 
-def test_what_telling_takes_is_taken_off_the_parts_that_it_fell_into():
-    ticks = itertools.count()
-    split = Split(now=lambda: float(next(ticks)), bias=Bias(around=0.25, inside=0.5, between=0.125))
-    with split.run():
-        with split.within("forward"):
-            pass
-        split.mark_between()
-    # One tick between any two looks at the clock.
-    assert split.seconds["forward"] == 0.5
-    assert split.seconds["rest"] == 3.0 - 0.25 - 0.125
-    assert split.seconds["ours"] == 0.875
-    assert split.total_s + split.seconds["ours"] == 4.0
-
-
-def test_a_method_that_only_passes_by_is_taken_off_where_it_was():
-    clock = Clock()
-    split = Split(clock, Bias(passing=0.5))
-    with split.run(), split.within("optimizer"):
-        clock.now_s += 4.0
-        split.passed["optimizer"] += 2
-    assert (split.seconds["optimizer"], split.seconds["ours"]) == (3.0, 1.0)
-
-
-def told(forward_s: float, optimizer_s: float, off: dict) -> Split:
-    """One call's split, after what telling took was taken off."""
+def made(**seconds: float) -> Split:
+    """A split of pieces, as `optimizer` or `rest__forward`: what is within the rest."""
     split = Split()
-    split.seconds |= {"forward": forward_s, "optimizer": optimizer_s}
-    split.pieces = {(part, part): seconds for part, seconds in split.seconds.items()}
-    split.taken_off = {(part, part): seconds for part, seconds in off.items()}
+    for name, spent_s in seconds.items():
+        around, _, part = name.partition("__")
+        split.pieces[around, part or around] = spent_s
     return split
 
 
-@pytest.mark.parametrize(
-    ("plain_s", "forward_share"),
-    [
-        (10.0, 5 / 10),  # telling took twice as much as it does alone: all of it the optimizer's
-        (11.0, 5 / 11),
-        (11.5, 5 / 11.5),  # it took half of that
-        (20.0, 5 / 12),  # nothing; that plain calls were slower yet says no more
-        (
-            2.0,
-            5 / (5 + max(6 - MOST_TIMES, 6 * LEAST_LEFT)),
-        ),  # so much is no telling: others kept the processor busy
-    ],
-)
-def test_telling_takes_as_much_as_the_plain_calls_are_shorter(plain_s, forward_share):
-    found = Profile(splits=[told(5.0, 6.0, {"optimizer": 1.0})] * 3, plain_s=[plain_s] * 3)
-    assert found.share("forward") == pytest.approx(forward_share)
-    assert sum(found.share(part) for part in PARTS) == pytest.approx(1.0)
+def test_without_calls_told_of_the_parts_as_a_whole_shares_are_of_the_told_ones():
+    found = Profile(splits=[made(forward=5.0, rest=5.0, rest__ours=90.0)] * 3, plain_s=[100.0])
+    assert found.share("forward") == pytest.approx(0.5)
+    assert sum(map(found.share, PARTS)) == pytest.approx(1.0)
 
 
 def test_where_telling_takes_long_calls_that_are_told_of_little_say_how_long_each_part_is():
-    clock = Clock()
-    split = Split(clock, Bias(before=1.0))
-    with split.run():
-        with split.within("forward"):
-            clock.now_s += 8.0  # after what telling took it is cold
-            with split.within("synchronizations"):
-                clock.now_s += 2.0
-        clock.now_s += 10.0
-    whole = Split(clock)
-    with whole.run():
-        with whole.within("forward"):
-            clock.now_s += 5.0
-        clock.now_s += 3.0
-    found = Profile(splits=[split] * 2, whole=[whole] * 3, plain_s=[8.0] * 2)
+    told = made(forward=8.0, forward__synchronizations=2.0, rest=10.0)
+    whole = made(forward=5.0, rest=3.0)
+    found = Profile(splits=[told] * 2, whole=[whole] * 3, plain_s=[8.0] * 2)
     assert found.share("forward") == pytest.approx(4 / 8)
     assert found.share("synchronizations") == pytest.approx(1 / 8)
     assert found.share("rest") == pytest.approx(3 / 8)
-
-
-def test_of_each_part_something_is_left_once_telling_is_taken_off():
-    splits = [told(5.0, 1.0, {"optimizer": 1.0})] * 3
-    found = Profile(splits=splits, plain_s=[1.0] * 3)
-    assert found.share("optimizer") == pytest.approx(LEAST_LEFT / (5 + LEAST_LEFT))
-
-
-def test_a_cleared_split_knows_nothing_of_the_call_before():
-    split = Split(bias=Bias(around=1.0, inside=1.0, between=1.0))
-    for _ in range(2):
-        with split.run(), split.within("backward"):
-            split.waited(Line("a.py", 1, ".item()"), 0.1)
-            split.stepped[1] += 1
-        split.clear()
-    assert split.total_s == 0
-    assert not split.begun
-    assert not split.waits
-    assert not split.waited_s
-    assert not split.steps
-    with split.run():
-        pass
-    assert split.seconds["ours"] == 0
+    # Where it takes no longer, what was told of everything counts.
+    found = Profile(splits=[told] * 2, whole=[whole] * 3, plain_s=[20.0] * 2)
+    assert found.share("forward") == pytest.approx(8 / 20)

@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Row, Section, Table
-from speedkit_jupyter.report.live import bar, live_line, live_report, waiting
+from speedkit_jupyter.report.live import bar, live_report, waiting
 
 
 def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
@@ -58,12 +58,6 @@ def test_every_variant_has_its_standing_in_a_word():
     assert fast.low <= fast.speedup <= fast.high
 
 
-def test_two_rounds_have_no_interval_yet():
-    few = Comparison((record("baseline", 1, rounds=2), record("auto", 0.5, rounds=2)), {}, 10)
-    assert statuses(few)[1].state == "measuring"
-    assert statuses(few)[1].low is None
-
-
 def test_a_benchmark_tells_its_standings_row_by_row_and_never_that_all_is_done(made_time):
     import torch
 
@@ -99,12 +93,6 @@ def test_the_table_has_the_same_rows_from_the_first_second_on():
     assert "waiting" in first
 
 
-def test_in_a_terminal_it_is_one_line_with_the_best_so_far():
-    line = live_line(Progress(0.5, "round 9", KNOWN), "3 variants")
-    assert "\n" not in line
-    assert line.endswith("3 variants: round 9; bf16 1.50×")
-
-
 @pytest.mark.parametrize("done", [0.0, 0.3, 0.99, 1.0, 7.0])
 def test_the_bar_is_never_full_while_it_runs(done):
     assert bar(done).endswith("░")
@@ -138,14 +126,6 @@ def test_a_wrong_variant_is_never_folded_away():
     brief = comparison_report(Comparison(tuple(records), {}, 10)).brief().to_text()
     for name in "abcdef":
         assert f"{name} is off" in brief
-
-
-def test_a_result_prints_brief_and_its_report_whole():
-    notes = dict.fromkeys(("sdpa", "compile", "tf32"), "declined: no")
-    found = Comparison((record("baseline", 1), record("a", 0.8, notes=notes)), {}, 10)
-    assert "more notes" in repr(found)
-    assert "more notes" not in repr(found.report())
-    assert "<details style" in found._repr_mimebundle_()["text/html"]
 
 
 def test_wide_tables_break_where_a_reader_would():

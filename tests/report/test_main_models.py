@@ -80,7 +80,7 @@ def test_apply_and_restore_as_json_are_one_document(capsys):
         ("{file}", ["write FILE:NAME"]),
         ("{file}:", ["write FILE:NAME"]),
         ("{folder}/my_modles.py:net", ["there is no file", "Did you mean 'my_models.py'?"]),
-        ("{folder}/data.txt:net", ["no Python file"]),
+        ("{folder}/data.txt:net", ["no function 'net'"]),
         ("{folder}/wrong.py:net", ["raises SyntaxError"]),
     ],
 )

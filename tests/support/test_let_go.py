@@ -234,7 +234,7 @@ def test_a_search_applies_only_to_models_that_are_there():
     found.winner = Candidate({"threads": 1})
     (context,) = found.apply()
     assert context.model is work.model
-    assert context.target.optimizers == [work.optimizer]
+    assert list(context.target.optimizers) == [work.optimizer]
     context.restore()
     del context, work
     gc.collect()

@@ -138,7 +138,7 @@ def test_the_optimizer_behind_is_switched_and_restored(model, wrap):
     attributes, own = dict(vars(wrapper)), dict(vars(optimizer))
     groups = [dict(group) for group in optimizer.param_groups]
     _, context = apply_speedups(model, FUSED, optimizer=[wrapper, optimizer])
-    assert context.target.optimizers == [optimizer]
+    assert list(context.target.optimizers) == [optimizer]
     assert optimizer.param_groups[0]["fused"] is True
     assert [change.name for change in context.changes()] == ["Adam.fused"]
     model(torch.rand(4, 8)).sum().backward()
@@ -153,7 +153,7 @@ def test_a_wrapper_and_what_is_behind_it_count_once(model, wrap):
     optimizer = torch.optim.Adam(model.parameters())
     wrapper = wrap(optimizer)
     assert holding([wrapper, optimizer], model) == [optimizer]
-    assert Target(model, [wrapper, optimizer]).optimizers == [optimizer]
+    assert list(Target(model, [wrapper, optimizer]).optimizers) == [optimizer]
     assert Target(model, [wrapper]).live_optimizers() == [optimizer]
     names = {"outer": wrapper, "inner": optimizer, "model": model}
     assert Session(names).optimizers_of(model) == [optimizer]
@@ -199,12 +199,6 @@ def test_code_makes_the_optimizer_and_not_its_wrapper(model, wrap):
     _, context = apply_speedups(model, FUSED, optimizer=wrapper)
     for form in ("torch", "accelerate", "fabric"):
         assert "torch.optim.Adam(model.parameters(), lr=0.25, fused=True)" in code(context, form)
-
-
-def test_what_holds_no_optimizer_is_refused(model):
-    for wrong in (Plain(None), torch.optim.Adam, object(), [model]):
-        with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer"):
-            apply_speedups(model, optimizer=wrong)
 
 
 def test_a_scheduler_is_no_wrapper_of_its_optimizer(model):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.widgets.controls import controls
-from speedkit_jupyter.widgets.layout import FIRST, GROUPS, MORE, Parts, label_px
+from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, Parts, controls
 
 
 def test_each_further_control_stands_once_below_what_it_does_to_the_numbers():
-    made = controls(lambda path, value: None, label_px)
+    made = controls(lambda path, value: None)
     parts = Parts(made)
     column = parts.whole.children[1].children[0]
     (accordion,) = (child for child in column.children if hasattr(child, "selected_index"))

@@ -13,15 +13,13 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all, session
-from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.observed import observed
+from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.tuning import learning, tasks
 from speedkit_jupyter.tuning.tasks import Task
@@ -80,13 +78,6 @@ def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with
     assert panel.controls["threads"].input.placeholder.startswith("auto → ")
 
 
-def test_a_wish_that_cannot_be_had_is_shown_as_such_when_it_came_from_elsewhere(names):
-    session.current().config = SpeedConfig(sdpa="flash")
-    panel = Panel(names.model)
-    assert panel.controls["sdpa.backend"].input.value == "flash"
-    assert "flash ✕" in labels(panel, "sdpa.backend")
-
-
 def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names, machine):
     machine("cpu")
     before = state(names)
@@ -121,29 +112,6 @@ def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
     assert panel.context is None
     assert panel.buttons["Restore"].disabled
     assert panel.config.precision == "bf16"  # what was chosen is still chosen
-
-
-def test_with_a_plan_in_force_the_table_has_before_now_and_after(names):
-    panel = Panel(names.model)
-    pick(panel, "channels_last", "true")
-    panel.buttons["Apply"].click()
-    pick(panel, "channels_last", "false")
-    shown = text(panel.state.value)
-    assert "before now after Apply" in shown
-    assert "0 of 1 convolutions ● 1 of 1 convolutions ● 0 of 1 convolutions" in shown
-    assert not panel.buttons["Apply"].disabled
-    panel.buttons["Apply"].click()
-    assert applied_to(names.model).plan["channels_last"].active is False
-    panel.buttons["Restore"].click()
-
-
-def test_a_variable_of_the_users_is_never_overwritten(names):
-    names.ctx = "mine"
-    panel = Panel(names.model)
-    panel.buttons["Apply"].click()
-    assert names.ctx == "mine"
-    assert "this context is `ctx_model`" in text(panel.status.value)
-    panel.buttons["Restore"].click()
 
 
 @pytest.mark.smoke
@@ -222,16 +190,6 @@ def test_a_deleted_model_is_not_kept_alive_and_gives_a_plain_message(names):
     assert "no longer exists" in panel._repr_mimebundle_()["text/html"]
 
 
-def test_a_deleted_model_that_a_plan_lies_on_is_gone_once_it_is_restored(names):
-    panel = Panel(names.model)
-    panel.buttons["Apply"].click()
-    panel.buttons["Restore"].click()
-    del names.model, names.ctx, names.optimizer
-    session.current().contexts.clear()
-    gc.collect()
-    assert "no longer exists" in panel.state.value
-
-
 @pytest.mark.smoke
 def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
     panel = Panel(names.model)
@@ -243,16 +201,6 @@ def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
         shown = text(bundle[kind])
         for word in ("Nothing is applied", "● bf16", "CUDA kernel", "cudnn", "0 of 1 conv"):
             assert word in shown, (kind, word)
-
-
-def test_code_shows_the_plan_as_yaml_that_a_config_is_made_of(names, tmp_path):
-    panel = Panel(names.model)
-    pick(panel, "precision", "bf16")
-    assert panel.listing.value == ""
-    panel.code.set_state({"value": True})
-    assert "precision: bf16" in text(panel.listing.value)
-    pick(panel, "precision", "fp16")
-    assert "precision: fp16" in text(panel.listing.value)
 
 
 def test_without_a_step_measure_says_what_to_do(names):
@@ -386,12 +334,6 @@ def test_the_end_of_the_session_stops_what_is_measured(names):
     panel = Panel(names.model, step=names.train_step, budget_s=600)
     drain(panel, "Measure", lambda turn: session.end() if turn == 20 else None)
     assert panel.result is not None or "Stopped" in panel.status.value
-
-
-def test_flags_are_never_touched_by_opening_a_panel(names):
-    before = dict(flags.snapshot())
-    Panel(names.model)
-    assert dict(flags.snapshot()) == before
 
 
 def test_a_panel_begins_with_the_plan_that_was_learned_as_apply_does(names):

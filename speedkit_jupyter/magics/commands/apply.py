@@ -12,18 +12,17 @@ from IPython.display import display
 
 from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.magics import suggestions
-from speedkit_jupyter.magics.command import Command, Names
-from speedkit_jupyter.magics.line import Parser
+from speedkit_jupyter.magics.line import Command, Names, Parser
 from speedkit_jupyter.magics.namespace import (
     find_models,
     find_optimizers,
     is_variable,
     named_optimizers,
+    or_learned,
     whole_models,
 )
 from speedkit_jupyter.magics.namespace import optimizers as optimizers_of
-from speedkit_jupyter.magics.options import add_model, add_optimizer, offer, offer_words
-from speedkit_jupyter.magics.planned import or_learned
+from speedkit_jupyter.magics.options import add_model, add_optimizer
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.options import choices
@@ -34,6 +33,7 @@ from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import CTX, Session, is_free
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.tuning import learning
 
 # A fingerprint of each pair takes time.
@@ -41,7 +41,7 @@ MOST_OTHERS = 8
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:
-    """What is typed wins over the file, the file over the session's config."""
+    """Apply; what is typed wins over the file, the file over the session's config."""
     models = find_models(names, arguments.model)
     if arguments.ctx is not None and len(models) > 1:
         raise UsageError("%speedkit apply: --ctx names one context; each model gets one here")
@@ -52,27 +52,21 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
     optimizers = {n: _optimizers(names, arguments, m, len(models)) for n, m in models.items()}
     if not arguments.rules:
-        every = {
-            id(optimizer): optimizer for held in optimizers.values() for optimizer in held.values()
-        }
-        config = or_learned(config, list(models.values()), list(every.values()))
+        every = each_once([one for held in optimizers.values() for one in held.values()])
+        config = or_learned(config, list(models.values()), every)
     for name, model in models.items():
-        _apply(names, session, arguments, name, model, config, optimizers[name])
-
-
-def _apply(
-    names: Names, session: Session, arguments: Namespace, name: str, model: Any,
-    config: SpeedConfig, optimizers: dict[str, Any],
-) -> None:  # fmt: skip
-    _, context = apply_speedups(model, config, optimizer=list(optimizers.values()))
-    variable = session.keep(name, context, arguments.ctx)
-    document = applied_report(context, Words(name, optimizers, variable, names))
-    if arguments.ctx is None and variable != CTX:
-        document = document.and_lines([f"`{CTX}` is in use: this context is `{variable}`."])
-    if config.is_auto and not arguments.rules and (words := _learned_with(names, name, model)):
-        together = f"`%speedkit apply {words}` puts in force what was learned for these together."
-        document = document.and_lines([together])
-    display(document)
+        _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
+        variable = session.keep(name, context, arguments.ctx)
+        document = applied_report(context, Words(name, optimizers[name], variable, names))
+        lines = []
+        if arguments.ctx is None and variable != CTX:
+            lines.append(f"`{CTX}` is in use: this context is `{variable}`.")
+        if config.is_auto and not arguments.rules and (words := _learned_with(names, name, model)):
+            learned = (
+                f"`%speedkit apply {words}` puts in force what was learned for these together."
+            )
+            lines.append(learned)
+        display(document.and_lines(lines))
 
 
 def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> dict[str, Any]:
@@ -80,10 +74,8 @@ def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> 
     if arguments.optimizer is None or number == 1:
         return find_optimizers(names, arguments.optimizer, model)
     named = named_optimizers(names, arguments.optimizer)
-    held = holding(named.values(), model)
-    return {
-        n: optimizer for n, optimizer in named.items() if any(optimizer is other for other in held)
-    }
+    held = set(map(id, holding(named.values(), model)))
+    return {name: optimizer for name, optimizer in named.items() if id(optimizer) in held}
 
 
 def _learned_with(names: Names, name: str, model: Any) -> str:
@@ -99,31 +91,27 @@ def _learned_with(names: Names, name: str, model: Any) -> str:
     return ""
 
 
-def _arguments(parser: Parser) -> None:
+def _add_options(parser: Parser) -> None:
     """Each config field is an option, each further field `--field-part`."""
     add_model(parser)
     add_optimizer(parser)
-    ctx = "the variable that the context gets (ctx)"
-    offer(parser.add_argument("--ctx", metavar="NAME", help=ctx), lambda names: [CTX])
-    file = parser.add_argument("--config", metavar="FILE", help="a YAML file to start from")
-    offer(file, suggestions.configs)
-    by_rules = "by rules, although tuning has learned a plan"
-    parser.add_argument("--rules", action="store_true", help=by_rules)
-    for option, destination, annotation, summary in _options():
+    parser.option("--ctx", "NAME", "the variable that the context gets (ctx)", lambda names: [CTX])
+    parser.option("--config", "FILE", "a YAML file to start from", suggestions.configs)
+    parser.switch("--rules", "by rules, although tuning has learned a plan")
+    for option, destination, annotation, summary in _fields():
         words = choices(annotation)
-        bare = {"nargs": "?", "const": "true"} if "true" in words else {}
+        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in words else {}
         action = parser.add_argument(
             *dict.fromkeys((option, option.replace("_", "-"))),
             dest=destination,
-            default=None,
             help=summary,
             metavar="WORD" if len(words) > 1 else "VALUE",
-            **bare,  # type: ignore[arg-type]
+            **bare,
         )
-        offer_words(action, words)
+        action.words = words  # type: ignore[attr-defined]
 
 
-def _options() -> list[tuple[str, str, Any, str]]:
+def _fields() -> list[tuple[str, str, Any, str]]:
     """Option, path of the config key, annotation and summary, for every field in the catalog."""
     options = []
     for optimization in CATALOG:
@@ -138,9 +126,8 @@ def _options() -> list[tuple[str, str, Any, str]]:
 def _typed(arguments: Namespace) -> dict[str, Any]:
     """The config values among the arguments, nested as in YAML."""
     values: dict[str, Any] = {}
-    for _, path, annotation, _ in _options():
-        text = getattr(arguments, path)
-        if text is None:
+    for _, path, annotation, _ in _fields():
+        if (text := getattr(arguments, path)) is None:
             continue
         name, _, field = path.partition(".")
         value = from_word(text, choices(annotation))
@@ -162,11 +149,9 @@ def _check_free(session: Session, name: str | None, model: Any) -> None:
         return
     whose = f"your {type(taken).__name__}"
     if isinstance(taken, SpeedContext):
-        owner = next(
-            (n for n, context in session.contexts.items() if context is taken), "another model"
-        )
-        whose = f"the context of {owner}, which is in force"
+        of = next((n for n, context in session.contexts.items() if context is taken), "")
+        whose = f"the context of {of or 'another model'}, which is in force"
     raise UsageError(f"%speedkit apply: {name} is {whose}; name this context with --ctx")
 
 
-COMMAND = Command("apply", "plan for a model and apply the plan", run, _arguments)
+COMMAND = Command("apply", "plan for a model and apply the plan", run, _add_options)

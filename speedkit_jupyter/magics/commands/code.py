@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
-from speedkit_jupyter.magics.command import Command, Names
-from speedkit_jupyter.magics.line import Parser
-from speedkit_jupyter.magics.namespace import find_model, find_optimizers, inside_others
-from speedkit_jupyter.magics.namespace import optimizers as all_optimizers
-from speedkit_jupyter.magics.options import add_model, add_optimizer, offer_words
-from speedkit_jupyter.magics.planned import named, planned
+from speedkit_jupyter.magics.line import Command, Names, Parser
+from speedkit_jupyter.magics.namespace import (
+    find_model,
+    find_optimizers,
+    named,
+    planned,
+    words_for,
+)
+from speedkit_jupyter.magics.options import add_model, add_optimizer
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import Session
@@ -29,7 +32,7 @@ EARLIER = re.compile(r" \((an )?earlier model.*\)$")
 
 
 def run(names: Names, session: Session, arguments: Namespace) -> None:
-    """The plan in force, or what apply would do now; one that was tuned since comes first."""
+    """Show the plan in force, or what apply would do; one that was tuned since comes first."""
     applied = dict(session.applied(names))
     name = named(names, applied, arguments.model)
     context, note = applied.get(name), ""
@@ -41,7 +44,7 @@ def run(names: Names, session: Session, arguments: Namespace) -> None:
         model = context.model
         asked = arguments.optimizer and find_optimizers(names, arguments.optimizer, model)
         plan, listed = as_of_now(context, asked or {})
-        optimizers = _with_names(names, listed)
+        optimizers = words_for(names, listed)
         found = session.found_for(model)
         if found and found.proof and found.is_newer and not found.is_in_force(model):
             plan = preview(model, found.config, listed).plan
@@ -72,18 +75,6 @@ def _plain_name(names: Mapping[str, Any], model: Any, name: str) -> str:
     return next(every, EARLIER.sub("", name))
 
 
-def _with_names(names: Mapping[str, Any], optimizers: Sequence[Any]) -> dict[str, Any]:
-    """The optimizers of an applied plan, by the names that they have in the notebook."""
-    import torch
-
-    known = inside_others(names, torch.optim.Optimizer) | all_optimizers(names)
-    words = {id(unwrapped(optimizer)): name for name, optimizer in known.items()}
-    return {
-        words.get(id(optimizer), f"optimizer_{number}"): optimizer
-        for number, optimizer in enumerate(optimizers, 1)
-    }
-
-
 def _write(file: str, text: str, force: bool) -> None:
     """A new file; raises UsageError where one is there already, or can't be written."""
     try:
@@ -95,19 +86,18 @@ def _write(file: str, text: str, force: bool) -> None:
         raise UsageError(f"{file}: {error.strerror}") from None
 
 
-def _arguments(parser: Parser) -> None:
+def _add_options(parser: Parser) -> None:
     add_model(parser)
     add_optimizer(parser)
-    form = "what it is written for (torch)"
-    action = parser.add_argument("--as", dest="form", default="torch", metavar="FORM", help=form)
-    offer_words(action, FORMS)
-    parser.add_argument("--save", metavar="FILE", help="write it to a file")
-    parser.add_argument("--force", action="store_true", help="write over an existing FILE")
+    about = "target framework (torch)"
+    parser.option("--as", "FORM", about, words=FORMS, dest="form", default="torch")
+    parser.option("--save", "FILE", "write it to a file")
+    parser.switch("--force", "write over an existing FILE")
 
 
 COMMAND = Command(
     "code",
     "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
     run,
-    _arguments,
+    _add_options,
 )

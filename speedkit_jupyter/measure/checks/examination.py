@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from speedkit_jupyter.measure.checks import counted_columns, judge, memory, roofline
-from speedkit_jupyter.measure.checks.accuracy import Accuracy, stands
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.judge import Judge
 from speedkit_jupyter.measure.checks.observing.observer import Run
-from speedkit_jupyter.measure.checks.trials import CALLS, Trials, is_compiled
+from speedkit_jupyter.measure.checks.trials import Trials, is_compiled
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.samples import of_a_step as samples_of
 from speedkit_jupyter.measure.undo.isolation import State
 
-STEPS_LATER = "all its steps"
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16
 
@@ -36,19 +35,15 @@ class Examination:
         return self._trials.dropout_off
 
     def late(self, runner: Runner) -> Iterator[Progress]:
-        """After all its steps, check one that was not checked yet, or what was right once more."""
+        """Check what a variant computes, after its rounds.
+
+        It costs two steps of it; of the baseline, once for all variants, also one in float64, two
+        plain ones, and a rounded one for each lower precision.
+        """
         __tracebackhide__ = True
-        record = runner.record
-        before = record.accuracy
-        if record.failure or not (before is None or stands(before)):
-            return
-        yield Progress(1.0, f"checking {record.name}{' again' if before else ''}")
-        self._check(runner, 1 if before else CALLS)
-        now = record.accuracy
-        if before is None or now is None:
-            return
-        late = replace(now, reason=f"after {STEPS_LATER}: {now.reason}")
-        record.accuracy = before if stands(now) else late
+        if not runner.record.failure:
+            yield Progress(1.0, f"checking {runner.record.name}")
+            self._check(runner)
 
     def _known(self) -> Judge:
         """What variants are judged by."""
@@ -59,13 +54,13 @@ class Examination:
             first.record.accuracy = known.verdict(known.baseline, first.precision, lambda _: False)
         return self._judge
 
-    def _check(self, runner: Runner, calls: int) -> None:
+    def _check(self, runner: Runner) -> None:
         known, first = self._known(), self._runners[0]
         precision = known.judged_in(runner.precision)
         if not known.void and precision != "fp32" and precision not in known.controls:
             judge.add_control(known, self._trials, first, precision, 0, runner.scale())
         try:
-            run = self._settled(runner, known, calls)
+            run = self._settled(runner, known)
         except Exception as error:
             runner.fail(error)
             return
@@ -96,11 +91,11 @@ class Examination:
             return accuracy
         return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
 
-    def _settled(self, runner: Runner, known: Judge, calls: int) -> Run:
+    def _settled(self, runner: Runner, known: Judge) -> Run:
         """Once a GradScaler's factor is one at which it skips none of the steps."""
         for _ in range(MOST_SKIPPED):
             before = runner.scale()
-            run = self._trials.run(runner, known.trace, calls=calls)
+            run = self._trials.run(runner, known.trace)
             if not runner.scale() < before:
                 break
         return run

@@ -33,7 +33,6 @@ from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
-from speedkit_jupyter.measure.undo import beyond
 from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
@@ -144,10 +143,8 @@ class Benchmark:
                 stack.enter_context(hidden(model))
             keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.isolated())
-            if len(self.variants) > 1:
-                step.tell(beyond.of_float64(visit.state.walk, step.models))
             start, self.budget.reserved_s = visit.state, visit.taking_s
-            pauses += [lambda: visit.paused_s, lambda: start.meanwhile.waited_s]
+            pauses.append(lambda: visit.paused_s)
             runners = yield from self._warm_up(start)
             yield from self._weigh(runners, start)
             runners = self._as_many_as_fit(_warm(runners))
@@ -169,7 +166,6 @@ class Benchmark:
         if step.made and first.is_planned:  # it was planned without knowing of them
             first = self._runner(0, start.walk)
             yield from warm_up.baseline(first, start)
-        step.leave_to_others(start)
         if self._scorer is not None:
             yield from self._scorer.of_baseline(first, start, self.budget)
         # Planned once it is known which optimizers the step makes itself.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.walk import Walk
@@ -29,16 +29,6 @@ def outermost(objects: Sequence[Any]) -> list[torch.nn.Module]:
     modules = [module for module in objects if issubclass(type(module), torch.nn.Module)]
     inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
-
-
-def without(model: torch.nn.Module, others: Callable[[Any], bool]) -> list[torch.nn.Module]:
-    """The model; or where parts of it are others', its largest parts that have none of theirs."""
-    if not any(map(others, model.modules())):
-        return [model]
-    if others(model):
-        return []
-    parts = [part for child in model.children() for part in without(child, others)]
-    return [part for part in parts if next(part.parameters(), None) is not None]
 
 
 NO_PARAMETERS = (

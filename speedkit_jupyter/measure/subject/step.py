@@ -12,12 +12,11 @@ from speedkit_jupyter.measure.subject.discovery import (
     NO_PARAMETERS,
     holding,
     is_quantized,
-    without,
 )
 from speedkit_jupyter.measure.subject.repeats import Repeats
-from speedkit_jupyter.measure.undo.custody import Visit
+from speedkit_jupyter.measure.undo.guard import MeasurementGuard
+from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
@@ -163,27 +162,14 @@ class Step:
             return NO_PARAMETERS
         return f"no model is used in this step, so there is nothing to {aim}"
 
-    def leave_to_others(self, state: State) -> None:
-        """What another thread trains meanwhile gets no plan, unless nothing else would.
-
-        Of a model that it trains a part of, the other parts do.
-        """
-        owns = state.meanwhile.concerns
-        models = [part for model in self.models for part in without(model, owns)]
-        if not models:
-            return
-        self.models = models
-        self.optimizers = [optimizer for optimizer in self.optimizers if not owns(optimizer)]
-        self.bystanders = [value for value in self.bystanders if not owns(value)]
-
-    def isolated(self) -> Visit:
+    def isolated(self) -> MeasurementGuard:
         """Whatever the block does is undone at its end; iterators replay their first draws.
 
         Raises StepError while another step is isolated, and where a model can't begin anew.
         """
         if any(map(_begins_static_graph, (*self.models, *self.bystanders))):
             raise StepError(STATIC_GRAPH)
-        return Visit(self)
+        return MeasurementGuard(self)
 
     def with_others(self, *more: Any) -> Step:
         """The same step, where these are called between its steps, and reach what they reach."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from speedkit_jupyter.support.tracebacks import is_door
 
-# The messages by which a kernel tells the front end about widgets.
+# The messages by which a kernel tells the front end about widgets, and what shows one.
 OF_WIDGETS = frozenset(["comm_open", "comm_msg", "comm_close"])
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -37,10 +37,10 @@ class Displays:
         get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
         shell = get_ipython() if get_ipython is not None else None
         if (publisher := getattr(shell, "display_pub", None)) is not None:
-            self._replace(publisher, "publish", self._gate(publisher.publish))
-            self._replace(publisher, "clear_output", self._clearing_gate(publisher.clear_output))
+            self._gate(publisher, "publish", self._may_show)
+            self._gate(publisher, "clear_output", lambda *given, **named: calling_step() is None)
         if (session := getattr(getattr(shell, "kernel", None), "session", None)) is not None:
-            self._replace(session, "send", self._widget_gate(session.send))
+            self._gate(session, "send", self._may_send)
 
     def release(self, for_good: bool = True) -> None:
         """End, and close what the steps made."""
@@ -54,54 +54,35 @@ class Displays:
         if for_good:
             self._first = None  # a frame keeps its variables alive
 
-    def _replace(self, holder: Any, name: str, gate: Callable[..., Any]) -> None:
-        own = vars(holder).get(name)
-        put_back = (lambda: delattr(holder, name)) if own is None else (
-            lambda: setattr(holder, name, own)
-        )  # fmt: skip
+    def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
+        """Let a method of one object run only for arguments that `allows` is true of."""
+        own, found = vars(holder).get(name), getattr(holder, name)
+
+        def put_back() -> None:
+            delattr(holder, name) if own is None else setattr(holder, name, own)
+
+        def gate(*given: Any, **named: Any) -> Any:
+            return found(*given, **named) if allows(*given, **named) else None
+
         self._undo.append(put_back)
         setattr(holder, name, gate)
 
-    def _gate(self, found: Callable[..., Any]) -> Callable[..., Any]:
-        def show(*arguments: Any, **named: Any) -> Any:
-            step = _calling_step()
-            if step is None or (self._is_first(step) and not _shows_a_widget(arguments, named)):
-                return found(*arguments, **named)
-            return None
-
-        return show
-
-    def _clearing_gate(self, found: Callable[..., Any]) -> Callable[..., Any]:
-        def clear(*arguments: Any, **named: Any) -> Any:
-            return found(*arguments, **named) if _calling_step() is None else None
-
-        return clear
-
-    def _widget_gate(self, send: Callable[..., Any]) -> Callable[..., Any]:
-        def show(stream: Any, message: Any, content: Any = None, *more: Any, **named: Any) -> Any:
-            kind = message if isinstance(message, str) else message.get("msg_type")
-            if kind in OF_WIDGETS and self._is_held_back(kind, (content or {}).get("comm_id", "")):
-                return None
-            return send(stream, message, content, *more, **named)
-
-        return show
-
-    def _is_held_back(self, kind: str, number: str) -> bool:
-        if kind == "comm_open":
-            (self._others if _calling_step() is None else self._held).add(number)
-        return number in self._held
-
-    def _is_first(self, step: FrameType) -> bool:
+    def _may_show(self, data: Any = None, *given: Any, **named: Any) -> bool:
+        if (step := calling_step()) is None:
+            return True
         self._first = self._first or step
-        return self._shows_first and step is self._first
+        return self._shows_first and step is self._first and WIDGET not in (data or {})
+
+    def _may_send(self, stream: Any, message: Any, content: Any = None, *_: Any, **__: Any) -> bool:
+        kind = message if isinstance(message, str) else message.get("msg_type")
+        number = (content or {}).get("comm_id", "")
+        if kind == "comm_open":
+            (self._others if calling_step() is None else self._held).add(number)
+        return kind not in OF_WIDGETS or number not in self._held
 
 
-def _shows_a_widget(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    return WIDGET in (named.get("data") or (arguments[0] if arguments else {}))
-
-
-def _calling_step() -> FrameType | None:
-    """The innermost frame of ours that called the user's code, if any."""
+def calling_step() -> FrameType | None:
+    """Return the innermost frame of ours that called the user's code, if any."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_door(frame.f_code):
         frame = frame.f_back
@@ -109,7 +90,7 @@ def _calling_step() -> FrameType | None:
 
 
 def _widgets() -> dict[str, Any]:
-    """All widgets by their ids; nothing where ipywidgets is not loaded."""
+    """Return all widgets by their ids; nothing if ipywidgets is not loaded."""
     module = sys.modules.get("ipywidgets.widgets.widget")
     found = getattr(module, "_instances", None)
     if found is None:  # before ipywidgets 8
@@ -118,6 +99,6 @@ def _widgets() -> dict[str, Any]:
 
 
 def _figures() -> dict[int, Any]:
-    """pyplot's open figures by their numbers."""
+    """Return pyplot's open figures by their numbers."""
     gcf = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
     return getattr(gcf, "figs", {})

@@ -10,16 +10,14 @@ from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # A turn is given up at most this often, and handing everything over and back takes at most one
-# part in so many of the time.
+# PART-th of the time.
 TURN_S, PART = 0.05, 5
 # A message from a button passes through some callbacks of the loop before it arrives.
 PASSES = 10
-
-State = Literal["running", "done", "stopped", "failed"]
 
 
 class Engine(Protocol):
@@ -29,10 +27,10 @@ class Engine(Protocol):
         """Measure."""
 
     def result(self) -> Any:
-        """What is known so far."""
+        """Return what is known so far."""
 
     def has_results(self) -> bool:
-        """Whether there is anything to show already."""
+        """Return whether there is anything to show already."""
 
 
 class Run:
@@ -47,14 +45,14 @@ class Run:
         self._engine: Engine | None = engine
         self._told = told
         self.result: Any = None
-        self.state: State = "running"
+        self.state: Literal["running", "done", "stopped", "failed"] = "running"
         self.progress = Progress(0.0, "")
         self.message = ""
         self._stopped = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with the next turn of the loop; where none runs, measure here and now."""
+        """Begin with the next turn of the loop; measure here and now if none runs."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -72,18 +70,16 @@ class Run:
         try:
             interval_s, last = 0.0, time.perf_counter()
             for _ in blocks:
-                if time.perf_counter() - last < interval_s:
-                    continue
-                handing_s = await self._give_up_turn(blocks)
-                last = time.perf_counter()
-                interval_s = max(TURN_S, PART * handing_s)
+                if time.perf_counter() - last >= interval_s:
+                    handing_s = await self._give_up_turn(blocks)
+                    last = time.perf_counter()
+                    interval_s = max(TURN_S, PART * handing_s)
         finally:
             blocks.close()
 
     async def _give_up_turn(self, blocks: Generator[None, None, None]) -> float:
-        """Returns the seconds that handing over and back took."""
-        start = time.perf_counter()
-        given_s = 0.0
+        """Let others run; return the seconds that handing over and back took."""
+        start, given_s = time.perf_counter(), 0.0
 
         async def others() -> None:
             nonlocal given_s
@@ -93,7 +89,7 @@ class Run:
                 await asyncio.sleep(0)
             given_s = time.perf_counter() - begin
 
-        here = custody.in_progress()
+        here = guard.in_progress()
         if here is None:
             await others()
         else:
@@ -106,7 +102,7 @@ class Run:
         return time.perf_counter() - start - given_s
 
     def _blocks(self) -> Generator[None, None, None]:
-        """Block after block; notes how it ends. A KeyboardInterrupt would end the loop itself."""
+        """Run block after block, and note how it ends; a KeyboardInterrupt would end the loop."""
         engine, self._engine = self._engine, None  # it holds models: let go at the end
         assert engine is not None
         steps: Any = engine.run()
@@ -131,7 +127,7 @@ class Run:
             self._told(self)
 
     def _fail(self, error: BaseException, message: str) -> None:
-        """Nothing of the failed step is kept alive by its traceback."""
+        """Note the failure; its traceback keeps nothing of the step alive."""
         self.state, self.message = "failed", message
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None

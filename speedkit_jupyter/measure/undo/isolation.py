@@ -7,36 +7,34 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.undo.kinds.base import Copies, Kind
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
-from speedkit_jupyter.measure.undo.kinds.objects.containers import Dicts
-from speedkit_jupyter.measure.undo.kinds.process import process
-from speedkit_jupyter.measure.undo.kinds.registry import KINDS
-from speedkit_jupyter.measure.undo.kinds.settings import Settings, failure
-from speedkit_jupyter.measure.undo.kinds.tensors.histories import set_versions
-from speedkit_jupyter.measure.undo.kinds.tensors.randomness import Generators
-from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Tensors
-from speedkit_jupyter.measure.undo.meanwhile import Meanwhile
+from speedkit_jupyter.measure.undo import process
+from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
+from speedkit_jupyter.measure.undo.handlers.names import Names
+from speedkit_jupyter.measure.undo.handlers.registry import HANDLERS
+from speedkit_jupyter.measure.undo.handlers.tensors import Tensors, set_versions
+from speedkit_jupyter.measure.undo.handlers.values import Generators
+from speedkit_jupyter.measure.undo.process import Settings, failure
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support import interrupts
 
 if TYPE_CHECKING:
     import torch
 
-# Of a variant's warm state only what steps were seen to change is put back, but all of it every so
-# often, and after the first steps, which show what they change: what is small a few times.
+# A variant's warm state is put back wholly at times, otherwise only what steps were seen to
+# change. The first restores show what they change: what is small is compared a few times.
 FIRST, SECOND, ALL_EVERY = 3, 2, 16
 
-Memory = tuple[Kind, Any, Any]
+Memory = tuple[StateHandler, Any, Any]
 
 
 class State:
     """A copy of all that models, optimizers, scalers, names and others reach, at one moment.
 
     `restore` writes the copied values into the objects that were found then: parameters,
-    gradients and optimizer states stay the same objects. The copies lie beside the originals, or
-    in main memory where `off_device` is set. With the state `base`, taken earlier, copies of what
-    did not change since are shared, and what no step was seen to change is put back only now and
-    then. What can't be copied or put back is in `failed`: why, by its name.
+    gradients and optimizer states stay the same objects. Copies of tensors lie beside the
+    originals, or in main memory where `off_device` is set. A state with a `base`, taken earlier,
+    shares the copies of what did not change since, and puts back what no step was seen to change
+    only now and then. `failed` says, by name, why something can't be copied or put back.
     """
 
     def __init__(
@@ -51,63 +49,58 @@ class State:
         base: State | None = None,
     ) -> None:
         bound = [] if names is None else [Names(names, (), assigned)]
-        with _without_collecting():
-            self._begin([*bound, *others, *models, *optimizers, *scalers], base, off_device)
-
-    def _begin(self, roots: Sequence[Any], base: State | None, off_device: bool) -> None:
-        self.walk = Walk(roots)
         self.failed: dict[str, str] = {}
-        self.changing: set[tuple[int, Kind]] = set() if base is None else base.changing
+        self.changing: set[tuple[int, StateHandler]] = set() if base is None else base.changing
         self._base = base
-        self.meanwhile: Meanwhile = Meanwhile() if base is None else base.meanwhile
         self._restored = 0
         self._memories: list[Memory] = []
-        self._by_object: dict[tuple[int, Kind], Any] = {}
-        self._settings = Settings(process.switches())
-        self._random = Settings(process.generators())
-        self._take(Copies(off_device))
-        if base is None:
-            self.meanwhile.look_before(self._memories)
+        self._by_object: dict[tuple[int, StateHandler], Any] = {}
+        with _without_collecting():
+            self.walk = Walk([*bound, *others, *models, *optimizers, *scalers])
+            self._settings = Settings(process.switches())
+            self._random = Settings(process.generators())
+            self._take(Copies(off_device))
 
     def _take(self, copies: Copies) -> None:
         import torch
 
-        self._own = frozenset(_owned(self.walk, self.meanwhile))
+        self._own = frozenset(_owned(self.walk))
         copies.required.update(self._own)
-        by_kind: dict[Kind, list[Memory]] = {kind: [] for kind in KINDS}
+        by_handler: dict[StateHandler, list[Memory]] = {handler: [] for handler in HANDLERS}
         with torch._C.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
-                for kind in self.walk.kinds(instance):
-                    if kind.has_state and kind in by_kind:
-                        self._remember(kind, instance, copies, by_kind[kind])
-        self._memories = [memory for kind in KINDS for memory in by_kind[kind]]
+                for handler in self.walk.handlers(instance):
+                    if handler.has_state and handler in by_handler:
+                        self._remember(handler, instance, copies, by_handler[handler])
+        self._memories = [memory for handler in HANDLERS for memory in by_handler[handler]]
 
-    def _remember(self, kind: Kind, instance: Any, copies: Copies, to: list[Memory]) -> None:
-        key = (id(instance), kind)
+    def _remember(
+        self, handler: StateHandler, instance: Any, copies: Copies, to: list[Memory]
+    ) -> None:
         try:
-            memory = None if self._base is None else self._base.shared(kind, instance)
+            memory = None if self._base is None else self._base.shared(handler, instance)
             if memory is None:
-                memory = kind.copy(instance, copies)
+                memory = handler.copy(instance, copies)
         except Exception as error:
             self.failed[self.walk.name(instance)] = f"can't be copied ({_line(error)})"
             return
-        self._by_object[key] = memory
-        to.append((kind, instance, memory))
+        self._by_object[id(instance), handler] = memory
+        to.append((handler, instance, memory))
 
-    def shared(self, kind: Kind, instance: Any) -> Any:
-        """The copy of bulky values that are still the same; None without."""
-        key = (id(instance), kind)
-        if not kind.bulky or key in self.changing or key not in self._by_object:
+    def shared(self, handler: StateHandler, instance: Any) -> Any:
+        """Return the copy of bulky values that are still the same; None if there is none."""
+        key = (id(instance), handler)
+        if not handler.bulky or key in self.changing or key not in self._by_object:
             return None
         memory = self._by_object[key]
-        return memory if kind.same(instance, memory) else None
+        return memory if handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Put everything back; what fails is noted, and keeps nothing else from being put back."""
+        """Put everything back; a failure is noted, and keeps nothing else from being put back."""
         import torch
 
         self._restored += 1
-        # Switches first: under a mode that the step left entered nothing else could be put back.
+        # Switches first: in inference mode, say, nothing else could be put back.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         failed: set[int] = set()
@@ -116,14 +109,12 @@ class State:
             torch.inference_mode(False),
             torch.no_grad(),
         ):
-            due = list(self._due())
-            self.meanwhile.look(due, self.walk)
-            for kind, instance, memory in due:
+            for handler, instance, memory in list(self._due()):
                 try:
-                    self._put_back(kind, instance, memory)
+                    self._put_back(handler, instance, memory)
                 except Exception as error:
                     failed.add(id(instance))
-                    self.fail(self.walk.name(instance), error)
+                    self.failed[self.walk.name(instance)] = failure(error)
                 except BaseException as error:  # Ctrl-C: all else first
                     failed.add(id(instance))
                     stopped = stopped or error
@@ -134,127 +125,93 @@ class State:
             raise stopped
 
     def _put_back_versions(self, failed: set[int]) -> None:
-        """What is written back counts as not written: graphs of before go on from it."""
+        """Let what was written back count as not written: earlier graphs go on from it."""
         written = [
             (instance, memory.version)
-            for kind, instance, memory in self._memories
-            if type(kind) is Tensors
-            and memory.is_whole()
+            for handler, instance, memory in self._memories
+            if type(handler) is Tensors
+            and memory.saved is not None
             and memory.version is not None
             and instance._version != memory.version
             and id(instance) not in failed
-            and not self.meanwhile.is_theirs(kind, instance)
         ]
         if written:
             set_versions(*zip(*written, strict=True))
 
     def restore_randomness(self) -> None:
-        """Only what random numbers are drawn from."""
-        self._random.restore()
-        for kind, instance, memory in self._memories:
-            if isinstance(kind, Generators):
-                kind.put_back(instance, memory)
+        """Put back only what random numbers are drawn from."""
+        self.failed.update(self._random.restore())
+        for handler, instance, memory in self._memories:
+            if isinstance(handler, Generators):
+                handler.put_back(instance, memory)
 
     def _due(self) -> Iterator[Memory]:
-        """All; or what is known to change and what is new since the state before."""
+        """Yield all; or what is known to change, and what is new since the state before."""
         base = self._base
         if base is None or self._restored == SECOND or not self._restored % ALL_EVERY:
             yield from self._memories
             return
-        for kind, instance, memory in self._memories:
-            key = (id(instance), kind)
-            is_cheap = self._restored <= FIRST and not kind.bulky
+        for handler, instance, memory in self._memories:
+            key = (id(instance), handler)
+            is_cheap = self._restored <= FIRST and not handler.bulky
             if is_cheap or key in self.changing or key not in base._by_object:
-                yield kind, instance, memory
+                yield handler, instance, memory
 
-    def _put_back(self, kind: Kind, instance: Any, memory: Any) -> None:
-        key = (id(instance), kind)
-        if self.meanwhile.is_theirs(kind, instance):
-            keys = self.meanwhile.keys(kind, instance)
-            if keys is not None and isinstance(kind, Dicts):
-                kind.put_back_around(instance, memory, keys)
-        elif kind.bulky and key in self.changing:  # to compare costs as much as to copy
-            kind.put_back(instance, memory)
-        elif not kind.same(instance, memory):
+    def _put_back(self, handler: StateHandler, instance: Any, memory: Any) -> None:
+        key = (id(instance), handler)
+        if handler.bulky and key in self.changing:  # to compare costs as much as to copy
+            handler.put_back(instance, memory)
+        elif not handler.same(instance, memory):
             self.changing.add(key)
-            kind.put_back(instance, memory)
-
-    def fail(self, name: str, error: Exception) -> None:
-        """Note what could not be put back."""
-        self.failed[name] = failure(error)
-
-    def holds(self) -> bool:
-        """Whether the values of tensors, arrays and frames are the copied ones."""
-        import torch
-
-        with torch._C.DisableTorchFunctionSubclass():
-            return all(
-                kind.same_values(instance, memory)
-                for kind, instance, memory in self._memories
-                if kind.bulky and not self.meanwhile.is_theirs(kind, instance)
-            )
+            handler.put_back(instance, memory)
 
     def overwritten(self) -> list[Any]:
-        """The tensors, arrays and frames that do not hold the copied values any more."""
+        """Return the tensors and arrays that do not hold the copied values any more."""
         import torch
 
         with torch._C.DisableTorchFunctionSubclass():
             return [
                 instance
-                for kind, instance, memory in self._memories
-                if kind.bulky
-                and not self.meanwhile.is_theirs(kind, instance)
-                and not kind.same_values(instance, memory)
+                for handler, instance, memory in self._memories
+                if handler.bulky and not handler.same_values(instance, memory)
             ]
 
     def changed(self) -> Iterator[Memory]:
-        """What does not hold what was copied; parameters, buffers and optimizers' own left out."""
+        """Yield what does not hold what was copied, but for parameters, buffers and optimizers'
+        own state.
+        """
         # Those of before too: a layout gives parameters other gradients.
-        own = self._own.union(_owned(self.walk, self.meanwhile))
-        for kind, instance, memory in self._memories:
-            if self.meanwhile.is_theirs(kind, instance):
-                continue
+        own = self._own.union(_owned(self.walk))
+        for handler, instance, memory in self._memories:
             with suppress(Exception):
-                same = kind.same_values if kind.bulky else kind.same
+                same = handler.same_values if handler.bulky else handler.same
                 if id(instance) not in own and not same(instance, memory):
-                    yield kind, instance, memory
+                    yield handler, instance, memory
 
     def too_large(self) -> list[str]:
-        """The names of what only a checksum was taken of."""
+        """Return the names of what was not copied."""
         return [
             f"{self.walk.name(instance)} ({type(instance).__name__})"
-            for kind, instance, memory in self._memories
-            if kind.is_too_large(memory)
-        ]
-
-    def written(self) -> list[str]:
-        """The names of what was too large to copy, and is not what it was."""
-        return [
-            self.walk.name(instance)
-            for kind, instance, memory in self._memories
-            if kind.is_too_large(memory)
-            and not self.meanwhile.is_theirs(kind, instance)
-            and not kind.same_checksum(instance, memory)
+            for handler, instance, memory in self._memories
+            if handler.is_too_large(memory)
         ]
 
     def glances(self) -> list[Memory]:
-        """What all objects hold now, without values of many bytes."""
+        """Return what all objects hold now, without values of many bytes."""
         memories = []
-        for kind, instance, _ in self._memories:
-            if self.meanwhile.is_theirs(kind, instance):
-                continue
+        for handler, instance, _ in self._memories:
             with suppress(Exception):
-                memories.append((kind, instance, kind.glance(instance)))
+                memories.append((handler, instance, handler.glance(instance)))
         return memories
 
     def adopt_random_state(self) -> None:
-        """The random generators are to come back to what they are now."""
+        """Have the random generators come back to what they are now."""
         self._random = Settings(process.generators())
 
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """So many small copies at once would start the garbage collector again and again."""
+    """Keep so many small copies from starting the garbage collector again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -266,9 +223,7 @@ def _without_collecting() -> Iterator[None]:
 
 @contextmanager
 def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
-    """Whatever the block does to the state (arguments as for State) is undone at its end."""
-    from speedkit_jupyter.support import interrupts
-
+    """Undo at the end whatever the block does to the state (arguments as for State)."""
     state = State(*arguments, **more)
     try:
         yield state
@@ -277,8 +232,8 @@ def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
             state.restore()
 
 
-def _owned(walk: Walk, meanwhile: Meanwhile) -> Iterator[int]:
-    """The ids of tensors that are copied whatever their size: a step's own, not its data."""
+def _owned(walk: Walk) -> Iterator[int]:
+    """Yield the ids of tensors that are copied whatever their size: a step's own, not its data."""
     import torch
 
     for instance in walk.found.values():
@@ -295,9 +250,6 @@ def _owned(walk: Walk, meanwhile: Meanwhile) -> Iterator[int]:
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 yield id(tensor)
-                theirs = meanwhile.has(tensor)  # whose gradient may be written at this moment
-                if theirs or walk.is_trained_elsewhere(tensor):
-                    continue
                 if tensor.is_leaf and tensor.grad is not None:
                     yield id(tensor.grad)
 

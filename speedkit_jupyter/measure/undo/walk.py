@@ -4,43 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from time import sleep
 from types import CellType, FunctionType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.busy_threads import others_at_work
-from speedkit_jupyter.measure.undo.kinds.base import Kind, attribute_dict
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
-from speedkit_jupyter.measure.undo.kinds.files.mirrors import mirrors_a_file
-from speedkit_jupyter.measure.undo.kinds.objects.instances import Attributes
-from speedkit_jupyter.measure.undo.kinds.objects.shared import is_elsewhere_too, parts_of_its_own
-from speedkit_jupyter.measure.undo.kinds.objects.weak import PROXIES
-from speedkit_jupyter.measure.undo.kinds.origin import is_the_users_class
-from speedkit_jupyter.measure.undo.kinds.registry import Registry
-from speedkit_jupyter.measure.undo.kinds.tensors.histories import Leaves, has_graph
-from speedkit_jupyter.measure.undo.kinds.tensors.tensors import Gradients, is_trainable
+from speedkit_jupyter.measure.undo.concurrent_changes import refuse_trained_elsewhere
+from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
+from speedkit_jupyter.measure.undo.handlers.instances import Attributes
+from speedkit_jupyter.measure.undo.handlers.leading import PROXIES
+from speedkit_jupyter.measure.undo.handlers.names import Names
+from speedkit_jupyter.measure.undo.handlers.opaque import works_elsewhere
+from speedkit_jupyter.measure.undo.handlers.origin import is_the_users_class
+from speedkit_jupyter.measure.undo.handlers.registry import Registry
+from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, is_trainable
 from speedkit_jupyter.support.lookup import is_a
 
-# More are not looked at. Containers of more elements than LARGE come last, so that they hide
-# nothing.
+# No more objects are looked into. Containers of more elements than LARGE come last, so that they
+# hide nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
 SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
-# So long a look shows which parameters other threads train.
-GLANCE_S = 0.02
 
 
 class Walk:
-    """What lies behind `roots`: every object that is no plain value, by identity.
+    """All objects behind `roots` that are no plain values, by identity.
 
     `near` are those that are reached without passing through a class: its methods name much that
-    no step calls. `cut` are objects that were not looked into any more; `holders` says what holds
-    an iterator; `graphs` are tensors that autograd has a graph of, at whose `leaves` it looks too;
-    `running` are names of what has a thread or a process of its own, `mirrors` of
-    what goes with a file that is written to.
-
-    Who reads `.grad` of a tensor that another thread trains may end the process: its backward pass
-    writes there without Python's lock. So gradients come last, and of what others are seen to
-    write meanwhile they are not looked at, now or later.
+    no step calls. `cut` are objects that were not looked into; `holders` says what holds each
+    iterator; `elsewhere` are names of objects with a thread or process of their own. Raises
+    StepError if another thread trains one of the tensors.
     """
 
     def __init__(self, roots: Iterable[Any], most: int = MOST_OBJECTS) -> None:
@@ -48,45 +38,31 @@ class Walk:
         self.found: dict[int, Any] = {}
         self.near: list[Any] = []
         self.cut: list[Any] = []
-        self.running: list[str] = []
-        self.mirrors: list[str] = []
-        self.holders: dict[int, list[tuple[Any, Kind]]] = {}
-        self.graphs: list[Any] = []
-        self.leaves = Leaves()
+        self.elsewhere: list[str] = []
+        self.holders: dict[int, list[tuple[Any, StateHandler]]] = {}
         self._before: dict[int, int] = {}
-        self._parameters: list[tuple[Any, int]] = []
-        self._trained: set[int] = set()
+        self._trainable: list[Any] = []
         self._most = most
         self._waiting: deque[Any] = deque()
         self._large: deque[Any] = deque()
         self._classes: deque[Any] = deque()
         self._add(list(roots), 0, self._waiting)
         self._run()
-        self._look_at_gradients()
         self.near = list(self.found.values())
         while self._classes:
             self._waiting, self._classes = self._classes, deque()
             self._run()
-            self._look_at_gradients()
-        self.leaves.forget()
 
-    def kinds(self, instance: Any) -> tuple[Kind, ...]:
-        """The kinds of one object."""
-        kinds = self.registry.of(type(instance))
-        if id(instance) in self._trained:
-            return tuple(kind for kind in kinds if type(kind) is not Gradients)
-        return kinds
-
-    def is_trained_elsewhere(self, instance: Any) -> bool:
-        """Whether another thread was seen to write it: nobody else may read its gradient."""
-        return id(instance) in self._trained
+    def handlers(self, instance: Any) -> tuple[StateHandler, ...]:
+        """Return the handlers of one object."""
+        return self.registry.of(type(instance))
 
     def before(self, instance: Any) -> Any:
-        """The object through which it was reached; None for a root."""
+        """Return the object through which it was reached; None for a root."""
         return self.found.get(self._before.get(id(instance), 0))
 
     def name(self, instance: Any) -> str:
-        """How the code comes to it, in words like `trainer.log['loss']`."""
+        """Return how code gets to it: `trainer.log['loss']`."""
         words: list[str] = []
         part = instance
         for _ in range(24):
@@ -102,20 +78,19 @@ class Walk:
         return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
 
     def _holder(self, part: Any) -> Any:
-        """The first container or variable that holds it."""
+        """Return the first container or variable that holds it."""
         kinds = (dict, list, tuple, Names, CellType)
-        return next(
-            (
-                holder
-                for holder in self.found.values()
-                if issubclass(type(holder), kinds)
-                and any(child is part for k in self.kinds(holder) for child in k.children(holder))
-            ),
-            None,
-        )
+        holders = (holder for holder in self.found.values() if issubclass(type(holder), kinds))
+        for holder in holders:
+            if any(child is part for h in self.handlers(holder) for child in h.children(holder)):
+                return holder
+        return None
 
     def _run(self) -> None:
-        while self._waiting or self._large:
+        while self._waiting or self._large or self._trainable:
+            if not self._waiting and not self._large:
+                self._look_at_gradients()
+                continue
             instance = self._waiting.popleft() if self._waiting else None
             if instance is not None and _length(instance) > LARGE:
                 self._large.append(instance)
@@ -127,52 +102,38 @@ class Walk:
                 self._look_into(instance)
 
     def _look_at_gradients(self) -> None:
-        while self._parameters:
-            waiting, self._parameters = self._parameters, []
-            if others_at_work():
-                sleep(GLANCE_S)
-            for parameter, version in waiting:
-                if parameter._version == version:
-                    self._look_at(Gradients(), parameter)
-                else:
-                    self._trained.add(id(parameter))
-            self._run()
+        """Look behind parameters last: nobody may read `.grad` while another thread writes it."""
+        waiting, self._trainable = self._trainable, []
+        refuse_trained_elsewhere(waiting, self.name)
+        for parameter in waiting:
+            self._look_at(Gradients(), parameter)
 
     def _look_into(self, holder: Any) -> None:
-        if any(type(kind) is Attributes for kind in self.kinds(holder)) and mirrors_a_file(holder):
-            self.mirrors.append(self.name(holder))
-            del self.found[id(holder)]
-            return
-        for kind in self.kinds(holder):
-            if type(kind) is Gradients and is_trainable(holder):
-                self._parameters.append((holder, holder._version))
-            elif not self._look_at(kind, holder):
+        for handler in self.handlers(holder):
+            if type(handler) is Gradients and is_trainable(holder):
+                self._trainable.append(holder)
+            elif not self._look_at(handler, holder):
                 return
         if is_the_users_class(cls := type(holder)):
             self._add([cls], id(holder), self._classes)
 
-    def _look_at(self, kind: Kind, holder: Any) -> bool:
-        """Of one kind; False where the object turns out not to be looked into."""
+    def _look_at(self, handler: StateHandler, holder: Any) -> bool:
+        """Return False for an object that turns out not to be looked into."""
         try:
-            children = list(kind.children(holder))
+            children = list(handler.children(holder))
         except Exception:  # an object of a class with tricks of its own
-            self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
+            self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
             return True
-        changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
-        if type(kind) is Gradients and has_graph(holder):
-            self.graphs.append(holder)
-            self._add(list(self.leaves.of(holder)), id(holder), self._waiting)
-        if not changing:
-            return True
-        if type(kind) is Attributes and is_elsewhere_too(holder, children[0]):
-            self.running.append(f"{self.name(holder)} ({type(holder).__name__})")
+        if type(handler) is Attributes and children and works_elsewhere(children[0]):
+            self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
             del self.found[id(holder)]
-            self._add(parts_of_its_own(children[0]), 0, self._waiting)
+            self._add(_models_in(children[0]), 0, self._waiting)
             return False
+        changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
         children = [child for child in children if type(child) in changing]
         for child in children:
             if is_a(child, Iterator) and type(child) not in PROXIES:
-                self.holders.setdefault(id(child), []).append((holder, kind))
+                self.holders.setdefault(id(child), []).append((holder, handler))
         self._add(children, id(holder), self._waiting)
         return True
 
@@ -184,7 +145,7 @@ class Walk:
                 waiting.append(instance)
 
     def _word(self, holder: Any, part: Any) -> str:
-        """The step from one object to the next, as it is written in Python."""
+        """Return the step from one object to the next, as it is written in Python."""
         if isinstance(holder, Names):
             return next((n for n in holder.all if holder.space.get(n) is part), "")
         if isinstance(holder, CellType):
@@ -199,6 +160,14 @@ class Walk:
         if isinstance(holder, list | tuple):
             return f"[{next((i for i, v in enumerate(holder) if v is part), 0)}]"
         return ""
+
+
+def _models_in(attributes: dict[str, Any]) -> list[Any]:
+    """Return the models and optimizers among attributes."""
+    import torch
+
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    return [value for value in list(attributes.values()) if issubclass(type(value), kinds)]
 
 
 def _length(instance: Any) -> int:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations.attention import flash_attention
-from speedkit_jupyter.optimizations.attention.flash_attention import IMPLEMENTATIONS
 from speedkit_jupyter.optimizations.attention.timings import AUTO
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority
 
 
 def switches() -> Mapping[str, flags.Switch]:
-    """Which kernels may be taken, and in which order."""
+    """Return which kernels may be taken, and in which order."""
     import torch
     from torch.backends import cuda
 
@@ -40,27 +38,14 @@ def switches() -> Mapping[str, flags.Switch]:
         "sdp.priority_order": flags.Switch(
             torch._C._get_sdp_priority_order, reorder, ([0, 1, 2, 3, 4],)
         ),
-        **flash_attention.switches(),
     }
 
 
-def names(word: str) -> tuple[str, ...]:
-    """The switches that a choice sets."""
-    return (*SWITCHES, flash_attention.SWITCH) if word in IMPLEMENTATIONS else SWITCHES
-
-
-def kernel(word: str) -> str:
-    """torch's word for it: FlashAttention's own packages stand in for the flash kernel."""
-    return BACKENDS["flash" if word in IMPLEMENTATIONS else word]
-
-
 def choose(word: str) -> None:
-    """From now on: this one first, then torch's own order; of `math` no other."""
+    """Put this one first and the others in torch's own order from now on; beside `math` none."""
     import torch
     from torch.backends import cuda
 
-    if word in IMPLEMENTATIONS:
-        flash_attention.use(IMPLEMENTATIONS[word].name)
     only_math = word == "math"
     cuda.enable_flash_sdp(not only_math)
     cuda.enable_mem_efficient_sdp(not only_math)
@@ -70,15 +55,15 @@ def choose(word: str) -> None:
 
 
 def order(word: str, now: Sequence[int]) -> list[int]:
-    """The numbers of the kernels: the chosen one, and those after it."""
+    """Return the numbers of the kernels: the chosen one, and those after it."""
     from torch.nn.attention import SDPBackend
 
-    first = int(getattr(SDPBackend, kernel(word)))
+    first = int(getattr(SDPBackend, BACKENDS[word]))
     return [first, *(number for number in now if number != first)]
 
 
 def in_order(word: str) -> tuple[str, ...]:
-    """The same in torch's words."""
+    """Return the same order in torch's words."""
     import torch
     from torch.nn.attention import SDPBackend
 
@@ -89,11 +74,11 @@ def in_order(word: str) -> tuple[str, ...]:
 
 @contextmanager
 def chosen(word: str) -> Iterator[None]:
-    """The choice in the block, without a plan; `auto` is what is in force."""
+    """Make the choice for the block, without a plan; `auto` is what is in force."""
     if word == AUTO:
         yield
         return
-    layer = flags.OVERRIDES.push(names(word), lambda: choose(word))
+    layer = flags.OVERRIDES.push(SWITCHES, lambda: choose(word))
     try:
         yield
     finally:
@@ -110,7 +95,7 @@ def taken(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> str:
-    """The word of the kernel that torch would take for such a call now."""
+    """Return the word of the kernel that torch would take for such a call now."""
     import torch
     from torch.nn.attention import SDPBackend
 

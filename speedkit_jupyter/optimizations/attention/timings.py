@@ -5,11 +5,11 @@ Measured in `measure/checks`, and kept beside the model for as long as it lives.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support.registry import Registry
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -70,36 +70,35 @@ class Measured:
     engine: str = ""
 
     def timed(self, kernel: str) -> Timed:
-        """Of that kernel; where it does not take such a call, of torch's own choice."""
+        """Return that kernel's; where it does not take such a call, that of torch's own choice."""
         by_kernel = {timed.kernel: timed for timed in self.kernels}
         return by_kernel.get(kernel, by_kernel[self.own])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return asdict(self)
 
 
 def keep(model: torch.nn.Module, rows: Sequence[Measured]) -> None:
-    """Beside the model, in place of what was kept before."""
+    """Keep the rows beside the model, in place of what was kept before."""
     inner = unwrapped(model)
-    for entry in _KEPT.on(inner):
-        _KEPT.take(inner, entry)
-    if rows:
-        _KEPT.put(inner, tuple(rows))
+    if id(inner) not in _KEPT:
+        weakref.finalize(inner, _KEPT.pop, id(inner), None)
+    _KEPT[id(inner)] = tuple(rows)
 
 
 def kept(model: torch.nn.Module) -> tuple[Measured, ...]:
-    """What was measured for it."""
-    return next(iter(_KEPT.on(unwrapped(model))), ())
+    """Return what was measured for it."""
+    return _KEPT.get(id(unwrapped(model)), ())
 
 
 def speedups(rows: Iterable[Measured], kernel: str) -> dict[tuple[str, str], float]:
-    """Torch's own choice's time for all calls of a step over this kernel's, by dtype and engine."""
+    """Return torch's own time for all calls of a step over this kernel's, by dtype and engine."""
     return {which: _speedup(group, kernel) for which, group in _groups(rows).items()}
 
 
 def ahead(rows: Sequence[Measured]) -> list[str]:
-    """The kernels that are proven faster for some call and gain something in all, in one dtype and
+    """Return the kernels that are proven faster for some call and gain in all, in one dtype and
     under one engine, the best first; none that is far less exact.
     """
     names = dict.fromkeys(timed.kernel for row in rows for timed in row.kernels)
@@ -121,14 +120,14 @@ def _groups(rows: Iterable[Measured]) -> dict[tuple[str, str], list[Measured]]:
 
 
 def _speedup(group: Sequence[Measured], kernel: str) -> float:
-    """By the ratios of the rounds, as the table has it: seconds would mix quiet and busy ones."""
+    """Return it by the ratios of the rounds: seconds would mix quiet and busy ones."""
     own_s = [row.calls * row.timed(row.own).seconds for row in group]
     speedups = [row.timed(kernel).speedup for row in group]
     return sum(own_s) / sum(s / times for s, times in zip(own_s, speedups, strict=True))
 
 
 def _gains(rows: Sequence[Measured], kernel: str) -> list[float]:
-    """Where something of it is proven."""
+    """Return the gains of groups where one is proven."""
     groups = _groups(rows).values()
     proven = [group for group in groups if any(row.timed(kernel).low > 1 for row in group)]
     return [_speedup(group, kernel) for group in proven]
@@ -140,5 +139,5 @@ def _is_far_off(timed: Timed, own: Timed) -> bool:
 
 
 # State at module level, on purpose: what was measured belongs to the model, which carries nothing
-# of ours.
-_KEPT: Registry[tuple[Measured, ...]] = Registry(lambda entries: None)
+# of ours. By the model's id.
+_KEPT: dict[int, tuple[Measured, ...]] = {}

@@ -8,7 +8,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.support.missing_in_torch import moved
+from speedkit_jupyter.support.torch_private import moved
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
 
@@ -16,7 +16,7 @@ BY_REQUEST = "changes what the model computes, so it is there on request only"
 def decided(
     optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
 ) -> Decision:
-    """Its decision; declined where torch has moved one of its switches, or what it asks.
+    """Return its decision; declined where torch has moved one of its switches, or what it asks.
 
     No rule turns on, or offers, what changes the model's arithmetic.
     """

@@ -54,7 +54,7 @@ class Decision:
 
     @property
     def why(self) -> str:
-        """The reason without its hint; never empty."""
+        """Return the reason without its hint; never empty."""
         first = self.measured or ("as asked" if self.asked else "")
         reason = "; ".join(filter(None, (first, self.rule)))
         if self.variable:
@@ -63,7 +63,7 @@ class Decision:
 
     @property
     def reason(self) -> str:
-        """In words; never empty."""
+        """Return the reason with its hint; never empty."""
         return "; ".join(filter(None, (self.why, self.hint)))
 
 

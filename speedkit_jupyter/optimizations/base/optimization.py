@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
@@ -14,7 +14,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.options import choices, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
@@ -62,22 +62,22 @@ class Optimization(ABC):
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
-        """The fields of its option by name, the bare word's first; none where it is one value."""
+        """Return the fields of its option by name, the bare word's first; none for one value."""
         return fields_of(self.Options)
 
     @property
     def paths(self) -> dict[str, Any]:
-        """The annotation of each field by its path: `tf32`, `compile.enabled`, `compile.mode` …"""
+        """Return the annotation of each field by its path: `tf32`, `compile.enabled` …"""
         named = {f"{self.name}.{field}": info.annotation for field, info in self.fields.items()}
         return named or {self.name: self.Options}
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words that its bare option takes, with true and false spelled out."""
+        """Return the words that its bare option takes, with true and false spelled out."""
         return choices(next(iter(self.paths.values())))
 
     def changes(self) -> dict[str, Any]:
-        """The words that name a change in comparisons, each with the config's value for it."""
+        """Return the words for changes in comparisons, each with the config's value."""
         changes: dict[str, Any] = {}
         for word in self.words:
             if word == "true":
@@ -93,7 +93,7 @@ class Optimization(ABC):
         return changes
 
     def freely(self, value: Any) -> Any:
-        """The config's value for one that no word names."""
+        """Return the config's value for one that no word names."""
         field = self.free.lower()
         return {next(iter(self.fields)): True, field: value} if field in self.fields else value
 
@@ -102,55 +102,68 @@ class Optimization(ABC):
         """Decide from records alone: reads no state of torch, so it plans for any machine."""
 
     def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """What this decision does to the numbers: where an entry has several parts, they decide."""
+        """Return what this decision does to the numbers, where an entry has several parts."""
         return self.effect
 
     def as_is(self, facts: Facts) -> Any:
-        """The value that stands for leaving everything as it is."""
+        """Return the value that stands for leaving everything as it is."""
         return False
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """The facts that later optimizations decide upon."""
+        """Return the facts that later optimizations decide upon."""
         return facts
 
-    @abstractmethod
-    def applied(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+    def values(self, decision: Decision) -> Mapping[str, Any]:
+        """Return what it writes to its process-wide switches, where that is all that it does."""
+        return {}
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Apply on entry; on exit put back exactly what was found, around the values."""
+        values = self.values(decision)
+
+        def change() -> None:
+            switches = self.switches()
+            for name, value in values.items():
+                switches[name].write(value)
+
+        with overridden(target, tuple(values), change):
+            yield
 
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """What must surround a forward pass: asked once when applied, called at every step."""
+        """Return what makes the context around a forward pass, called at every step."""
         return nullcontext
 
     @abstractmethod
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The same without SpeedKit, with the arguments of a framework where it has them.
+        """Return the same without SpeedKit, with the arguments of a framework where it has them.
 
         `facts` are those once the plan is applied. Raises SpeedKitError where a framework can't
         do it.
         """
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """The process-wide switches that it owns, by the names that reports give them."""
+        """Return the process-wide switches that it owns, by the names that reports give them."""
         return {}
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """State of model and optimizers that this changes, for the before/after table."""
+        """Return the state that this changes, for the before/after table."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """What flags and `observe` will say once this is applied, found without applying it.
+        """Return what flags and `observe` will say once this is applied.
 
         `facts` are those of the original state. The contract test compares this with what is
         so then.
         """
-        return {}
+        return self.values(decision)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Config values worth trying here, cheapest first."""
+        """Return config values worth trying here, cheapest first."""
         return ()
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """More of them where memory is what is aimed at: what saves some and costs time."""
+        """Return further values where memory is the objective: they save some and cost time."""
         return ()

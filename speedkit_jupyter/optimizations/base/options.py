@@ -40,13 +40,13 @@ def _choices_of(options: type[BaseModel], name: str) -> tuple[str, ...]:
 
 
 def fields_of(options: Any) -> dict[str, FieldInfo]:
-    """Its fields by name; none where it is a bare value."""
+    """Return its fields by name; none where it is a bare value."""
     is_fields = isinstance(options, type) and issubclass(options, Fields)
     return dict(options.model_fields) if is_fields else {}
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """The words that an option takes, for completion: `Literal` values, true and false included."""
+    """Return the words that an option takes, true and false included."""
     if annotation is bool:
         return ("true", "false")
     if get_origin(annotation) is Literal:

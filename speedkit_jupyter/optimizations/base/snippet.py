@@ -35,11 +35,11 @@ class Snippet:
 
 
 def call(function: str, *sources: str, **values: object) -> str:
-    """A call as source: `sources` as they stand, `values` as keyword arguments."""
+    """Return a call as source: `sources` as they stand, `values` as keyword arguments."""
     keywords = (f"{key}={source(value)}" for key, value in values.items())
     return f"{function}({', '.join([*sources, *keywords])})"
 
 
 def source(value: object) -> str:
-    """A plain value as source, strings in double quotes."""
+    """Return a plain value as source, strings in double quotes."""
     return f'"{value}"' if isinstance(value, str) else repr(value)

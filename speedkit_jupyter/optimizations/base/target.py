@@ -40,11 +40,11 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls, `graphed` what is recorded of its calls, `twins` what multiplies in
-    the stead of weights. `followed` says of each convolution whether other tensors follow its
-    weight's memory, as it was when the plan first came to it. `calls` are the layers around the
-    calls of modules. `strangers` are optimizers that were there before the plan, `met_later` those
-    made after it, with their facts.
+    what a compiled model calls, `graphed` what is recorded of its calls, `twins` what stands in for
+    weights or layers, with a checksum of what it was made of. `followed` says of each convolution
+    whether other tensors follow its weight's memory, as it was when the plan first came to it.
+    `unrecorded` is the layer of `inference`. `strangers` are optimizers that were there before the
+    plan, `met_later` those made after it, with their facts.
     """
 
     autocast: str | None = None
@@ -53,22 +53,27 @@ class Memo:
     steps_watched: bool = False
     compiled_call: Any = None
     graphed: Any = None
-    twins: MutableMapping[torch.Tensor, Any] | None = None
+    unrecorded: Any = None
+    twins: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
     followed: MutableMapping[torch.nn.Module, bool] = field(
         default_factory=weakref.WeakKeyDictionary
     )
-    calls: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
     strangers: weakref.WeakSet[Any] | None = None
     met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(
         default_factory=weakref.WeakKeyDictionary
     )
+
+    def let_go(self) -> None:
+        """Keep nothing that was made of the model's weights."""
+        self.compiled_call = self.graphed = None
+        self.twins.clear()
 
 
 @dataclass(eq=False)
 class Target:
     """What a plan is applied to: the model, and the optimizers behind their wrappers.
 
-    It doesn't keep the model alive, whose plan ends with it.
+    It keeps neither alive: the plan ends with its model.
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
@@ -87,20 +92,16 @@ class Target:
     _found: list[torch.optim.Optimizer] | None = None
 
     def __post_init__(self) -> None:
-        self.optimizers = each_once(self.optimizers)
+        self.optimizers = Alive(each_once(self.optimizers))
 
     @property
     def only_in(self) -> int | None:
-        """The number of the one thread that a benchmark's plan acts in; None for all."""
+        """Return the number of the one thread that a benchmark's plan acts in; None for all."""
         return None if self.search else threading.get_ident()
-
-    def let_go(self) -> None:
-        """Keep no optimizer alive from now on; those that are there are still known."""
-        self.optimizers = Alive(self.optimizers)
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
-        """One search serves for the block, in which no optimizer is made."""
+        """Let one search serve for the block, in which no optimizer is made."""
         around, self.remember = self.remember, True
         try:
             yield
@@ -113,7 +114,7 @@ class Target:
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Every optimizer in the process that holds a parameter of the model.
+        """Return every optimizer in the process that holds a parameter of the model.
 
         Some state must follow the parameters' layout and device although the user did not
         hand that optimizer over; so the garbage collector is asked (60 ms of 450,000 objects).
@@ -150,7 +151,7 @@ class Target:
 
 
 def _subclasses(kind: type) -> set[type]:
-    """The class and all below it."""
+    """Return the class and all below it."""
     return {kind}.union(*map(_subclasses, kind.__subclasses__()))
 
 
@@ -160,9 +161,51 @@ def _holds(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Process-wide flags set by `change` for the block; `names` are the flags that it sets."""
+    """Set process-wide flags by `change` for the block; `names` are the flags that it sets."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield
     finally:
         target.kept.extend(flags.OVERRIDES.pop(layer))
+
+
+@contextmanager
+def newcomers(
+    target: Target,
+    known: Iterable[torch.optim.Optimizer],
+    welcome: Callable[[torch.optim.Optimizer], None],
+) -> Iterator[None]:
+    """Call `welcome` with each optimizer that is not `known`, just before its first step.
+
+    torch's hook is for the whole process: other models' optimizers cost one look at a set. It
+    must not keep the model alive, so neither may `welcome`. A benchmark knows all that it steps,
+    but those that its step makes: these are met in its own thread.
+    """
+    if not target.search and not target.made:
+        yield
+        return
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    here = target.only_in
+    reference = weakref.ref(target)
+    members = weakref.WeakSet(known)
+    strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if here not in (None, threading.get_ident()):
+            return
+        count = len(optimizer.param_groups)
+        if optimizer in members or strangers.get(optimizer) == count:
+            return
+        target = reference()
+        if target is None or not target.is_stepped_by(optimizer):
+            strangers[optimizer] = count  # looked at again if it takes more parameters
+            return
+        members.add(optimizer)
+        welcome(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

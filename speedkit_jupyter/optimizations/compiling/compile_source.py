@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping
 from typing import Any
 
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
@@ -15,7 +14,7 @@ COPIES = "copy `model` before: what is copied after this calls the original's fo
 
 
 def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of torch.compile that are not its defaults."""
+    """Return the arguments of torch.compile that are not its defaults."""
     options: dict[str, Any] = {}
     for name, default in (("backend", INDUCTOR), ("mode", "default"), ("dynamic", "auto")):
         if details.get(name, default) != default:
@@ -26,7 +25,7 @@ def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form: Form) -> Snippet:
-    """The code for a decision with these details."""
+    """Return the code for a decision with these details."""
     options = options_of(details)
     if details.get("scope") == "blocks":
         return _blocks(options, reason, facts)
@@ -40,31 +39,14 @@ def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form:
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
-    """In place, so that the keys of the state_dict stay; the same in every framework."""
+    """Return lines that compile in place, so that the keys of the state_dict stay."""
     compiling = call("block.compile", **options)
     if facts.blocks_of_torch:  # which `compile()` passes over
         compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"
         reason = f"{reason}; {COPIES}"
-    lines = [
-        line
-        for block, loop in _loops(facts.block_names)
-        for line in (loop, f"    block = model.get_submodule({block})", f"    {compiling}")
-    ]
-    return Snippet(reason, model=tuple(lines))
-
-
-def _loops(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """An expression for the name of a block, and the loop that it stands in, for each parent."""
-    for parent, group in groupby(names, lambda name: name.rpartition(".")[0]):
-        begin = f"{parent}." if parent else ""
-        parts = [name.removeprefix(begin) for name in group]
-        numbers = [int(part) if part.isdecimal() else -1 for part in parts]
-        if numbers == [*range(numbers[0], numbers[0] + len(numbers))] and numbers[0] >= 0:
-            first = f"{numbers[0]}, " if numbers[0] else ""
-            yield f'f"{begin}{{number}}"', f"for number in range({first}{numbers[-1] + 1}):"
-        else:
-            every = ", ".join(source(f"{begin}{part}") for part in parts)
-            yield "name", f"for name in [{every}]:"
+    names = (f"    {source(name)}," for name in facts.block_names)
+    loop = ("for name in (", *names, "):", "    block = model.get_submodule(name)")
+    return Snippet(reason, model=(*loop, f"    {compiling}"))
 
 
 def _for_accelerate(options: Mapping[str, Any]) -> Snippet:
@@ -77,7 +59,7 @@ def _for_accelerate(options: Mapping[str, Any]) -> Snippet:
 
 
 def _for_trainer(options: Mapping[str, Any]) -> Snippet:
-    """Trainer takes the mode; what else there is reaches Accelerate through the environment."""
+    """Return the mode for Trainer; the rest reaches Accelerate through the environment."""
     arguments = {"torch_compile": "True"}
     if "mode" in options:
         arguments["torch_compile_mode"] = source(options["mode"])

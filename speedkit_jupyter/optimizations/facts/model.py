@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.optimizations.attention.timings import Measured, kept
-from speedkit_jupyter.optimizations.facts import backends, denormal_numbers
+from speedkit_jupyter.optimizations.facts import backends
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
-from speedkit_jupyter.optimizations.facts.fusible import Fusible, fusible
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
@@ -22,9 +21,9 @@ from speedkit_jupyter.optimizations.facts.optimizers import (
     distinct,
     words,
 )
+from speedkit_jupyter.optimizations.facts.rewritable import Rewritable, rewritable
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
-from speedkit_jupyter.optimizations.rewriting.rewritable import Rewritable, rewritable
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:
@@ -40,15 +39,13 @@ class Facts:
     """A model, its optimizers (those behind wrappers) and the process that they are in.
 
     `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
-    `convolution_dims` are the dimensions of the convolutions' weights (4, 5), and
-    `others_of_such_dims` says that other parameters or buffers have 4 or 5 too;
-    `denormals` is the share of numbers, in a sample, that are denormal;
+    `convolution_dims` are the dimensions of the convolutions' weights (4, 5);
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
     `block_classes` the names of their classes; `training` says that some module is in training
     mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
     pass by) and `compiles` are filled in while planning. `rewritable` are the modules that
-    `rewrites` can make others of, `fusible` those that `fused_kernels` has a kernel for.
+    `rewrites` can make others of, `model_type` is what transformers calls such a model.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
@@ -61,12 +58,9 @@ class Facts:
     parameters: int = 0
     convolutions: int = 0
     convolution_dims: tuple[int, ...] = (4,)
-    others_of_such_dims: bool = False
     channels_last: int = 0
     linears: int = 0
-    attentions: int = 0
     lstms: int = 0
-    denormals: float = 0.0
     blocks: int = 0
     block_classes: tuple[str, ...] = ()
     own_checkpointing: OwnCheckpointing = "none"
@@ -74,7 +68,7 @@ class Facts:
     lazy: bool = False
     compiled: Compiled = "no"
     rewritable: tuple[Rewritable, ...] = ()
-    fusible: tuple[Fusible, ...] = ()
+    model_type: str = ""
     block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
     backends: tuple[str, ...] = backends.OWN
@@ -138,20 +132,17 @@ class Facts:
             parameters=sum(p.numel() for p in parameters if not is_lazy(p)),
             convolutions=len(convolutions),
             convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
-            others_of_such_dims=any(t.dim() in (4, 5) and id(t) not in weights for t in shaped),
             channels_last=sum(map(is_channels_last, convolutions)),
             linears=sum(isinstance(m, torch.nn.Linear) and is_linear(m) for m in modules),
-            attentions=sum(isinstance(m, torch.nn.MultiheadAttention) for m in modules),
             lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
-            denormals=denormal_numbers.share(tensors, each_once(optimizers)),
             blocks=len(repeated),
             block_classes=distinct(type(block).__name__ for block in repeated),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
-            rewritable=tuple(place for place, _ in rewritable(model)),
-            fusible=tuple(place for place, _ in fusible(model)),
+            rewritable=tuple(place for place, *_ in rewritable(model)),
+            model_type=_model_type(layered[-1]),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
             backends=backends.loaded(),
@@ -182,6 +173,13 @@ def _blocks(
     if not ids:
         return {}
     return {name: module for name, module in inner.named_modules() if id(module) in ids}
+
+
+def _model_type(model: torch.nn.Module) -> str:
+    """Return transformers' own word for a model of theirs; empty for others."""
+    if not any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
+        return ""
+    return str(getattr(attribute(model, "config"), "model_type", ""))
 
 
 def _has_forward_of_torch(module: torch.nn.Module) -> bool:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.facts.flattening import flattens
 from speedkit_jupyter.optimizations.facts.layers import attribute
 from speedkit_jupyter.optimizations.properties.settings import users_own
 
 if TYPE_CHECKING:
     import torch
+
+# What makes a tensor flat and raises where its elements do not lie in their usual order.
+FLATTENING = {"view", "parameters_to_vector", "vector_to_parameters"}
 
 
 @dataclass(frozen=True)
@@ -82,3 +87,26 @@ def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     """Each once, in their order."""
     return tuple(dict.fromkeys(values))
+
+
+def flattens(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a method of its own calls `.view` or torch's vectors of parameters, as LBFGS does."""
+    import torch
+
+    kinds = type(optimizer).__mro__
+    own = kinds[: kinds.index(torch.optim.Optimizer)] if torch.optim.Optimizer in kinds else kinds
+    return any(map(_flattens, own))
+
+
+@lru_cache(maxsize=256)
+def _flattens(kind: type) -> bool:
+    methods = [inspect.unwrap(one) for one in vars(kind).values() if inspect.isfunction(one)]
+    return any(FLATTENING & {*code.co_names} for m in methods for code in _codes(m.__code__))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield it, and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

@@ -1,1 +1,1 @@
-"""What plans change on objects: wishes in layers beside them, taken back in any order."""
+"""What plans change on objects: overrides in layers, which are taken back in any order."""

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from speedkit_jupyter.optimizations.properties.wishes import (
+from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
     Optimizers,
     Property,
@@ -41,7 +41,7 @@ class Call:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The one that is called, which lives as long as it is; None once it is gone."""
+        """Return the module that is called; None once it is gone."""
         return cast("torch.nn.Module", self._module())
 
     def is_here(self) -> bool:
@@ -49,13 +49,13 @@ class Call:
         return self.only_in in (None, threading.get_ident())
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
-        """The call without this layer."""
+        """Make the call without this layer."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return self.module._call_impl(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """None in copies and files, also by a class that writes its whole `__dict__`."""
+        """Be None in copies and files, also of a class that writes its whole `__dict__`."""
         return (type(None), ())
 
 
@@ -63,29 +63,29 @@ class Calls(Property):
     """The layers around the calls of a module, the last plan's outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
-        """What the user has there, by presence."""
+        """Return what the user has there; MISSING for nothing."""
         return thing.__dict__.get(SLOT, MISSING)
 
-    def holds(self, thing: torch.nn.Module, wish: Call) -> bool:
+    def holds(self, thing: torch.nn.Module, override: Call) -> bool:
         """Whether nobody has put something over it."""
-        return thing.__dict__.get(SLOT) is wish
+        return thing.__dict__.get(SLOT) is override
 
-    def put(self, thing: torch.nn.Module, wish: Call, optimizers: Optimizers) -> None:
-        """One around the other, from the module's own call outwards."""
+    def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
+        """Put one around the other, from the module's own call outwards."""
         layers = self._all()[thing]
         own = None if layers.original is MISSING else layers.original
         inner = own
-        for call in layers.wishes.values():
+        for call in layers.overrides.values():
             if own is None or not call.compiles:  # what the user has compiled is compiled
                 call.inner, inner = inner, call
         if inner is not None:
             thing.__dict__[SLOT] = inner
 
     def put_back(
-        self, thing: torch.nn.Module, original: Any, wish: Call, optimizers: Optimizers
+        self, thing: torch.nn.Module, original: Any, override: Call, optimizers: Optimizers
     ) -> None:
-        """What the user had there; what came since stays."""
-        if self.holds(thing, wish):
+        """Put back what the user had there; what came since stays."""
+        if self.holds(thing, override):
             put_back_entries(thing.__dict__, {SLOT: original})
 
 
@@ -96,7 +96,7 @@ CALLS = Calls()
 
 
 def layer_of(module: torch.nn.Module, kind: type[Layered]) -> Layered | None:
-    """The outermost layer of this kind that is in force on the module."""
+    """Return the outermost layer of this kind that is in force on the module."""
     call = getattr(module, SLOT, None)
     while isinstance(call, Call):
         if isinstance(call, kind):
@@ -124,3 +124,26 @@ def users_own(module: torch.nn.Module) -> bool:
     while isinstance(call, Call):
         call = call.inner
     return call is not None
+
+
+def is_watched(module: torch.nn.Module) -> bool:
+    """Whether something sees what it takes or gives, in either pass, or computes in its place."""
+    hooks = (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+    return bool(hooks) or "forward" in module.__dict__
+
+
+def has_hooks_of_all() -> bool:
+    """Whether something of the user's runs whenever any module does."""
+    from torch.nn.modules import module
+
+    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
+
+
+def has_forward_hooks(module: torch.nn.Module) -> bool:
+    """Whether something of the user's runs whenever a part of it runs."""
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

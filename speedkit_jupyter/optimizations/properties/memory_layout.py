@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speedkit_jupyter.optimizations.properties.wishes import Optimizers, Property
+from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
 from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
@@ -37,29 +37,29 @@ class Layout(Property):
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
-        """Its strides, and the odd ones' of what should lie like it."""
+        """Return its strides, and those of followers that lie otherwise."""
         weight = weight_of(thing)
         lying = {name: tensor.stride() for name, tensor in followers(weight, optimizers)}
         odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
         return Found(tuple(weight.shape), weight.stride(), odd)
 
-    def put(self, thing: torch.nn.Module, wish: Stride, optimizers: Optimizers) -> None:
+    def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
         """Lay it out, and whatever must lie like it."""
         weight = weight_of(thing)
-        restride(weight, wish)
+        restride(weight, override)
         for _, tensor in followers(weight, optimizers):
-            restride(tensor, wish)
+            restride(tensor, override)
 
-    def holds(self, thing: torch.nn.Module, wish: Stride) -> bool:
+    def holds(self, thing: torch.nn.Module, override: Stride) -> bool:
         """Whether it lies so still."""
         weight = thing._parameters.get("weight")
-        return weight is not None and weight.dim() == len(wish) and weight.stride() == wish
+        return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
     def put_back(
-        self, thing: torch.nn.Module, original: Found, wish: Stride, optimizers: Optimizers
+        self, thing: torch.nn.Module, original: Found, override: Stride, optimizers: Optimizers
     ) -> None:
-        """As it lay; what was made meanwhile lies like its weight."""
-        if not self.holds(thing, wish) or tuple(weight_of(thing).shape) != original.shape:
+        """Lay it out as it lay; what was made meanwhile lies like its weight."""
+        if not self.holds(thing, override) or tuple(weight_of(thing).shape) != original.shape:
             return  # laid out by the user, or other values in another shape
         weight = weight_of(thing)
         restride(weight, original.stride)
@@ -100,7 +100,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
 
 
 def _users(tensor: torch.Tensor) -> int:
-    """How many tensors refer to its memory, and some of torch's own; 0 where torch does not say."""
+    """Return how many tensors refer to its memory, some of torch's own with them; 0 if unknown."""
     import torch
 
     count = getattr(torch._C, "_storage_Use_Count", None)

@@ -2,54 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.properties.wishes import Optimizers, Property
+from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
 from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
     import torch
 
 
-class Found(NamedTuple):
-    """Where a tensor lay, and those that go with it and lay elsewhere."""
-
-    device: str
-    elsewhere: MutableMapping[torch.Tensor, str]
-
-
 class Place(Property):
     """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
 
-    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> Found:
-        """Its device, and others' of what goes with it."""
-        from torch.utils.weak import WeakIdKeyDictionary
+    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
+        """Return its device."""
+        return str(thing.device)
 
-        elsewhere: MutableMapping[torch.Tensor, str] = WeakIdKeyDictionary()
-        for tensor in _companions(thing, optimizers):
-            if tensor.device != thing.device:
-                elsewhere[tensor] = str(tensor.device)
-        return Found(str(thing.device), elsewhere)
-
-    def put(self, thing: torch.Tensor, wish: str, optimizers: Optimizers) -> None:
+    def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
         """Move it, and what goes with it."""
         for tensor in (thing, *_companions(thing, optimizers)):
-            _move(tensor, wish)
+            _move(tensor, override)
 
-    def holds(self, thing: torch.Tensor, wish: str) -> bool:
+    def holds(self, thing: torch.Tensor, override: str) -> bool:
         """Whether it lies there still; a kind without a number is any device of it."""
-        return wish in (str(thing.device), thing.device.type)
+        return override in (str(thing.device), thing.device.type)
 
     def put_back(
-        self, thing: torch.Tensor, original: Found, wish: str, optimizers: Optimizers
+        self, thing: torch.Tensor, original: str, override: str, optimizers: Optimizers
     ) -> None:
-        """Where it lay, unless the user moved it; what was made meanwhile goes with it."""
-        if not self.holds(thing, wish) and str(thing.device) != original.device:
-            return
-        _move(thing, original.device)
-        for tensor in _companions(thing, optimizers):
-            _move(tensor, original.elsewhere.get(tensor, original.device))
+        """Move it back, unless the user moved it; what was made meanwhile goes with it."""
+        if self.holds(thing, override) or str(thing.device) == original:
+            self.put(thing, original, optimizers)
 
 
 # State at module level, on purpose: where a tensor lies is known for the whole process.
@@ -68,7 +52,7 @@ def _move(tensor: torch.Tensor, device: str) -> None:
 
 
 def _companions(parameter: torch.Tensor, optimizers: Optimizers) -> Iterator[torch.Tensor]:
-    """Its gradient, and the optimizer state that lies with it.
+    """Yield its gradient, and the optimizer state that lies with it.
 
     All but `step`, whose place has rules that are the fused optimizer's business.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speedkit_jupyter.optimizations.properties.wishes import (
+from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
     Optimizers,
     Property,
@@ -39,13 +39,13 @@ class Found(NamedTuple):
     steps: dict[int, Step]
 
     def of_group(self, group: Mapping[str, Any]) -> Values:
-        """Those of a group; one that was added meanwhile has the defaults'."""
+        """Return those of a group; one that was added meanwhile has the defaults'."""
         return self.groups.get(_key(group), self.defaults)
 
     def of_step(
         self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, step: torch.Tensor
     ) -> Step:
-        """Where a parameter's `step` lies without the plan; one that is new, as torch makes it."""
+        """Return where a parameter's `step` lies without the plan, a new one as torch makes it."""
         import torch
 
         capturable = any(group.get("capturable") for group in optimizer.param_groups)
@@ -57,16 +57,16 @@ class Fused(Property):
     """`fused=True` in an optimizer's defaults and groups, and what goes with it."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> Found:
-        """Its settings by presence, and its steps."""
+        """Return its settings by presence, and its steps."""
         groups = {_key(g): _settings(g) for g in filter(_key_exists, thing.param_groups)}
         steps = {id(p): Step(step.device, step.dtype) for p, step in _stepped(thing)}
         attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
         return Found(_settings(thing.defaults), groups, attributes, steps)
 
     def adopted(
-        self, thing: torch.optim.Optimizer, original: Found, wish: bool, optimizers: Optimizers
+        self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
     ) -> Found:
-        """What the user set, or a loaded state brought; the rest as it was found at first."""
+        """Return what the user set or a loaded state brought, the rest as it was found at first."""
         now = self.found(thing, optimizers)
         for group in filter(_key_exists, thing.param_groups):
             if group.get("fused") is True:
@@ -75,11 +75,11 @@ class Fused(Property):
         defaults = original.defaults if ours else now.defaults
         return Found(defaults, now.groups, original.attributes, original.steps)
 
-    def holds(self, thing: torch.optim.Optimizer, wish: bool) -> bool:
+    def holds(self, thing: torch.optim.Optimizer, override: bool) -> bool:
         """Whether all of it is fused still."""
         return all(holder.get("fused") is True for holder in (thing.defaults, *thing.param_groups))
 
-    def put(self, thing: Any, wish: bool, optimizers: Optimizers) -> None:
+    def put(self, thing: Any, override: bool, optimizers: Optimizers) -> None:
         """Switch the settings, the flag for GradScaler, and where `step` lies."""
         import torch
 
@@ -92,9 +92,9 @@ class Fused(Property):
             _move(step, parameter.device, torch.float32)
 
     def put_back(
-        self, thing: torch.optim.Optimizer, original: Found, wish: bool, optimizers: Optimizers
+        self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
     ) -> None:
-        """By presence; what the user set otherwise stays."""
+        """Put settings back by presence; what the user set otherwise stays."""
         _put_back(thing.defaults, original.defaults)
         for group in thing.param_groups:
             _put_back(group, original.of_group(group))
@@ -127,7 +127,7 @@ def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[st
 
 
 def users_own(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
-    """What the user set in a group, beneath what plans in force have put there."""
+    """Return what the user set in a group, beneath what plans in force have put there."""
     original = FUSED.original(optimizer)
     if original is MISSING or group.get("fused") is not True:
         return group

@@ -23,8 +23,7 @@ from speedkit_jupyter.optimizations.attention import timings
 from speedkit_jupyter.optimizations.attention.sdp_kernels import chosen, taken
 from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed, ahead, speedups
 from speedkit_jupyter.optimizations.sdpa import Sdpa
-from speedkit_jupyter.report.attention_table import describe
-from speedkit_jupyter.report.plan_report import context_report
+from speedkit_jupyter.report.plan_report import context_report, describe_call
 from speedkit_jupyter.tuning.attention import of_step
 
 SIZE = (2, 2, 16, 8)
@@ -108,8 +107,8 @@ def test_all_that_decides_about_a_kernel_is_noted():
     assert (found[1].dropout, found[1].is_causal, found[1].scale) == (0.5, True, 0.3)
     assert found[2].enable_gqa
     assert all(call.trains for call in found)
-    assert describe(found[1]) == "2×2×16×8 float32, causal, dropout 0.5, scale 0.3, training"
-    assert describe(found[2]) == "2×2×16×8 by 2×1×16×8 float32, grouped heads, training"
+    assert describe_call(found[1]) == "2×2×16×8 float32, causal, dropout 0.5, scale 0.3, training"
+    assert describe_call(found[2]) == "2×2×16×8 by 2×1×16×8 float32, grouped heads, training"
     with torch.no_grad():
         (call,) = calls_of(lambda: F.scaled_dot_product_attention(q, k, v))
     assert not call.trains

@@ -12,14 +12,14 @@ import pytest
 import torch
 from _honest import HONEST
 from _planted import PLANTED
-from planted import examined, judged, word
+from planted import Once, examined, judged, word
 from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
-from speedkit_jupyter.tuning.policies import Grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -93,16 +93,14 @@ def test_the_stages_of_a_search_share_what_they_judge_by_while_the_state_is_the_
     def run():
         nn.functional.mse_loss(model(x), y).backward()
 
-    step = step_of(run, model, [])
+    step, whole = step_of(run, model, []), Budget(100.0)
 
     def stage():
         """The verdict on bf16, and what it was judged by."""
         variants = [variant("baseline"), variant("bf16")]
-        bench = Benchmark(step, variants, 0.05, policy=Grid())
-        for progress in (running := bench.run()):
-            if progress.text.startswith("memory of"):
-                break
-        running.close()
+        bench = Benchmark(step, variants, 0.5, policy=Once(), within=whole)
+        for _ in bench.run():
+            pass
         return bench.result().records[1].accuracy, step.kept["judge"][0]
 
     first, second = stage(), stage()
@@ -113,9 +111,6 @@ def test_the_stages_of_a_search_share_what_they_judge_by_while_the_state_is_the_
     third = stage()
     assert third[1] is not first[1]
     assert third[0].verdict == "rounding"
-    for _ in Benchmark(step, [variant("baseline")], 0.05).run():
-        pass
-    assert not step.kept
 
 
 def test_a_fault_that_comes_later_is_seen_at_the_end():

@@ -190,7 +190,7 @@ def test_what_a_cache_keeps_is_not_measured_silently(work):
     def kept(number: int) -> list[torch.Tensor]:
         return [work.predict() for _ in range(number)]
 
-    with pytest.warns(match="what a cache keeps can't be put back"):
+    with pytest.warns(match="can't be copied, nor put back"):
         found = benchmark(lambda: kept(MANY), "baseline", model=work.model, budget_s=5)
     assert "neither calls the model" in found.repeats
     assert found.repeats[1:] in repr(found).replace("\n", " ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
+import queue
 import random
 import re
 import time
@@ -23,7 +23,7 @@ from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import parse
-from speedkit_jupyter.measure.undo import custody
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.measure.undo.event_loop import Run
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.tuning.search import Search
@@ -101,7 +101,7 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
 
     run = asyncio.run(main())
     assert turns, "no turn was given up"
-    assert custody.in_progress() is None
+    assert guard.in_progress() is None
     return run
 
 
@@ -151,23 +151,21 @@ def test_a_search_gives_up_turns_too_with_everything_in_place(monkeypatch):
 CELLS = {
     "a training step": (lambda n: n.step(), "a cell changed"),
     "a value through .data": (
-        lambda n: n.model[0].weight.data.mul_(2), "a cell changed the model or its optimizer"
+        lambda n: n.model[0].weight.data.mul_(2), "a cell changed 0.weight"
     ),
-    "one gradient gone": (lambda n: setattr(n.model[0].weight, "grad", None), "the model"),
+    "one gradient gone": (lambda n: setattr(n.model[0].weight, "grad", None), "weight"),
     "a state of the optimizer": (
-        lambda n: n.optimizer.state[n.model[0].weight]["exp_avg"].data.add_(1), "its optimizer"
+        lambda n: n.optimizer.state[n.model[0].weight]["exp_avg"].data.add_(1), "exp_avg"
     ),
     "a new parameter": (
-        lambda n: setattr(n.model[4], "bias", nn.Parameter(torch.ones(3))), "changed the model"
+        lambda n: setattr(n.model[4], "bias", nn.Parameter(torch.ones(3))), "a cell changed"
     ),
-    "the mode": (lambda n: n.model.eval(), "changed the model"),
-    "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "changed the model"),
-    "a learning rate": (
-        lambda n: n.optimizer.param_groups[0].update(lr=0.5), "changed the optimizer"
-    ),
-    "the batch": (lambda n: setattr(n, "x", torch.rand(2, 2, 5, 5)), "what the step uses"),
-    "the batch in place": (lambda n: n.x.add_(1), "in place"),
-    "a list": (lambda n: n.losses.append(5.0), "what the step uses"),
+    "the mode": (lambda n: n.model.eval(), "a cell changed"),
+    "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "_forward_hooks"),
+    "a learning rate": (lambda n: n.optimizer.param_groups[0].update(lr=0.5), "param_groups"),
+    "the batch": (lambda n: setattr(n, "x", torch.rand(2, 2, 5, 5)), "a cell changed"),
+    "the batch in place": (lambda n: n.x.add_(1), "changed x"),
+    "a list": (lambda n: n.losses.append(5.0), "losses"),
     "a plan applied": (lambda n: apply_speedups(n.model), "a plan was applied or restored"),
     "a setting of torch": (lambda n: torch.set_num_threads(2), "torch's settings"),
 }  # fmt: skip
@@ -294,11 +292,12 @@ def test_a_second_measurement_meanwhile_is_refused_in_one_line():
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_an_error_of_the_step_ends_the_run_with_one_line(error):
     notebook = Notebook()
-    before, calls = notebook.state(), itertools.count()  # which nobody can put back
+    before, calls = notebook.state(), queue.SimpleQueue()  # which can't be put back
 
     def step() -> None:
         notebook.step()
-        if next(calls) > 20:
+        calls.put(1)
+        if calls.qsize() > 20:
             raise error
 
     run = run_once(Benchmark(step_of(step), parse("baseline"), 5))
@@ -338,5 +337,5 @@ def test_a_cancelled_task_leaves_everything_in_place():
     asyncio.run(main())
     assert notebook.state()["tensors"] == before
     assert context.active
-    assert custody.in_progress() is None
+    assert guard.in_progress() is None
     context.restore()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.kinds.code.names import Names
+from speedkit_jupyter.measure.undo.handlers.names import Names
 
 pytestmark = pytest.mark.usefixtures("clean_dynamo")
 
@@ -55,7 +55,7 @@ def test_code_that_a_step_compiles_runs_after_a_turn_and_after_the_end(source: s
         [torch.nn.Linear(2, 2)],
         names=space,
         assigned=["made"],
-        others=[Names(space, code.co_names, codes=[code])],
+        others=[Names(space, code.co_names)],
     )
     with step.isolated() as visit:
         exec(code, space)

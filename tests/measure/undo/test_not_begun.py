@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, WeightedRa
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.measure.undo.custody import ChangedMeanwhile
+from speedkit_jupyter.measure.undo.guard import ChangedMeanwhile
 
 DATA = torch.rand(12, 2)
 
@@ -131,13 +131,6 @@ def test_one_that_has_begun_goes_on_with_the_same_batches(made_time, tmp_path, k
     after = torch.get_rng_state()
     assert [one.tolist() for one in batches] == expected
     assert torch.equal(torch.get_rng_state(), after)
-
-
-def test_one_whose_sampler_runs_code_when_it_is_asked_is_named(made_time, tmp_path):
-    loader = DataLoader(DATA, batch_sampler=MadeAtOnce())
-    said = measured(iter(loader), tmp_path / "seen")[1]
-    assert "draw the order of its epoch" in said
-    assert loader.batch_sampler.epoch == 1
 
 
 def test_a_cell_that_draws_from_it_meanwhile_is_noticed():

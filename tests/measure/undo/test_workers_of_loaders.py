@@ -76,13 +76,6 @@ def begun(loader: DataLoader[Any]) -> Draw:
     return draw
 
 
-def at_its_end(loader: DataLoader[Any]) -> Draw:
-    draw = in_a_variable(loader)
-    for _ in range(6):
-        draw()
-    return draw
-
-
 class Trainer:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.loader, self.batches = loader, iter(loader)
@@ -169,7 +162,7 @@ def looped_by_lightning(loader: DataLoader[Any]) -> Draw:
 
 
 WAYS = [
-    in_a_variable, begun, at_its_end, in_a_list, in_a_dict, two_of_one, zipped, numbered, cycled,
+    in_a_variable, begun, in_a_list, in_a_dict, two_of_one, zipped, numbered, cycled,
     cut, endless, looped_over, of_a_new_one, of_lightning, looped_by_lightning,
     lambda loader: Trainer(loader).draw,
 ]  # fmt: skip
@@ -231,23 +224,6 @@ def test_a_loop_over_a_loader_is_nothing_to_warn_of(made_time):
     assert not as_it_is_without(lambda: looped_over(LOADERS["one that is kept"]()))
 
 
-def test_one_that_the_step_begins_anew_in_the_middle_of_an_epoch_is_named(made_time):
-    loader = LOADERS["one that is kept"]()
-    batches, model = iter(loader), nn.Linear(2, 1)
-    next(batches)
-
-    def step() -> Any:
-        next(batches)
-        return model(next(iter(loader)))
-
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        benchmark(step, "baseline,threads:1", budget_s=0.05)
-    lines = [str(one.message) for one in said]
-    assert any("was begun anew by the step, in the middle of an epoch" in line for line in lines)
-    assert len(list(loader)) == 6
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("renewed", [False, True])
 def test_it_can_be_measured_again_and_again(made_time, renewed):
@@ -265,18 +241,6 @@ def test_it_can_be_measured_again_and_again(made_time, renewed):
         benchmark(lambda: model(next(batches, DATA)), "baseline,threads:1", budget_s=0.05)
     assert next(batches, None) is None
     assert len(list(loader)) == 6
-
-
-def test_what_stood_in_its_place_is_the_loaders_iterator_in_the_next_epoch(made_time):
-    loader = LOADERS["one that is kept"]()
-    batches, model = iter(loader), nn.Linear(2, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        benchmark(lambda: model(next(batches)), "baseline,threads:1", budget_s=0.05)
-    another = iter(loader)
-    next(another)
-    assert len(list(batches)) == 5
-    assert next(another, None) is None
 
 
 class Ahead:

@@ -1,0 +1,337 @@
+"""Rules about gradients, graphs and updates that are computed for nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from speedkit_jupyter.advice import trials
+from speedkit_jupyter.advice.code import dotted, is_called, names_in
+from speedkit_jupyter.advice.gain import Gain, amdahl, without
+from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.support.words import share
+
+if TYPE_CHECKING:
+    import torch
+
+# What a graph costs is known from a few calls of a model to about this share.
+ROUGHLY = 0.12
+
+
+def no_grad(seen: Situation) -> Iterator[Opportunity]:
+    """Find a model that is called with gradients on and no backward pass, by trying it without."""
+    import torch
+
+    calls = [call for call in seen.watched.of_models() if call.has_graph]
+    if seen.trains or seen.watched.steps or not calls:
+        return
+    call, part = calls[0], seen.share("forward")
+
+    def plain() -> None:
+        with torch.no_grad():
+            call()
+
+    ratio = seen.ratio(call, plain, grads=True) or 1.0
+    called = seen.name(call.module, "the model")
+    least = max(ratio * (1 - ROUGHLY), 0.95)
+    yield Opportunity(
+        f"call {called} under torch.no_grad()",
+        f"{called} computes with gradients on and no backward pass follows; the forward pass "
+        f"({share(part)} of the step) takes {ratio:.2f} times as long as without",
+        Gain(amdahl(part, least).low, max(amdahl(part, ratio * (1 + ROUGHLY)).low, 1.0)),
+        "with torch.no_grad(): (or torch.inference_mode()) around it: less memory, too",
+        trial=trials.no_gradients,
+    )
+
+
+def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
+    """Find `torch.autograd.set_detect_anomaly(True)`: each operator notes its traceback."""
+    if "anomaly" not in seen.watched.flags or not seen.trains:
+        return
+    most = seen.computing
+    operators = max(seen.operator_calls() / 2, 1.0)
+    # 25 to 90 µs an operator with torch 2.13; the look for NaN goes over all numbers, too.
+    least_s, most_s = (operators * each_s / seen.step_s for each_s in (1e-5, 1e-4))
+    low, high = min(least_s, 0.2, most * 0.9), max(min(most_s, most * 0.9), 0.3 * most)
+    yield Opportunity(
+        "turn anomaly detection off",
+        f"it is on: each of some {operators:.0f} operators notes its traceback, and each "
+        f"gradient is looked through for NaN; forward and backward: {share(most)} of the step",
+        Gain(without(low), without(high)),
+        "torch.autograd.set_detect_anomaly(False)",
+        "a NaN is no longer traced to where it came from",
+        trial=trials.anomaly_mode_off,
+    )
+
+
+def gradients_one_by_one(seen: Situation) -> Iterator[Opportunity]:
+    """Find `torch.autograd.grad(u[k], x)` for each k: a backward pass each, where one could do."""
+    lines = seen.profile.lines.own.items()
+    for part, call in seen.code.calls("autograd.grad", "backward", "jacobian", "hessian"):
+        spots = part.spots(part.statement(call))
+        passes = sum(seen.watched.passes[spot] for spot in spots) / max(seen.steps, 1)
+        # The line's share, whatever part of the step it is in.
+        taken = min(sum(each for (spot, _), each in lines if spot in spots), 0.95)
+        if passes < 8 or taken < 0.1:
+            continue
+        yield Opportunity(
+            f"ask for all gradients at once: {seen.place(part, call)}",
+            f"{passes:.0f} backward passes in a step, {share(taken)} of it at "
+            f"`{ast.unparse(call)}`",
+            amdahl(taken, 2.0, passes),
+            "torch.autograd.grad(u, x, torch.ones_like(u)) where rows don't depend on each "
+            "other; is_grads_batched=True, torch.func.vmap or jacrev otherwise",
+            "sums are added up in another order",
+            spots=spots,
+        )
+
+
+def graph_kept(seen: Situation) -> Iterator[Opportunity]:
+    """Find `total += loss`, `losses.append(loss)`: every step's graph stays in memory."""
+    for part in seen.code.parts:
+        losses = {
+            node.func.value.id
+            for node in part.nodes(ast.Call)
+            if isinstance(node.func, ast.Attribute)
+            and node.func.attr == "backward"
+            and isinstance(node.func.value, ast.Name)
+        }
+        for node in part.nodes(ast.AugAssign, ast.Call):
+            kept = _kept(node, losses)
+            if kept is None:
+                continue
+            # A graph whose backward pass is done is a few objects; another keeps activations.
+            gain = Gain(0.99, 1.05) if seen.watched.backwards else Gain(1.0, 1.6)
+            yield Opportunity(
+                f"keep {kept} without its graph",
+                f"{seen.place(part, node)}: `{ast.unparse(node)}` keeps the graph of every "
+                "step in memory, which grows",
+                gain,
+                f"{kept}.detach() in its place (or .item(), which waits on a GPU)",
+                spots=part.spots(node),
+                share=seen.computing,
+            )
+
+
+def _kept(node: ast.AST, losses: set[str]) -> str | None:
+    """Return the loss that a sum or a list keeps with its graph."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        if isinstance(node.target, ast.Name) and node.target.id in losses:
+            return None  # one loss of several parts
+        value = node.value
+    elif isinstance(node, ast.Call) and is_called(node, "append") and len(node.args) == 1:
+        value = node.args[0]
+    else:
+        return None
+    plain = ("item", "detach", "float", "tolist", "numpy", "int", "len")
+    if any(is_called(one, *plain) for one in ast.walk(value)):
+        return None
+    return min(names_in(value) & losses, default=None)
+
+
+def graphs_of_graphs(seen: Situation) -> Iterator[Opportunity]:
+    """Find `create_graph=True` without second derivatives, `retain_graph=True` for one pass."""
+    passes = seen.watched.backwards
+    if not passes or seen.watched.gradients_asked or len(passes) > max(seen.watched.steps, 1):
+        return
+    computing = f"forward and backward: {share(seen.computing)} of the step"
+    if all(one.creates_graph for one in passes):
+        yield Opportunity(
+            "backward() without create_graph",
+            "each backward pass makes a graph of itself, and nothing asks for second derivatives; "
+            + computing,
+            Gain(amdahl(seen.share("backward"), 1.02).low, amdahl(seen.computing, 2.0).low),
+            "loss.backward()",
+            "no second derivatives",
+            trial=partial(trials.graph_let_go, "create_graph"),
+        )
+    elif all(one.retains_graph for one in passes):
+        yield Opportunity(
+            "backward() without retain_graph",
+            f"each graph is kept, and has one backward pass only; {computing}",
+            Gain(0.99, amdahl(seen.computing, 1.15).low),
+            "loss.backward()",
+            "a second backward pass over the same graph raises",
+            trial=partial(trials.graph_let_go, "retain_graph"),
+        )
+
+
+def set_to_none(seen: Situation) -> Iterator[Opportunity]:
+    """Find `zero_grad(set_to_none=False)`: gradients are written twice, and added."""
+    if not seen.watched.zeroed_to[False] or not seen.trains:
+        return
+    size = sum(one.numel() * one.element_size() for one in seen.parameters if one.requires_grad)
+    zeroing = seen.operators("aten::zero_", "aten::_foreach_zero_", "aten::fill_")
+    zeroing = zeroing or seen.share("optimizer") * 0.1
+    # What zeros are added to is read and written: up to three times as long as the zeros.
+    most = min(zeroing * 4, 0.8)
+    yield Opportunity(
+        "let gradients go in zero_grad",
+        f"zero_grad(set_to_none=False) fills {size / 2**20:.3g} MiB with zeros, to which "
+        f"gradients are added: up to {share(most)} of the step",
+        Gain(without(zeroing * 0.5), without(most)),
+        "zero_grad(), whose default lets them go",
+        "a parameter that gets no gradient is not stepped any more (weight decay and momentum "
+        "leave it alone)",
+        trial=trials.zeroed_to_none,
+    )
+
+
+def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
+    """Find parameters that require gradients, and that no optimizer steps."""
+    if not (seen.watched.backwards and seen.held and seen.watched.steps):
+        return
+    got = seen.watched.got_gradients
+    idle = [one for one in seen.parameters if id(one) in got and id(one) not in seen.held]
+    least, most = _shares_of_backward(seen, idle)
+    if most < 0.1:
+        return
+    # Of a layer's backward pass the gradient of its weights is a third or more; under no_grad its
+    # forward pass keeps nothing, which is a quarter of it.
+    needless = seen.share("backward") * least * 0.35
+    spared = min(seen.share("backward") * most + 0.25 * seen.share("forward") * most, 0.95)
+    yield Opportunity(
+        "compute no gradients of what is not trained",
+        f"{len(idle)} parameters require gradients, and no optimizer holds them; their "
+        f"backward pass, and what is kept for it, take up to {share(spared)} of the step",
+        Gain(without(needless), without(spared)),
+        "backbone.requires_grad_(False), or the backbone under torch.no_grad()",
+        "none, as long as nobody reads these gradients",
+        trial=trials.without_gradients,
+        unread=trials.not_stepped,
+    )
+
+
+def _shares_of_backward(seen: Situation, idle: list[torch.nn.Parameter]) -> tuple[float, float]:
+    """Return the least and the largest share of all backward passes: by the time of the modules,
+    or without it by how many parameters there are (a convolution's few take long) and how large.
+    """
+    wanted = {id(one) for one in idle}
+    names = set[str]()
+    for module in (module for model in seen.models for module in model.modules()):
+        own = {id(one) for one in module.parameters(recurse=False)}
+        if own and own <= wanted:
+            names.add(seen.name(module, ""))
+    _, taken = seen.modules(names - {""})
+    _, every = seen.modules()
+    if every:
+        return taken / every, taken / every
+    got = [one for one in seen.parameters if id(one) in seen.watched.got_gradients]
+    by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in got), 1)
+    by_number = len(idle) / max(len(got), 1)
+    return min(by_size, by_number), max(by_size, by_number)
+
+
+def frozen_in_optimizer(seen: Situation) -> Iterator[Opportunity]:
+    """Find frozen parameters that an optimizer goes over in each step."""
+    for optimizer in seen.optimizers if seen.watched.steps else ():
+        held = [one for group in optimizer.param_groups for one in group["params"]]
+        frozen = [one for one in held if not one.requires_grad]
+        if not 0.25 * len(held) <= len(frozen) < len(held):
+            continue
+        stepped = [one for one in frozen if one.grad is not None]
+        part = seen.share("optimizer") * len(frozen) / len(held)
+        moved = f"; {len(stepped)} of them have an old gradient, and are still moved by it"
+        yield Opportunity(
+            f"give {seen.name(optimizer, 'the optimizer')} only what is trained",
+            f"{len(frozen)} of its {len(held)} parameters are frozen{moved if stepped else ''}; "
+            f"optimizer: {share(seen.share('optimizer'))} of the step",
+            Gain(1.0, without(part) if stepped else amdahl(part, 1.5).low),
+            "Adam((p for p in model.parameters() if p.requires_grad), …)",
+            "its state dict has other numbers for the parameters",
+        )
+
+
+# A table has this many times as many rows as a step asks for, and this many numbers.
+ROWS, NUMBERS = 10, 100_000
+
+
+def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
+    """Find embedding tables whose gradient is as large as the table, for a step's few rows."""
+    tables = _tables(seen)
+    numbers = sum(one.weight.numel() for one in tables)
+    held = sum(one.numel() for one in seen.parameters if id(one) in seen.held)
+    if not tables or not held:
+        return
+    stepped = seen.share("optimizer") * min(numbers / held, 1.0)
+    taken = stepped + seen.operators(
+        "aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward"
+    )
+    taken = min(taken, 1.0)
+    if taken < 0.05:
+        return
+    # Without times of operators it can be all of the backward pass.
+    most = taken if seen.profile.costs is not None else stepped + seen.share("backward")
+    plain = all(map(trials.steps_what_has_gradients, seen.optimizers))
+    names = ", ".join(seen.name(one, "an embedding") for one in tables[:3])
+    yield Opportunity(
+        f"sparse gradients of {names}",
+        f"{sum(one.num_embeddings for one in tables):,} rows, of which a step asks "
+        f"{_asked(seen):,.0f} at most; their dense gradients and steps: {share(most)} of the step",
+        Gain(without(taken * 0.5), without(most)),
+        "nn.Embedding(…, sparse=True)"
+        + ("" if plain else ", and torch.optim.SparseAdam for the tables alone"),
+        "none with plain SGD"
+        if plain
+        else "rows that no sample asks for stay as they are, where momentum or weight decay would "
+        "move them: another training",
+        trial=trials.sparse_tables
+        if plain or all(map(trials.steps_rows, seen.optimizers))
+        else None,
+        share=most,
+    )
+
+
+def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]:
+    """Return large ones that get gradients, and whose weight nothing else computes with."""
+    import torch
+
+    modules = {id(one): one for model in seen.models for one in model.modules()}.values()
+    used = [id(one) for module in modules for one in module.parameters(recurse=False)]
+    asked = _asked(seen)
+    return [
+        one
+        for one in modules
+        if isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        and not (one.sparse or one.scale_grad_by_freq)
+        and id(one.weight) in seen.watched.got_gradients
+        and used.count(id(one.weight)) == 1
+        and one.weight.numel() >= NUMBERS
+        and one.num_embeddings >= ROWS * asked > 0
+    ]
+
+
+def _asked(seen: Situation) -> float:
+    """Return how many rows a step asks for at most: all whole numbers that models are given."""
+    given = [one for call in seen.watched.calls for one in call.inputs]
+    whole = [one.numel() for one in given if not (one.is_floating_point() or one.is_complex())]
+    return sum(whole) / max(seen.watched.steps, 1)
+
+
+def input_gradients(seen: Situation) -> Iterator[Opportunity]:
+    """Find a batch that requires gradients which no line reads."""
+    from torch import nn
+
+    read = (node for _, node in seen.code.nodes(ast.Attribute) if node.attr == "grad")
+    is_read = any(not dotted(node).startswith("torch.autograd") for node in read)
+    if not seen.watched.backwards or seen.watched.gradients_asked or is_read:
+        return
+    for call in seen.watched.of_models():
+        leaves = [one for one in call.inputs if one.requires_grad and one.is_leaf]
+        if all(isinstance(one, nn.Parameter) for one in leaves):
+            continue
+        if any(id(one) in seen.held for one in leaves):
+            continue
+        backward = seen.share("backward")
+        yield Opportunity(
+            f"no gradient of the input of {seen.name(call.module, 'the model')}",
+            f"its input requires a gradient, which no line reads; backward: {share(backward)} "
+            "of the step",
+            Gain(1.0, without(backward * 0.4)),
+            "leave requires_grad_() of the batch out",
+            "none, as long as nobody reads it",
+        )
+        return

@@ -1,1 +1,0 @@
-"""Gradients, graphs and models that are computed for nothing."""

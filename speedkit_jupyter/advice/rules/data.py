@@ -1,0 +1,271 @@
+"""Rules about waiting for data, and about what batches hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from speedkit_jupyter.advice import trials
+from speedkit_jupyter.advice.gain import Gain, amdahl, without
+from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.advice.watched import ModelCall
+from speedkit_jupyter.loading.obstacles import is_iterable, why_no_workers, why_not_sent
+from speedkit_jupyter.loading.ways import Ways
+from speedkit_jupyter.support.words import count, share
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+
+def in_memory(seen: Situation) -> Iterator[Opportunity]:
+    """Find tensors in memory that are loaded one by one and stacked again."""
+    from torch.utils.data import default_collate
+
+    data = seen.share("data")
+    for number, loader in enumerate(seen.loaders if data >= 0.05 else ()):
+        if (
+            id(loader) not in seen.watched.draws
+            or loader.batch_sampler is None
+            or loader.collate_fn is not default_collate
+            or not _is_in_memory(loader.dataset)
+        ):
+            continue
+        yield Opportunity(
+            f"draw whole batches of {seen.name(loader, 'the DataLoader')} at once",
+            f"data: {share(data)} of the step; the data set lies in memory, and is indexed "
+            f"sample by sample ({loader.batch_size} a batch)",
+            amdahl(data, 4.0, 50.0),
+            "DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, "
+            "drop_last=False), batch_size=None)",
+            trial=trials.other_loader(seen.lasting, number, trials.whole_batches),
+            part="data",
+        )
+
+
+def _is_in_memory(dataset: Any) -> bool:
+    """Return whether it takes a list of indices, and gives rows of tensors."""
+    from torch.utils.data import TensorDataset
+
+    return type(dataset) is TensorDataset
+
+
+# Drawing samples takes at least this share of the step, and each as long as several copies of it.
+KEEPING, COPIES = 0.2, 2
+
+
+def kept_samples(seen: Situation) -> Iterator[Opportunity]:
+    """Find samples that are made anew each time, are always the same, and fit into memory."""
+    data = seen.share("data")
+    for number, loader in enumerate(seen.loaders if data >= KEEPING else ()):
+        draws = seen.watched.draws.get(id(loader))
+        if draws is None or not draws.next_s or loader.num_workers or loader.batch_size is None:
+            continue
+        drawn = None if _is_in_memory(loader.dataset) else seen.samples(loader)
+        if drawn is None or drawn.draw_s < COPIES * drawn.copy_s:
+            continue
+        if Ways(loader, drawn, seen.cores, seen.device).why_not_kept():
+            continue
+        # Of what the profile says: watching slows Python's calls down.
+        batch_s = data * seen.step_s * seen.steps / len(draws.next_s)
+        taken = data * min(drawn.draw_s * loader.batch_size / batch_s, 0.95)
+        if taken < KEEPING:
+            continue
+        length = len(loader.dataset)  # type: ignore[arg-type]
+        yield Opportunity(
+            f"make the samples of {seen.name(loader, 'the DataLoader')} once, and keep them",
+            f"data: {share(data)} of the step; each sample is made anew whenever it is drawn, "
+            "and is the same each time",
+            Gain(amdahl(taken, 3.0).low, without(min(data, 0.95))),
+            "samples = [dataset[i] for i in range(len(dataset))] in place of the data set; "
+            "%speedkit loader does it, and measures",
+            "the first epoch takes as long as now; memory: "
+            f"{drawn.size_bytes * length / 2**20:,.3g} MiB",
+            trial=trials.other_loader(seen.lasting, number, trials.kept_in_memory),
+            part="data",
+        )
+
+
+MOST_WORKERS, LEAST_DRAWN = 4, 4
+
+
+def workers(seen: Situation) -> Iterator[Opportunity]:
+    """Find loaders that nobody loads ahead of the step."""
+    data = seen.share("data")
+    if data < 0.08 or seen.cores < 2:
+        return
+    for number, loader in enumerate(seen.loaders):
+        if loader.num_workers or not _is_drawn_from(seen, loader) or not _takes(seen, loader):
+            continue
+        # Where loading takes most of the step, the training process leaves its core to a worker.
+        many = min(seen.cores if data > 0.5 else seen.cores - 1, MOST_WORKERS)
+        yield Opportunity(
+            f"load the batches of {seen.name(loader, 'DataLoader')} in worker processes",
+            f"data: {share(data)} of the step waits for the loader, 0 workers, {seen.cores} cores",
+            _gain_of_workers(seen, data, many),
+            f"DataLoader(…, num_workers={many}, persistent_workers=True); %speedkit loader "
+            "finds how many are best, and gives the same order",
+            "random numbers that the data set draws are each worker's own; a shuffled order is "
+            "another one from the second loop on",
+            trial=trials.other_loader(seen.lasting, number, partial(trials.with_workers, many)),
+            part="data",
+        )
+
+
+def _takes(seen: Situation, loader: DataLoader[Any]) -> bool:
+    """Return whether `%speedkit loader` would try workers. Tensors in memory need none."""
+    if is_iterable(loader) or loader.batch_sampler is None or _is_in_memory(loader.dataset):
+        return False
+    drawn = seen.samples(loader)
+    if drawn is None or why_no_workers(loader, drawn, None):
+        return False
+    return not (drawn.keys and why_not_sent(loader, drawn.keys[: loader.batch_size or 1]))
+
+
+def _is_drawn_from(seen: Situation, loader: DataLoader[Any]) -> bool:
+    """Return whether several batches are drawn from it in a loop: workers begin with several."""
+    draws = seen.watched.draws.get(id(loader))
+    if draws is None:
+        return set(seen.watched.draws) == {0} and len(seen.loaders) == 1
+    return len(draws.next_s) >= LEAST_DRAWN * len(draws.begun_s)
+
+
+def _gain_of_workers(seen: Situation, data: float, many: int) -> Gain:
+    """Return at best what hides loading behind computing; each loop's first batch is waited for.
+
+    On a CPU computing loses cores to the workers, and at worst half of its speed: its threads wait
+    for the one whose core a worker has. (Measured: loading took 48 % of a small CNN's step on two
+    cores, and one or two workers made it 0.83 and 0.87 times as fast.)
+    """
+    computing = 1 - data
+    loops = max(len(draws.begun_s) for draws in seen.watched.draws.values())
+    best = max(computing, data / many)
+    worst = max(best, computing * (2.0 if seen.on_cpu else 1.1)) + data * loops / seen.steps
+    return Gain(1 / worst, 1 / best)
+
+
+def worker_start(seen: Situation) -> Iterator[Opportunity]:
+    """Find workers that are started again for every loop over the loader."""
+    for loader in seen.loaders:
+        draws = seen.watched.draws.get(id(loader))
+        if not loader.num_workers or loader.persistent_workers or draws is None:
+            continue
+        each_s = median(draws.next_s[1:] or draws.next_s or [0.0])
+        waited_s = sum([*draws.begun_s, *draws.next_s, *draws.ended_s])
+        starting_s = waited_s - len(draws.next_s) * each_s
+        taken = min(starting_s / (seen.step_s * seen.steps), 0.95)
+        if taken < 0.05:
+            continue
+        yield Opportunity(
+            f"keep the workers of {seen.name(loader, 'the DataLoader')} between epochs",
+            f"{share(taken)} of the time goes by until {count(loader.num_workers, 'worker')} "
+            f"started and ended, in {count(len(draws.begun_s), 'loop')} over the loader",
+            amdahl(taken, 2.0, 50.0),
+            "DataLoader(…, persistent_workers=True)",
+            "the workers keep their memory between epochs",
+            part="data",
+        )
+
+
+def pin_memory(seen: Situation) -> Iterator[Opportunity]:
+    """Find, on CUDA, loaders whose batches are copied from memory that is not pinned."""
+    copying = seen.share("host to device")
+    if seen.device.type != "cuda" or copying < 0.03:
+        return
+    for loader in seen.loaders:
+        if not loader.pin_memory:
+            yield Opportunity(
+                f"pin the memory of {seen.name(loader, 'the DataLoader')}'s batches",
+                f"host to device: {share(copying)} of the step, from memory that is not pinned",
+                amdahl(copying, 1.3),
+                "DataLoader(…, pin_memory=True), and x.to(device, non_blocking=True)",
+                "main memory that can't be swapped out",
+            )
+
+
+class Padded(NamedTuple):
+    """Shares of all places: padding, and what lies behind the longest row."""
+
+    all: float
+    behind: float
+
+
+def padding(seen: Situation) -> Iterator[Opportunity]:
+    """Find batches of words that are padding for the most part."""
+    given = (one for call in seen.watched.of_models() for one in call.inputs)
+    found = [one for one in map(padded, given) if one is not None]
+    if not found or seen.computing < 0.2:
+        return
+    everywhere = sum(one.all for one in found) / len(found)
+    behind = sum(one.behind for one in found) / len(found)
+    if everywhere < 0.25:
+        return
+    # Cutting what lies behind the longest row is the least, batches of like lengths the most; what
+    # goes by rows and not by words does not get faster.
+    most = seen.computing * max(everywhere, behind)
+    low, high = without(seen.computing * behind * 0.6), without(min(most, 0.95))
+    yield Opportunity(
+        "pad each batch to its own longest row, with rows of like length together",
+        f"{share(everywhere)} of the words are padding, {share(behind)} of all lie behind the "
+        f"longest row of their batch; forward and backward: {share(seen.computing)} of the step",
+        Gain(low, max(low, high)),
+        "pad in collate_fn (pad_sequence, or DataCollatorWithPadding), and sort into buckets "
+        "by length",
+        "batches of like lengths come in another order",
+        share=most,
+    )
+
+
+def padded(words: torch.Tensor) -> Padded | None:
+    """Return what the last columns of whole numbers repeat, rows by words; None for others."""
+    if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
+        return None
+    lowest, highest = int(words.min()), int(words.max())
+    # A mask and the numbers of two segments are no words, nor is one number everywhere.
+    if lowest == highest or (lowest >= 0 and highest <= 1):
+        return None
+    values, times = words[:, -1].unique(return_counts=True)
+    is_word = words != values[times.argmax()]
+    width = words.shape[1]
+    lengths = width - is_word.flip(1).int().argmax(1)  # behind the last word of each row
+    lengths[~is_word.any(1)] = 0
+    if not (lengths < width).any():
+        return None
+    return Padded(1 - float(lengths.sum()) / words.numel(), 1 - int(lengths.max()) / width)
+
+
+# A batch of so many rows is tried with so many times as many, and must gain so much a sample.
+MOST_ROWS, LARGER, LEAST_GAINED = 8, 4, 2.0
+
+
+def small_batch(seen: Situation) -> Iterator[Opportunity]:
+    """Find a batch so small that operators cost more than what they compute, by trying more."""
+    calls = seen.watched.of_models()
+    if not (calls and seen.trains) or seen.computing < 0.3:
+        return
+    call = calls[0]
+    rows = _batch_size(call)
+    # Many calls with one row each are another rule's matter.
+    if rows is None or rows > MOST_ROWS or (rows == 1 and len(calls) > 4):
+        return
+    ratio = seen.ratio(call.with_rows(LARGER), call)
+    each = 0.0 if ratio is None else LARGER / ratio
+    if each < LEAST_GAINED:
+        return
+    whole = seen.computing + seen.share("optimizer", "rest", "synchronizations")
+    yield Opportunity(
+        f"take a larger batch than {rows}",
+        f"the model takes {LARGER / each:.2f} times as long for {LARGER} times the batch",
+        Gain(1 / (1 - whole * (1 - 1 / each) * 0.6), 1 / (1 - whole * (1 - 1 / (2 * each)))),
+        f"batch_size={LARGER * rows}, and a learning rate for it: samples a second gain, not steps",
+        "another batch is another training: its learning rate and results differ",
+    )
+
+
+def _batch_size(call: ModelCall) -> int | None:
+    """Return the size that the first dimensions of all inputs agree in."""
+    sizes = {one.shape[0] for one in call.inputs if one.dim() > 1}
+    return sizes.pop() if len(sizes) == 1 else None

@@ -1,1 +1,0 @@
-"""Python, between and instead of torch's operators."""

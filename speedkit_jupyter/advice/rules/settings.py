@@ -1,0 +1,293 @@
+"""Rules about settings: of torch, of the machine, and of this package."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from speedkit_jupyter.advice import trials
+from speedkit_jupyter.advice.code import is_called
+from speedkit_jupyter.advice.gain import Gain, amdahl, without
+from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.profiling.split import Part
+from speedkit_jupyter.support.words import share
+from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.candidates import Candidate
+
+
+def deterministic(seen: Situation) -> Iterator[Opportunity]:
+    """Find `use_deterministic_algorithms(True)`; on CUDA `cudnn.deterministic`, too."""
+    flags = seen.watched.flags
+    on_cuda = seen.device.type == "cuda" and "cudnn.deterministic" in flags
+    if "deterministic" not in flags and not on_cuda:
+        return
+    yield Opportunity(
+        "allow kernels whose sums come in any order",
+        f"deterministic algorithms are asked for; forward and backward: {share(seen.computing)} of "
+        "the step",
+        # Memory is filled before it is written, and cuDNN has not its fastest kernels.
+        amdahl(seen.computing, 1.0, 1.25) if seen.on_cpu else amdahl(seen.computing, 1.02, 1.4),
+        "torch.use_deterministic_algorithms(False), torch.backends.cudnn.deterministic = False",
+        "two runs differ by rounding",
+        trial=trials.deterministic_off,
+    )
+
+
+def busy_machine(seen: Situation) -> Iterator[Opportunity]:
+    """Find, on a CPU, a step that waits for cores that other processes hold.
+
+    Threads that wait for one another lose most: one that has no core holds up all the others.
+    """
+    import torch
+
+    computing = seen.share("forward", "backward", "optimizer")
+    calls_s = sum(seen.profile.plain_s)
+    waiting = seen.profile.held_up_s / calls_s if calls_s else 0.0
+    if not seen.on_cpu or computing < 0.3 or waiting < 0.3:
+        return
+    threads = torch.get_num_threads()
+    yield Opportunity(
+        "compute with one thread while others hold the cores"
+        if threads > 1
+        else "wait until the cores are free",
+        f"other processes hold the cores for {share(waiting)} of the time; forward, backward and "
+        f"optimizer: {share(computing)} of the step",
+        Gain(1.0, without(min(waiting, computing))),
+        "`%speedkit apply --threads 1`, or stop what else runs"
+        if threads > 1
+        else "stop what else runs (`top` lists it)",
+        "rounding; slower once the cores are free" if threads > 1 else "none",
+        variant="threads:1" if threads > 1 else "",
+    )
+
+
+def distribution_checks(seen: Situation) -> Iterator[Opportunity]:
+    """Find distributions that check each argument and value in every step."""
+    watched = seen.watched
+    taken = min(watched.checks_s / (seen.step_s * seen.steps), 0.95)
+    if taken < 0.04:
+        return
+    yield Opportunity(
+        "switch off the argument checks of torch.distributions",
+        f"{watched.checks / seen.steps:.3g} checks of arguments and values in a step: "
+        f"{share(taken)} of the step",
+        amdahl(taken, 2.0, 20.0),
+        "torch.distributions.Distribution.set_default_validate_args(False), once the code is right",
+        "a wrong argument, as NaN, is no longer reported",
+        trial=trials.unchecked_distributions,
+    )
+
+
+def double_precision(seen: Situation) -> Iterator[Opportunity]:
+    """Find models that compute in float64."""
+    import torch
+
+    computing = seen.share("forward", "backward", "optimizer")
+    double = [
+        call.module
+        for call in seen.watched.of_models()
+        if any(one.dtype == torch.float64 for one in call.module.parameters())
+    ]
+    if not double or computing < 0.1:
+        return
+    called = seen.name(double[0], "the model")
+    yield Opportunity(
+        f"compute in float32: {called} is in float64",
+        f"{called}'s parameters are float64; forward, backward and optimizer: "
+        f"{share(computing)} of the step",
+        # Twice the bytes, half the numbers in a vector; on most GPUs a 32nd of the rate.
+        amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
+        f"{called}.float(), and x.float() (NumPy's numbers are float64)",
+        "7 digits in place of 16; an optimizer that has begun is made anew",
+    )
+
+
+ATTENTION = (
+    *("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::softmax", "aten::matmul"),
+    *("aten::masked_fill", "aten::div", "aten::_softmax_backward"),
+)
+
+
+def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
+    """Find a softmax between two products, in code of the user's."""
+    taken = min(seen.operators(*ATTENTION), 0.9)
+    for part in seen.code.parts if taken >= 0.05 else ():
+        calls = [*part.nodes(ast.Call)]
+        softmax = next((call for call in calls if is_called(call, "softmax")), None)
+        signs = sum(isinstance(node.op, ast.MatMult) for node in part.nodes(ast.BinOp))
+        products = signs + sum(is_called(call, "matmul", "bmm", "einsum") for call in calls)
+        if softmax is None or products < 2:
+            continue
+        yield Opportunity(
+            "F.scaled_dot_product_attention in place of softmax(q @ k) @ v",
+            f"{seen.place(part, softmax)}: softmax between two products; products of batches "
+            f"and softmax: {share(taken)} of the step",
+            amdahl(taken, 1.05, 3.5),
+            "F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=…)",
+            "rounding; the attention weights themselves are not there any more",
+            spots=part.spots(softmax),
+        )
+
+
+# A matrix is sparse with this share of zeros; sparse kernels are this much slower for each number.
+ZEROS, NUMBERS, SLOWER = 0.98, 500_000, 10
+
+
+def sparse_products(seen: Situation) -> Iterator[Opportunity]:
+    """Find products with a matrix that is almost all zeros: given to a model, or its buffer."""
+    import torch
+
+    products = ("aten::mm", "aten::addmm", "aten::bmm", "aten::matmul")
+    taken = min(seen.operators(*products), 0.95)
+    given = [one for call in seen.watched.of_models() for one in call.inputs]
+    given += [one for model in seen.models for one in model.buffers()]
+    for matrix in {id(one): one for one in given}.values() if taken >= 0.1 else ():
+        is_matrix = matrix.dim() == 2 and matrix.layout is torch.strided
+        if not (is_matrix and matrix.is_floating_point() and matrix.numel() >= NUMBERS):
+            continue
+        full = float(matrix.count_nonzero()) / matrix.numel()
+        if not 0 < full <= 1 - ZEROS:
+            continue
+        name, (rows, columns) = seen.name(matrix, "the matrix"), matrix.shape
+        yield Opportunity(
+            f"{name} as a sparse tensor",
+            f"{name} ({rows:,}×{columns:,}) is zero in {100 * (1 - full):.4g} % of its "
+            f"places; products of matrices: {share(taken)} of the step",
+            Gain(amdahl(taken * 0.5, 2.0).low, amdahl(taken, 1 / (SLOWER * full)).low),
+            f"{name}.to_sparse_csr() or .to_sparse(), made once, in front of the loop",
+            "sums are added up in another order",
+        )
+
+
+def recompiling(seen: Situation) -> Iterator[Opportunity]:
+    """Find calls after the first one that still compile: for new shapes, or numbers."""
+    compiling = seen.share("compiling")
+    if compiling < 0.02 or not seen.profile.splits:
+        return
+    calls = seen.watched.of_models()
+    shapes = {tuple(tuple(one.shape) for one in call.inputs) for call in calls}
+    kinds = f", for {len(shapes)} kinds of shapes in a call" if len(shapes) > 1 else ""
+    yield Opportunity(
+        "give compiled code the same shapes each time",
+        f"compiling: {share(compiling)} of the step, also after the first call{kinds}",
+        amdahl(compiling, 3.0),
+        "torch.compile(model, dynamic=True), or pad batches to a few sizes; drop_last=True for "
+        "the last one",
+        "dynamic shapes can be a little slower than fixed ones",
+    )
+
+
+def learned(seen: Situation) -> Iterator[Opportunity]:
+    """Find a plan that tuning has proven for these models, and that is not in force."""
+    if seen.learned is None or not seen.learned.plan["values"] or seen.in_force:
+        return
+    plan = seen.learned.plan
+    low, speedup = plan["low"] or 1.0, plan["speedup"] or 1.0
+    yield Opportunity(
+        f"the plan that tuning found: {plan['name']}",
+        learning.why(seen.learned),
+        Gain(min(low, speedup), plan["high"] or max(speedup, low)),
+        "%speedkit apply",
+        "as it was judged when it was found",
+        variant=plan["name"],
+    )
+
+
+COMPUTING: tuple[Part, ...] = ("forward", "backward")
+EVERYTHING: tuple[Part, ...] = ("forward", "backward", "optimizer", "rest")
+# What an entry makes faster, and how many times at the least and the most where it was measured
+# (docs/results.md; notebooks/06_catalog.ipynb).
+WORTH: dict[str, tuple[tuple[Part, ...], float, float]] = {
+    "precision": (COMPUTING, 1.1, 4.0),
+    "tf32": (COMPUTING, 1.1, 5.0),
+    "gemm": (COMPUTING, 1.0, 2.0),
+    "channels_last": (COMPUTING, 0.97, 1.6),
+    "fused_optimizer": (("optimizer",), 1.2, 8.0),
+    "cudnn_benchmark": (COMPUTING, 1.0, 1.5),
+    "device": (EVERYTHING, 1.5, 50.0),
+    "threads": (COMPUTING, 1.1, 4.0),
+}
+
+
+def catalog(seen: Situation) -> Iterator[Opportunity]:
+    """Find entries that `auto` would turn on; once tuning measured, it has nothing to add."""
+    from speedkit_jupyter.optimizations import named
+
+    told = set(seen.in_force)
+    decisions = (one for plan in seen.plans for one in plan if one.active and one.name in WORTH)
+    for decision in decisions if seen.learned is None else ():
+        parts, least, most = WORTH[decision.name]
+        part = seen.share(*parts)
+        if part < 0.05 or decision.name in told:
+            continue
+        told.add(decision.name)
+        word = Candidate({decision.name: decision.value}).name
+        value = decision.value
+        written = str(value).lower() if isinstance(value, bool) else value
+        is_exact = named(decision.name).effect is Effect.EXACT
+        yield Opportunity(
+            f"turn on {word}",
+            f"{' and '.join(parts)}: {share(part)} of the step; {decision.reason}",
+            amdahl(part, least, most),
+            f"%speedkit apply --{decision.name.replace('_', '-')} {written}",
+            "none: the results are the same"
+            if is_exact
+            else "rounding, which the comparison checks",
+            variant=word,
+        )
+
+
+# What takes less memory than this is no matter.
+LARGE_BYTES = 2**28
+
+
+def large_logits(seen: Situation) -> Iterator[Opportunity]:
+    """Find a language model's logits that fill much memory, in training."""
+    from torch import nn
+    from torch.nn import functional
+
+    if not seen.trains or not hasattr(functional, "linear_cross_entropy"):
+        return
+    given = [one.numel() for call in seen.watched.of_models() for one in call.inputs
+             if not one.is_floating_point()]  # fmt: skip
+    tokens = max(given, default=0)
+    modules = (one for model in seen.models for one in model.modules())
+    heads = [one for one in modules if isinstance(one, nn.Linear)]
+    head = max(heads, key=lambda one: one.out_features, default=None)
+    logits = 0 if head is None else 4 * tokens * head.out_features
+    if head is None or head.out_features < 8 * head.in_features or logits < LARGE_BYTES:
+        return
+    name = seen.name(head, "head")
+    yield Opportunity(
+        f"the loss without the logits of {name}",
+        f"{tokens:,} tokens × {head.out_features:,} words: {logits / 2**30:.2g} GiB, and as much "
+        "again for their gradient",
+        Gain(0.9, 1.2),
+        f"F.linear_cross_entropy(features, {name}.weight, labels)",
+        "rounding; no logits to look at",
+    )
+
+
+def optimizer_state(seen: Situation) -> Iterator[Opportunity]:
+    """Find, on a GPU, an optimizer whose state fills a quarter of the memory."""
+    import torch
+
+    if seen.device.type != "cuda":
+        return
+    memory = torch.cuda.mem_get_info(seen.device)[1]
+    for optimizer in seen.optimizers:
+        tensors = [one for state in optimizer.state.values() for one in state.values()
+                   if isinstance(one, torch.Tensor)]  # fmt: skip
+        size = sum(one.numel() * one.element_size() for one in tensors)
+        if size < memory / 4:
+            continue
+        yield Opportunity(
+            f"the state of {seen.name(optimizer, 'the optimizer')} in 8 bits",
+            f"{size / 2**30:.3g} GiB of {memory / 2**30:.3g}: room for a larger batch, or model",
+            Gain(0.8, 1.1),
+            "torchao.optim.AdamW8bit(model.parameters(), …); micro_batch() where activations "
+            "fill the memory",
+            "rounding of the moments",
+        )

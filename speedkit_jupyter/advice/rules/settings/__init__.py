@@ -1,1 +1,0 @@
-"""Switches, and what the catalog would change."""

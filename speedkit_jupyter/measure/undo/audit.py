@@ -1,0 +1,142 @@
+"""Name what a step starts or writes outside the process, by Python's audit events."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from speedkit_jupyter.support.tracebacks import is_door
+
+TEXT = "the step {what}: that can't be put back"
+FILES = frozenset(
+    [
+        "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
+        "sqlite3.connect",
+    ]
+)  # fmt: skip
+PROCESSES = frozenset(
+    ["subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"]
+)
+SOCKETS = frozenset(["socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"])
+THREADS = frozenset(["_thread.start_new_thread"])
+EVENTS = FILES | PROCESSES | SOCKETS | THREADS | {"open"}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Code that writes caches and starts helpers of its own: imports, compilers, workers of loaders.
+OF_THEIR_OWN = (
+    "importlib", "_frozen_importlib", "torch._inductor", "torch._dynamo", "torch._functorch",
+    "torch.utils.data", "torch.utils.cpp_extension", "triton", "tqdm", "ctypes", "linecache",
+    "matplotlib", "IPython", "ipykernel",
+)  # fmt: skip
+
+
+class _Listener:
+    """Says each thing once, while a step of ours is among the callers in the measuring thread."""
+
+    def __init__(self, say: Callable[[list[str]], None]) -> None:
+        self._say, self._thread, self._busy = say, threading.get_ident(), False
+
+    def hear(self, event: str, given: tuple[Any, ...]) -> None:
+        what = None if self._busy or threading.get_ident() != self._thread else _what(event, given)
+        if what is not None and _is_of_a_step(sys._getframe(3)):
+            self._busy = True
+            try:
+                self._say([TEXT.format(what=what)])
+            finally:
+                self._busy = False
+
+
+# One measurement at a time has one listener; an audit hook can't be removed from a process.
+_LISTENERS: list[_Listener] = []
+_INSTALLED: list[bool] = []
+
+
+def _hear(event: str, given: tuple[Any, ...]) -> None:
+    if _LISTENERS and event in EVENTS:
+        _LISTENERS[-1].hear(event, given)
+
+
+@contextmanager
+def named(say: Callable[[list[str]], None]) -> Iterator[None]:
+    """Call `say` with a line for each thing that steps do in the block and that stays.
+
+    It is called before the thing is done, so that an error raised in there prevents it.
+    """
+    if not _INSTALLED:
+        sys.addaudithook(_hear)
+        _INSTALLED.append(True)
+    listener = _Listener(say)
+    _LISTENERS.append(listener)
+    try:
+        with _missing_events_raised():
+            yield
+    finally:
+        _LISTENERS.remove(listener)
+
+
+@contextmanager
+def _missing_events_raised() -> Iterator[None]:
+    """Raise events that Python does not: torch.save opens its file in C++, and before Python 3.12
+    threads start without one.
+    """
+    import torch
+
+    def save(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        path = given[1] if len(given) > 1 else named.get("f")
+        if isinstance(path, str | os.PathLike):
+            sys.audit("open", path, "wb", 0)
+
+    def start(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        sys.audit("_thread.start_new_thread")
+
+    with _announced(torch, "save", save), _announced(threading.Thread, "start", start):
+        yield
+
+
+@contextmanager
+def _announced(holder: Any, name: str, announce: Callable[..., None]) -> Iterator[None]:
+    """Call `announce` with the arguments before each call of a function, in the block."""
+    found = getattr(holder, name)
+
+    @functools.wraps(found)
+    def call(*given: Any, **named: Any) -> Any:
+        announce(given, named)
+        return found(*given, **named)
+
+    setattr(holder, name, call)
+    try:
+        yield
+    finally:
+        if getattr(holder, name) is call:
+            setattr(holder, name, found)
+
+
+def _what(event: str, given: tuple[Any, ...]) -> str | None:
+    """Return in words what stays of it; None for an event that leaves nothing."""
+    if event == "open":
+        path, mode, flags = given
+        writes = any(c in mode for c in "wax+") if isinstance(mode, str) else flags & WRITING
+        if not writes or isinstance(path, int) or path == os.devnull:
+            return None
+        return f"opens the file {os.fsdecode(path)} for writing"
+    if event in FILES:
+        return f"changes the file {given[0]} ({event})"
+    if event in PROCESSES:
+        return f"starts a process ({event})"
+    if event in SOCKETS:
+        return f"uses a socket ({event})"
+    return "starts a thread" if event in THREADS else None
+
+
+def _is_of_a_step(frame: FrameType | None) -> bool:
+    """Return whether a measured step is among the callers, and no library's own business."""
+    while frame is not None and not is_door(frame.f_code):
+        if str(frame.f_globals.get("__name__")).startswith(OF_THEIR_OWN):
+            return False
+        frame = frame.f_back
+    return frame is not None

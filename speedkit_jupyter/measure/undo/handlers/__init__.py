@@ -1,0 +1,1 @@
+"""One handler for each kind of state: how it is found, copied, compared and put back."""

@@ -1,0 +1,120 @@
+"""What every handler of state answers: what it handles, what lies behind it, how it is put back."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from types import FunctionType, MethodType
+from typing import Any
+
+MISSING = object()
+# Larger tensors and arrays that are neither parameters nor optimizer state are data, which steps
+# read: they are named, not copied. The second number limits all copies of data together.
+MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
+PACKAGE = __name__.partition(".")[0]
+
+
+class Copies:
+    """Where copies are made, and how many bytes of data they may still take.
+
+    Tensors whose ids are `required` are copied whatever their size. Copies of tensors lie beside
+    the originals, or in main memory where `off_device` is set.
+    """
+
+    def __init__(self, off_device: bool = False, most_bytes: int = MOST_BYTES_IN_ALL) -> None:
+        self.off_device = off_device
+        self.required: set[int] = set()
+        self._left = most_bytes
+
+    def fits(self, instance: Any, size: int) -> bool:
+        """Return whether an object of `size` bytes is to be copied, and count it."""
+        if id(instance) in self.required:
+            return True
+        if size > min(MOST_BYTES, self._left):
+            return False
+        self._left -= size
+        return True
+
+
+class StateHandler:
+    """One kind of state. An object may have several: a list of a class with attributes.
+
+    `copy` makes a memory of what the object itself holds, by identity; the objects behind it
+    (`children`) have memories of their own. So every object is found, copied, compared and put
+    back by the same few lines.
+    """
+
+    # Whether it holds many bytes of values; whether there is anything to put back; whether it can
+    # hold another object in place of one (`replace`); whether it also handles objects of threads,
+    # event loops and compilers, which are left alone otherwise.
+    bulky = False
+    has_state = True
+    can_replace = False
+    anywhere = False
+
+    def recognizes(self, cls: type) -> bool:
+        """Return whether instances of this class have this kind of state."""
+        raise NotImplementedError
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        """Return the objects that it holds, without running code or computing attributes."""
+        return ()
+
+    def copy(self, instance: Any, copies: Copies) -> Any:
+        """Return a memory of what it holds; raise what copying raises."""
+        return None
+
+    def glance(self, instance: Any) -> Any:
+        """Return a cheap memory of what it holds now, to compare by `same`."""
+        return self.copy(instance, Copies())
+
+    def same(self, instance: Any, memory: Any) -> bool:
+        """Return whether it holds what it held: by default, the same parts by identity."""
+        now = self.copy(instance, Copies())
+        if isinstance(memory, dict):
+            parts = (now.get(key, MISSING) is part for key, part in memory.items())
+            return now.keys() == memory.keys() and all(parts)
+        if isinstance(memory, list | tuple):
+            return len(now) == len(memory) and all(map(operator.is_, now, memory))
+        return now is memory or bool(now == memory)
+
+    def same_values(self, instance: Any, memory: Any) -> bool:
+        """Return whether the values are the same, wherever they lie by now."""
+        return self.same(instance, memory)
+
+    def is_too_large(self, memory: Any) -> bool:
+        """Return whether it has values that were not copied."""
+        return False
+
+    def put_back(self, instance: Any, memory: Any) -> None:
+        """Make it hold again what it held."""
+
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
+        """Make it hold `new` wherever it holds `old`."""
+
+    def is_unrestorable(self, instance: Any) -> bool:
+        """Return whether it can't be put back, which is then said before the run."""
+        return False
+
+
+def is_the_plans(value: Any) -> bool:
+    """Return whether a plan of ours made this value: a hook or a patched call, say."""
+    function = value.__func__ if type(value) is MethodType else value
+    for _ in range(4):
+        if type(function) is not FunctionType:
+            break
+        if function.__globals__.get("__name__", "").partition(".")[0] == PACKAGE:
+            return True
+        function = vars(function).get("__wrapped__")
+    cls = type(value)
+    home = getattr(cls, "__module__", "") or ""
+    return home.partition(".")[0] == PACKAGE and not hasattr(cls, "replays")
+
+
+def attribute_dict(instance: Any) -> dict[str, Any] | None:
+    """Return an instance's own attributes without running any code of its class."""
+    try:
+        attributes = object.__getattribute__(instance, "__dict__")
+    except AttributeError:
+        return None
+    return attributes if isinstance(attributes, dict) else None

@@ -1,0 +1,194 @@
+"""Names: the globals that code reads and rebinds, a module's own, the cells of closures."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterable, MutableMapping
+from functools import lru_cache
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+from speedkit_jupyter.measure.undo.handlers.base import MISSING, Copies, StateHandler
+from speedkit_jupyter.measure.undo.handlers.origin import (
+    is_machinerys_function,
+    is_the_users_function,
+    is_the_users_module,
+)
+
+
+class Names:
+    """Some names of a namespace: those that code reads, and those that it binds anew."""
+
+    def __init__(
+        self,
+        space: MutableMapping[str, Any],
+        read: Iterable[str],
+        bound: Iterable[str] = (),
+    ) -> None:
+        self.space, self.bound = space, frozenset(bound)
+        self.all = [*dict.fromkeys([*read, *self.bound])]
+
+
+class NamesHandler(StateHandler):
+    """Bindings are compared for all names, and put back for those that the code binds."""
+
+    can_replace = True
+
+    def recognizes(self, cls: type) -> bool:
+        return cls is Names
+
+    def children(self, instance: Names) -> Iterable[Any]:
+        return [instance.space[name] for name in instance.all if name in instance.space]
+
+    def copy(self, instance: Names, copies: Copies) -> dict[str, Any]:
+        return {name: instance.space.get(name, MISSING) for name in instance.all}
+
+    def put_back(self, instance: Names, memory: dict[str, Any]) -> None:
+        """Put back the names that the code binds; another cell may have bound others."""
+        for name in instance.bound:
+            if memory[name] is MISSING:
+                instance.space.pop(name, None)
+            elif instance.space.get(name, MISSING) is not memory[name]:
+                instance.space[name] = memory[name]
+
+    def replace(self, instance: Names, old: Any, new: Any) -> None:
+        for name in instance.all:
+            if instance.space.get(name, MISSING) is old:
+                instance.space[name] = new
+
+
+class Cells(StateHandler):
+    """Variables of an enclosing function (`nonlocal`)."""
+
+    can_replace = True
+
+    def recognizes(self, cls: type) -> bool:
+        return cls is CellType
+
+    def children(self, instance: CellType) -> Iterable[Any]:
+        value = _content(instance)
+        return () if value is MISSING else (value,)
+
+    def copy(self, instance: CellType, copies: Copies) -> Any:
+        return _content(instance)
+
+    def same(self, instance: CellType, memory: Any) -> bool:
+        return _content(instance) is memory
+
+    def put_back(self, instance: CellType, memory: Any) -> None:
+        if memory is MISSING:
+            del instance.cell_contents
+        else:
+            instance.cell_contents = memory
+
+    def replace(self, instance: CellType, old: Any, new: Any) -> None:
+        instance.cell_contents = new
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # no value yet
+        return MISSING
+
+
+class Namespace:
+    """Every name of a namespace at one moment: code may bind some by `exec` or `globals()`."""
+
+    def __init__(self, space: MutableMapping[str, Any] | None) -> None:
+        self._space: MutableMapping[str, Any] = {} if space is None else space
+        self._saved = dict(self._space)
+
+    def changed(self) -> list[str]:
+        """Return the names that are new, gone, or mean something else.
+
+        Names such as `__resume_at_6_2` are left out: torch.compile binds them, the user's own
+        compiled functions look them up when they run, and torch deletes them with their code.
+        """
+        names = [*(self._space.keys() - self._saved.keys()), *self._saved]
+        return [
+            name
+            for name in names
+            if self._space.get(name, MISSING) is not self._saved.get(name, MISSING)
+            and (not name.startswith("__") or name.endswith("__"))
+        ]
+
+    def restore(self) -> None:
+        """Bind each name to what it meant, and remove new ones."""
+        for name in self.changed():
+            if name in self._saved:
+                self._space[name] = self._saved[name]
+            else:
+                self._space.pop(name, None)
+
+
+class Modules(StateHandler):
+    """All names of a module that the user wrote."""
+
+    anywhere = True
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, ModuleType)
+
+    def children(self, instance: ModuleType) -> Iterable[Any]:
+        if is_the_users_module(instance):
+            yield Names(vars(instance), [name for name in vars(instance) if name[:2] != "__"])
+
+    def copy(self, instance: ModuleType, copies: Copies) -> Namespace:
+        return Namespace(vars(instance) if is_the_users_module(instance) else None)
+
+    def same(self, instance: ModuleType, memory: Namespace) -> bool:
+        return not memory.changed()
+
+    def put_back(self, instance: ModuleType, memory: Namespace) -> None:
+        memory.restore()
+
+
+class Functions(StateHandler):
+    """The code and default arguments of a function; it leads to its closure and its globals."""
+
+    can_replace = True
+
+    def recognizes(self, cls: type) -> bool:
+        return cls is FunctionType
+
+    def children(self, instance: FunctionType) -> Iterable[Any]:
+        if is_machinerys_function(instance):
+            return
+        yield from instance.__closure__ or ()
+        yield from instance.__defaults__ or ()
+        if instance.__kwdefaults__:
+            yield instance.__kwdefaults__
+        if is_the_users_function(instance):
+            read, bound = global_names(instance.__code__)
+            yield Names(instance.__globals__, read, bound)
+
+    def copy(self, instance: FunctionType, copies: Copies) -> tuple[Any, ...]:
+        return instance.__code__, instance.__defaults__, instance.__kwdefaults__
+
+    def put_back(self, instance: FunctionType, memory: tuple[Any, ...]) -> None:
+        instance.__code__, instance.__defaults__, instance.__kwdefaults__ = memory
+
+    def replace(self, instance: FunctionType, old: Any, new: Any) -> None:
+        values = instance.__defaults__ or ()
+        instance.__defaults__ = tuple(new if value is old else value for value in values)
+
+
+@lru_cache(maxsize=4096)
+def global_names(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the global names that code reads and those that it binds or deletes.
+
+    Those of lambdas, comprehensions and functions inside it count as well.
+    """
+    read: dict[str, None] = {}
+    bound: dict[str, None] = {}
+    codes = [code]
+    while codes:
+        block = codes.pop()
+        codes += [inner for inner in block.co_consts if isinstance(inner, CodeType)]
+        for instruction in dis.get_instructions(block):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                read[instruction.argval] = None
+            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                bound[instruction.argval] = None
+    return tuple(read), tuple(bound)

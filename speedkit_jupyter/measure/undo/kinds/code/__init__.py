@@ -1,1 +1,0 @@
-"""What code says, names and binds."""

@@ -1,1 +1,0 @@
-"""Files, descriptors and streams."""

@@ -1,1 +1,0 @@
-"""What belongs to the whole process."""

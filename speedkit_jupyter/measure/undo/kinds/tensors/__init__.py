@@ -1,1 +1,0 @@
-"""Tensors, other numbers, and the generators that draw them."""

@@ -1,1 +1,0 @@
-"""Parts of `precision`, and of all that has to do with autocast."""

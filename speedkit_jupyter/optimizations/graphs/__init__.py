@@ -1,1 +1,0 @@
-"""Parts of `cuda_graphs`: calls that are recorded, and replayed."""

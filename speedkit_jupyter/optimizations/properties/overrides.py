@@ -1,0 +1,184 @@
+"""What several plans override on one object, in layers that are taken back in any order.
+
+As with flags: what is still applied stays in force, the last plan to go leaves what was found,
+and what the user changed meanwhile is the user's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Optimizers = Sequence["torch.optim.Optimizer"]
+MISSING = object()
+
+
+class Property(ABC):
+    """One property of one kind of object: how a weight lies, where it is, an optimizer's settings.
+
+    What is known of an object is kept beside it and dies with it; nothing here keeps an object
+    alive. So an `original` must not hold its object. `optimizers` are those whose state goes with
+    the object.
+    """
+
+    def __init__(self) -> None:
+        self._layers: MutableMapping[Any, Layers] | None = None
+
+    @abstractmethod
+    def found(self, thing: Any, optimizers: Optimizers) -> Any:
+        """Return its original: all that `put_back` needs."""
+
+    @abstractmethod
+    def put(self, thing: Any, override: Any, optimizers: Optimizers) -> None:
+        """Make it what a plan wants."""
+
+    @abstractmethod
+    def holds(self, thing: Any, override: Any) -> bool:
+        """Whether it is as `put` made it, rather than changed by the user since."""
+
+    @abstractmethod
+    def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:
+        """Make it what was found, around the values, wherever it is still as overridden.
+
+        What is new takes after the rest.
+        """
+
+    def adopted(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> Any:
+        """Return the original once the user has changed something since it was found."""
+        return self.found(thing, optimizers)
+
+    @contextmanager
+    def overriding(
+        self, overrides: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
+    ) -> Iterator[Layer]:
+        """Put every (object, override) into force for the block, and take all back, whatever fails.
+
+        `search` finds the optimizers, now and at the end.
+        """
+        layer = Layer(self, search)
+        try:
+            layer.add_each(overrides)
+            del overrides  # whatever this function names lives as long as the plan
+            yield layer
+        finally:
+            layer.close()
+
+    def original(self, thing: Any) -> Any:
+        """Return what was found before the first plan that is in force; MISSING without one."""
+        layers = self.layers(thing)
+        return MISSING if layers is None else layers.original
+
+    def layers(self, thing: Any) -> Layers | None:
+        """Return the layers that are in force; their `original` may become another meanwhile."""
+        known = self._layers
+        return known.get(thing) if known else None  # to ask even an empty one takes a while
+
+    def comes_back_to(self, thing: Any, original: Any) -> None:
+        """Set another original, for an object that took the place of one that was overridden."""
+        self._all()[thing].original = original
+
+    def _all(self) -> MutableMapping[Any, Layers]:
+        if self._layers is None:
+            from torch.utils.weak import WeakIdKeyDictionary
+
+            self._layers = WeakIdKeyDictionary()
+        return self._layers
+
+
+class Layer:
+    """What one plan overrides on its objects."""
+
+    def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        self._property, self._search = owner, search
+        self._optimizers = search()
+        self._things: MutableMapping[Any, None] = WeakIdKeyDictionary()
+
+    def add_each(self, overrides: Iterable[tuple[Any, Any]]) -> None:
+        """Put each (object, override) into force."""
+        for thing, override in overrides:
+            self.add(thing, override)
+
+    def add(self, thing: Any, override: Any) -> None:
+        """Put an override into force, over those of other plans."""
+        every = self._property._all()
+        layers = every.get(thing)
+        if layers is None:
+            layers = every[thing] = Layers(self._property.found(thing, self._optimizers))
+        elif not self._property.holds(thing, layers.top):
+            layers = every[thing] = Layers(self._adopted(thing, layers, self._optimizers))
+        self._things[thing] = None
+        layers.overrides[self] = override
+        self._property.put(thing, override, self._optimizers)
+
+    def things(self) -> list[Any]:
+        """Return the objects that it overrides."""
+        return list(self._things)
+
+    def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
+        """Put it once more where parts of the object are new: a loaded state, another optimizer."""
+        layers = self._property._all().get(thing)
+        if layers is not None and self in layers.overrides:
+            if not self._property.holds(thing, layers.top):
+                layers.original = self._adopted(thing, layers, optimizers)
+            self._property.put(thing, layers.top, optimizers)
+
+    def _adopted(self, thing: Any, layers: Layers, optimizers: Optimizers) -> Any:
+        return self._property.adopted(thing, layers.original, layers.top, optimizers)
+
+    def close(self) -> None:
+        """Take every override back. The first failure goes on once all the others are done."""
+        things = list(self._things)
+        self._optimizers = self._search() if things else ()
+        failures = []
+        for thing in reversed(things):
+            try:
+                self.withdraw(thing)
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def withdraw(self, thing: Any) -> None:
+        """Take the override for one object back."""
+        self._things.pop(thing, None)
+        every = self._property._all()
+        layers = every.get(thing)
+        if layers is None or self not in layers.overrides:
+            return  # the user took it over, and a later plan noticed
+        top = layers.top
+        del layers.overrides[self]
+        if not layers.overrides:
+            with suppress(KeyError):
+                del every[thing]
+        if not layers.overrides:
+            self._property.put_back(thing, layers.original, top, self._optimizers)
+        elif self._property.holds(thing, top):
+            self._property.put(thing, layers.top, self._optimizers)
+
+
+class Layers:
+    """The overrides for one object, the one in force last, and its `original`. Keeps no object."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+        self.overrides: dict[Layer, Any] = {}
+
+    @property
+    def top(self) -> Any:
+        return next(reversed(self.overrides.values()))
+
+
+def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
+    """Put back the entries of a dict, MISSING standing for none."""
+    for name, value in values.items():
+        if value is MISSING:
+            holder.pop(name, None)
+        else:
+            holder[name] = value

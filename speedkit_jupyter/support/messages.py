@@ -1,0 +1,77 @@
+"""Everything that is said beside results: notes, warnings, and what helps to find a fault.
+
+It all goes through Python's logger "speedkit_jupyter". SPEEDKIT_VERBOSITY, or `%speedkit
+verbosity`, says how much of it is shown: `quiet` warnings alone, and no progress; `normal` notes
+too; `debug` everything. A program with handlers of its own on that logger gets the records there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from typing import Literal, TextIO, get_args
+
+Verbosity = Literal["quiet", "normal", "debug"]
+LEVELS = dict(zip(get_args(Verbosity), (logging.WARNING, logging.INFO, logging.DEBUG), strict=True))
+VARIABLE = "SPEEDKIT_VERBOSITY"
+LOGGER = logging.getLogger("speedkit_jupyter")
+PACKAGE = os.path.dirname(os.path.dirname(__file__))
+
+
+class _Shown(logging.StreamHandler[TextIO]):
+    """Shows notes where `print` would at that time."""
+
+    @property
+    def stream(self) -> TextIO:
+        """The stream of now: a cell's output is redirected while it is measured."""
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        """Leave it to the above, whatever it was made with."""
+
+
+def note(text: str) -> None:
+    """Say something that may matter to the user; nothing is wrong."""
+    _ready().info(text)
+
+
+def important(text: str) -> None:
+    """Say what nobody may miss: what a measurement can't put back, say."""
+    _ready().warning(text)
+
+
+def debug(text: str) -> None:
+    """Say what helps to find a fault of ours."""
+    _ready().debug(text)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Raise a Python warning that points to the user's line, so that its filters decide."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def verbosity() -> Verbosity:
+    """Return how much is shown: what was chosen, else the environment's, else `normal`."""
+    level = _ready().level
+    return next((word for word, one in LEVELS.items() if one == level), "normal")  # type: ignore[return-value]
+
+
+def choose(word: Verbosity) -> None:
+    """Show this much from now on, in this process."""
+    _ready().setLevel(LEVELS[word])
+
+
+def _ready() -> logging.Logger:
+    """The logger, with a handler of ours unless a program has one of its own."""
+    if not LOGGER.handlers:
+        LOGGER.addHandler(_Shown())
+        LOGGER.propagate = False
+    if LOGGER.level == logging.NOTSET:
+        LOGGER.setLevel(LEVELS.get(os.environ.get(VARIABLE, "normal"), logging.INFO))  # type: ignore[call-overload]
+    return LOGGER

@@ -1,0 +1,115 @@
+"""What the steps of the tests are written with."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+class Squares(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), float(index))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(torch.ones(8, 4))
+
+
+class OwnNumbers(Squares):
+    """Each worker would draw the same numbers from its copy of the generator."""
+
+    def __init__(self) -> None:
+        self.numbers = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((4,), self.numbers.random())
+
+
+class OpenFile(Squares):
+    """Workers would share the place at which a file is read."""
+
+    def __init__(self) -> None:
+        self.file = open(__file__, encoding="utf-8")  # noqa: SIM115
+
+
+class Parsed(Squares):
+    """Each sample is parsed anew, for a while: a step is taken to last a second in all."""
+
+    def __init__(self, random: bool = False) -> None:
+        self.random = random
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.04)
+        return torch.rand(4) if self.random else torch.zeros(4)
+
+
+class Moments(nn.Module):
+    """A cell for each moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x.new_zeros(2, 4)
+        for moment in x.unbind(1):
+            hidden = self.cell(moment, hidden)
+        return hidden
+
+
+class Table(nn.Module):
+    """An embedding and a head."""
+
+    def __init__(self, rows: int = 20_000, width: int = 32, **options: Any) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(rows, width, **options), nn.Linear(width, 1)
+
+    def forward(self, rows: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
+        return self.head(self.table(rows))
+
+
+def tied() -> Table:
+    model = Table()
+    model.output = nn.Linear(32, 20_000, bias=False)
+    model.output.weight = model.table.weight
+    return model
+
+
+def words(length: int, width: int = 32) -> torch.Tensor:
+    """Rows of words that end in padding."""
+    batch = torch.zeros(4, width, dtype=torch.long)
+    batch[:, :length] = 7
+    return batch
+
+
+def namespace() -> dict[str, Any]:
+    """The names that a step may use; `model`, `opt` and `x` are new each time."""
+    model = net()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    return {
+        **globals(),
+        "F": functional,
+        "model": model,
+        "opt": opt,
+        "x": torch.ones(8, 4),
+        "__name__": "steps_of_a_test",
+        "modules_in_use": (copy, gc, math, warnings, DataLoader, TensorDataset),
+    }

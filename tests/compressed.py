@@ -1,0 +1,95 @@
+"""What the tests share of the entries that put other weights in the place of a model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.optimizations.base.compression import lacks_torchao
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+
+MISSING = lacks_torchao(Hardware.detect())
+real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+each_form = pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+SMALL = Facts(device="cuda:0", parameters=100, linears=4, dtypes=("bfloat16",))
+INPUTS = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
+
+
+def network() -> nn.Module:
+    """Two layers whose sizes suit all of the entries, and one that suits few."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 32), nn.Linear(32, 3)).eval()
+
+
+def with_torchao(machine: Hardware, version: str = "0.18.0") -> Hardware:
+    """The machine with torchao installed."""
+    return machine.model_copy(update={"libraries": {"torchao": version}})
+
+
+def needs_capability(*wanted: int) -> None:
+    """Skips the test on a GPU of an older compute capability."""
+    if torch.cuda.get_device_capability() < wanted:
+        pytest.skip(f"needs compute capability {'.'.join(map(str, wanted))}")
+
+
+def bits(model: nn.Module) -> list[tuple[Any, ...]]:
+    """Which objects the model is made of, and their values."""
+    modules = [(id(m), m.training, sorted(m.__dict__)) for m in model.modules()]
+    return [*modules, *((id(p), p.requires_grad, p.tolist()) for p in model.parameters())]
+
+
+@torch.no_grad()
+def with_plan(
+    model: nn.Module, inputs: torch.Tensor, config: SpeedConfig, said: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the model gives without the plan and with it; afterwards it is as it was."""
+    before, plain = bits(model), model(inputs)
+    for error in (None, ValueError, KeyboardInterrupt):
+        try:
+            with apply_speedups(model, config.alone())[1] as context:
+                assert said in str(context.changes())
+                found = model(inputs)
+                if error:
+                    raise error
+        except (ValueError, KeyboardInterrupt):
+            pass
+        assert torch.equal(model(inputs), plain)
+        assert bits(model) == before
+    return plain, found
+
+
+def assert_no_rule_takes_it(name: str, machine: Hardware) -> None:
+    """Nor is it offered."""
+    decision = plan(SpeedConfig(), machine, SMALL)[name]
+    assert not decision.active
+    assert decision.worth_measuring is None
+    assert "ask for it" in decision.reason
+
+
+def assert_declined(
+    config: SpeedConfig, name: str, machine: Hardware, facts: Facts, why: str
+) -> None:
+    """Where the model is on the device that the facts name."""
+    decision = plan(config.changed("device", facts.device), machine, facts)[name]
+    assert decision.declined
+    assert not decision.active
+    assert why in decision.reason
+
+
+def trained_by(name: str) -> Facts:
+    """Facts of a model that an optimizer of this class trains."""
+    return Facts(device="cuda:0", linears=4, optimizers=(OptimizerFacts(name),))
+
+
+def assert_code_has(
+    words: Sequence[str], config: SpeedConfig, machine: Hardware, form: str
+) -> None:
+    """Its code in this form is Python, with these words."""
+    text = code(plan(config.alone(), machine, SMALL), form=form)
+    assert [word for word in words if word not in text] == []
+    compile(text, "code", "exec")

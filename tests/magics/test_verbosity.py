@@ -1,0 +1,63 @@
+"""How much is said beside results: one channel, by word or by the environment."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from speedkit_jupyter.support import messages
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    level = messages.LOGGER.level
+    yield
+    messages.LOGGER.setLevel(level)
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [("quiet", {"warning"}), ("normal", {"warning", "note"}),
+     ("debug", {"warning", "note", "detail"})],
+)  # fmt: skip
+def test_the_word_says_how_much_is_shown(shell, word, shown):
+    assert f"Verbosity {word}" in shell.run(f"%speedkit verbosity {word}")
+    shell.names["messages"] = messages
+    said = shell.run(
+        "messages.important('warning'); messages.note('note'); messages.debug('detail')"
+    )
+    assert {*said.split()} == shown
+    assert f"Verbosity {word}" in shell.run("%speedkit verbosity")
+
+
+def test_a_quiet_session_still_names_what_cant_be_put_back(shell, tmp_path):
+    shell.run("%speedkit verbosity quiet")
+    shell.names["file"] = open(tmp_path / "log", "w")  # noqa: SIM115
+    shown = shell.run("%%speedbench -n 1 -r 1\nfile.write('x')")
+    assert "can't be put back" in " ".join(shown.split())
+    shell.run("file.close()")
+
+
+def test_the_environment_says_it_for_a_program(monkeypatch):
+    monkeypatch.setenv("SPEEDKIT_VERBOSITY", "quiet")
+    messages.LOGGER.setLevel(logging.NOTSET)
+    assert messages.verbosity() == "quiet"
+
+
+def test_a_programs_own_handler_gets_the_records():
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    messages.LOGGER.addHandler(handler)
+    try:
+        messages.note("said")
+    finally:
+        messages.LOGGER.removeHandler(handler)
+    assert [record.getMessage() for record in records] == ["said"]
+
+
+def test_a_warning_points_to_the_users_line():
+    with pytest.warns(UserWarning, match="mine") as caught:
+        messages.warn("mine")
+    assert caught[0].filename == __file__

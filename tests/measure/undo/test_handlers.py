@@ -1,0 +1,267 @@
+"""Each kind of state comes back: the same objects, holding what they held, again and again."""
+
+from __future__ import annotations
+
+import array
+import collections
+import functools
+import io
+import random
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.undo.handlers import base
+from speedkit_jupyter.measure.undo.isolation import State, isolated
+
+
+class Case(NamedTuple):
+    """`make` gives an object, `change` is what a step does to it, `look` says what it holds."""
+
+    make: Callable[[], Any]
+    change: Callable[[Any], Any]
+    look: Callable[[Any], Any]
+
+
+class Plain:
+    total = 0
+
+    def __init__(self) -> None:
+        self.n, self.log = 0, [1]
+
+    @property
+    def double(self) -> int:
+        return self.n * 2
+
+
+class Slotted:
+    __slots__ = ("late", "n")
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+class Stubborn(dict):  # type: ignore[type-arg]
+    """A dict whose own methods do something else."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, [value])
+
+    def clear(self) -> None:
+        raise TypeError("not this one")
+
+
+class Frozen(Plain):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "log" in vars(self):
+            raise AttributeError("frozen")
+        super().__setattr__(name, value)
+
+
+def bits(tensor: torch.Tensor) -> Any:
+    kept = tensor.detach()
+    dense = kept.to_dense() if kept.layout is not torch.strided else kept
+    return str(kept.dtype), dense.stride(), str(dense.tolist()), kept.requires_grad
+
+
+def swap(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full((3, 2), 7.0).t()
+
+
+def grow(tensor: torch.Tensor) -> None:
+    tensor.resize_(100).fill_(3)
+
+
+CASES: dict[str, list[Case]] = {
+    "values of tensors": [
+        Case(lambda: torch.tensor([0.0, float("nan"), -0.0]), lambda t: t.fill_(0), bits),
+        Case(lambda: torch.zeros(2, 3).t(), swap, lambda t: (bits(t), t.data_ptr() > 0)),
+        Case(lambda: torch.zeros(1, 3).expand(4, 3), lambda t: t[0].add_(1), bits),
+        Case(lambda: torch.zeros(4), grow, bits),
+        Case(lambda: torch.zeros(3, dtype=torch.complex64), lambda t: t.add_(1j), bits),
+    ],
+    "layouts of tensors": [
+        Case(lambda: torch.eye(3).to_sparse(), lambda t: t.values().mul_(5), bits),
+        Case(lambda: torch.eye(3).to_sparse_csr(), lambda t: t.values().mul_(5), bits),
+        Case(
+            lambda: nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last).weight,
+            lambda t: setattr(t, "data", t.data.contiguous() + 1),
+            bits,
+        ),
+        Case(
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+            lambda t: t.copy_(torch.zeros(3)),
+            lambda t: t.dequantize().tolist(),
+        ),
+    ],
+    "gradients": [
+        Case(lambda: torch.ones(2, requires_grad=True), lambda t: t.sum().backward(),
+             lambda t: t.grad),
+        Case(lambda: nn.Linear(1, 1).requires_grad_(False), lambda m: m.requires_grad_(True),
+             lambda m: [p.requires_grad for p in m.parameters()]),
+        Case(lambda: torch.ones(2, requires_grad=True), lambda t: t.register_hook(print),
+             lambda t: t._backward_hooks),
+    ],
+    "modules": [
+        Case(lambda: nn.Linear(1, 1), lambda m: m.register_forward_hook(print),
+             lambda m: len(m._forward_hooks)),
+        Case(lambda: nn.Sequential(nn.Linear(1, 1)), lambda m: m.append(nn.ReLU()),
+             lambda m: str(m)),
+        Case(lambda: nn.BatchNorm1d(2), lambda m: m.eval()(torch.ones(2, 2)),
+             lambda m: (m.training, str(m.state_dict()))),
+        Case(lambda: nn.Linear(1, 1), lambda m: setattr(m, "forward", print),
+             lambda m: "forward" in vars(m)),
+    ],
+    "optimizers": [
+        Case(lambda: torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1),
+             lambda o: o.add_param_group({"params": torch.ones(2, requires_grad=True)}),
+             lambda o: len(o.param_groups)),
+        Case(lambda: torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1),
+             lambda o: o.param_groups[0].update(lr=5.0), lambda o: o.param_groups[0]["lr"]),
+        Case(lambda: torch.amp.GradScaler("cpu"), lambda s: (s.scale(torch.ones(1)), s.update(2.0)),
+             lambda s: s.state_dict()),
+    ],
+    "containers": [
+        Case(lambda: collections.OrderedDict(b=1, a=2), lambda d: d.move_to_end("b"), list),
+        Case(lambda: collections.deque([1, 2], 2), lambda d: d.append(3), list),
+        Case(lambda: {1, 2}, lambda s: s.discard(1), sorted),
+        Case(lambda: Stubborn(a=1), lambda d: dict.update(d, b=2), lambda d: list(d.items())),
+        Case(lambda: collections.defaultdict(list), lambda d: d["x"], len),
+        Case(lambda: [[1], (2, [3])], lambda x: (x[0].append(1), x[1][1].clear()), str),
+        Case(lambda: bytearray(b"ab"), lambda b: b.extend(b"c"), bytes),
+        Case(lambda: array.array("d", [1.0]), lambda a: a.append(2.0), list),
+        Case(lambda: io.StringIO("ab"), lambda f: f.write("xyz"), lambda f: f.getvalue()),
+    ],
+    "instances": [
+        Case(Plain, lambda p: vars(p).update(n=3, more=1), lambda p: dict(vars(p))),
+        Case(Slotted, lambda s: setattr(s, "late", 1), lambda s: hasattr(s, "late")),
+        Case(Frozen, lambda f: vars(f).update(n=3), lambda f: f.n),
+        Case(lambda: types.SimpleNamespace(a=1), lambda s: vars(s).update(a=s.a + 1), str),
+        Case(lambda: Plain, lambda c: setattr(c, "total", 5), lambda c: c.total),
+        Case(Plain, lambda p: object.__setattr__(p, "__class__", Frozen), lambda p: str(type(p))),
+        Case(lambda: functools.partial(list.append, [1]), lambda f: f(2), lambda f: f.args),
+        Case(lambda: Plain().log.append, lambda f: f(2), lambda f: f.__self__),
+        Case(lambda: weakref.ref(Plain), lambda r: setattr(r(), "total", 9), lambda r: r().total),
+    ],
+    "arrays": [
+        Case(lambda: np.zeros((2, 3)).T, lambda a: a.__setitem__(0, 1), lambda a: a.tolist()),
+        Case(lambda: np.array([None, "x"], object), lambda a: a.fill(1), lambda a: a.tolist()),
+        Case(lambda: np.array([(1, 2.0)], "i4,f8"), lambda a: a.fill(0), lambda a: a.tolist()),
+        Case(lambda: np.zeros(3), lambda a: a.setflags(write=False), lambda a: a.flags.writeable),
+    ],
+    "random generators": [
+        Case(lambda: random.Random(3), lambda r: r.random(), lambda r: r.getstate()),
+        Case(lambda: np.random.default_rng(0), lambda r: r.random(),
+             lambda r: str(r.bit_generator.state)),
+        Case(lambda: np.random.RandomState(0), lambda r: r.rand(), lambda r: str(r.get_state())),
+        Case(lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(1, generator=g),
+             lambda g: g.get_state().tolist()),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
+    for make, change, look in CASES[kind]:
+        found = make()
+        before = str(look(found))
+        state = State(others=[[found]])
+        for _ in range(3):
+            change(found)
+            assert str(look(found)) != before
+            state.restore()
+            assert str(look(found)) == before, (kind, found)
+        assert not state.failed
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_a_state_that_is_taken_later_shares_what_did_not_change(kind: str) -> None:
+    for make, change, look in CASES[kind]:
+        found, untouched = make(), torch.ones(100)
+        first = State(others=[[found, untouched]])
+        change(found)
+        later = str(look(found))
+        second = State(others=[[found, untouched]], base=first)
+        first.restore()
+        for _ in range(4):
+            change(found)
+            second.restore()
+        assert str(look(found)) == later, (kind, found)
+        first.restore()
+
+
+def test_tensors_keep_their_memory_and_their_graphs() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight**2).sum()  # a graph of before
+    address = weight.data_ptr()
+    with isolated(others=[[weight]]):
+        weight.data = torch.zeros(3)
+        with torch.no_grad():
+            weight.add_(1)
+    assert weight.data_ptr() == address
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0] * 3
+
+
+def test_gradients_behind_a_graph_of_before_come_back() -> None:
+    hidden = nn.Linear(2, 2)
+    features = hidden(torch.ones(1, 2))
+    del_me = features.sum()
+    with isolated(others=[[features]]):
+        del_me.backward(retain_graph=True)
+        assert hidden.weight.grad is not None
+    assert hidden.weight.grad is None
+
+
+def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
+    closed, log = io.StringIO("a"), [1]
+    state = State(others=[[closed, log]])
+    closed.close()
+    log.append(2)
+    state.restore()
+    assert log == [1]
+    assert "could not be put back (ValueError" in next(iter(state.failed.values()))
+
+
+def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "MOST_BYTES", 100)
+    for data in (torch.zeros(1000), np.zeros(1000)):
+        state = State(others=[{"data": data}])
+        assert any("data" in one for one in state.too_large())
+
+
+def test_parameters_and_optimizer_state_are_copied_whatever_their_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "MOST_BYTES", 1)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    before = [str(model.state_dict()), str(optimizer.state_dict())]
+    with isolated([model], [optimizer]):
+        optimizer.step()
+    assert [str(model.state_dict()), str(optimizer.state_dict())] == before
+
+
+def test_names_of_closures_and_globals_come_back() -> None:
+    count, space = 0, {"n": 0, "__name__": "__main__"}
+    exec("def add():\n    global n, made\n    n += 1\n    made = n", space)
+
+    def step() -> None:
+        nonlocal count
+        count += 1
+        space["add"]()  # type: ignore[operator]
+
+    with step_of(step).isolated():
+        step()
+        assert (count, space["n"]) == (1, 1)
+    assert (count, space["n"], "made" in space) == (0, 0, False)

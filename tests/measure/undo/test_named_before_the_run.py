@@ -1,0 +1,122 @@
+"""What can't be put back is named: before the run, or before the step does it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import queue
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import StateWarning, benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.support.exceptions import StepError
+
+
+def said(step: Callable[[], Any]) -> str:
+    """Measure a step that does this, and return what was said."""
+    model = nn.Linear(1, 1)
+
+    def whole() -> None:
+        step()
+        model(torch.ones(1, 1))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", StateWarning)
+        benchmark(whole, "baseline", budget_s=0.01)
+    return "\n".join(str(one.message) for one in caught if one.category is StateWarning)
+
+
+def generate() -> Any:
+    total = 0
+    while True:
+        total += (yield total) or 0
+
+
+DRIVEN = generate()
+next(DRIVEN)
+CACHED = functools.lru_cache(None)(lambda: 1)
+DATABASE = sqlite3.connect(":memory:")
+CALLS = queue.SimpleQueue()  # type: ignore[var-annotated]
+STEPS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a file in text": (lambda p: (p / "a").write_text("x"), "opens the file"),
+    "a file by its descriptor": (
+        lambda p: os.close(os.open(p / "b", os.O_CREAT | os.O_WRONLY)), "opens the file"
+    ),
+    "a file of torch's": (lambda p: torch.save({}, p / "c.pt"), "c.pt for writing"),
+    "a file that goes": (lambda p: (p / "gone").unlink(missing_ok=True), "changes the file"),
+    "a folder": (lambda p: (p / "d").mkdir(exist_ok=True), "changes the file"),
+    "a process": (lambda p: subprocess.run([sys.executable, "-c", ""]), "starts a process"),
+    "a shell": (lambda p: os.system("true"), "starts a process"),
+    "a thread": (lambda p: threading.Thread(target=len, args=("",)).start(), "starts a thread"),
+    "a cache": (lambda p: CACHED(), "CACHED (_lru_cache_wrapper) can't be copied"),
+    "a database": (lambda p: DATABASE.execute("select 1"), "DATABASE (Connection) can't be"),
+    "an object in C": (lambda p: CALLS.put(1), "CALLS (SimpleQueue) can't be copied"),
+    "a generator that is sent to": (lambda p: DRIVEN.send(1), "driven by send()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_it_is_named(kind: str, tmp_path: Path) -> None:
+    do, words = STEPS[kind]
+    assert words in said(lambda: do(tmp_path))
+
+
+def test_what_stays_inside_the_process_or_only_reads_is_not_named(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("1")
+    log: list[int] = []
+    for step in (
+        (tmp_path / "data").read_text,
+        lambda: log.append(1),
+        lambda: torch.load,
+        lambda: print(end="", file=sys.stderr),
+        lambda: Path(os.devnull).write_text("x"),
+    ):
+        assert said(step) == ""
+
+
+def test_naming_as_an_error_keeps_the_file_from_being_written(tmp_path: Path) -> None:
+    model, log = nn.Linear(1, 1), tmp_path / "log"
+
+    def step() -> None:
+        log.write_text("x")
+        model(torch.ones(1, 1))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StateWarning)
+        with pytest.raises(StateWarning):
+            benchmark(step, "baseline", budget_s=0.01)
+    assert not log.exists()
+
+
+@pytest.mark.parametrize("writes", ["in place", "without a version"])
+def test_what_another_thread_trains_is_refused(writes: str) -> None:
+    model, ends = nn.Linear(2, 2), threading.Event()
+
+    def train() -> None:
+        while not ends.is_set():
+            with torch.no_grad():
+                (model.weight if writes == "in place" else model.weight.data).add_(1)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        with pytest.raises(StepError, match=r"another thread changes .*weight"):
+            step_of(lambda: model(torch.ones(1, 2))).isolated().__enter__()
+    finally:
+        ends.set()
+        thread.join()
+    with step_of(lambda: model(torch.ones(1, 2))).isolated():
+        pass
