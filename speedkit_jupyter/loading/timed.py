@@ -71,12 +71,13 @@ class Skipping:
 
 @dataclass
 class Draw:
-    """The batches that one block draws: `lead` that are not timed, then up to `most`.
+    """The batches that one block draws: `lead` that are not timed, then a window of up to `most`.
 
-    The window opens when the first timed batch is asked for; where it does not `end` before, it
-    closes with the block. A loop that asks for more gets one batch, and ends. Times are in seconds:
-    `waited_s` of the window were spent on waiting, `begun_s` on starting its epochs. `longest` is
-    how many batches one loop got, `was_left` whether a loop was left before its end.
+    The window opens when its first batch is asked for, and closes when the loop asks for one more,
+    or with the block. Loops that begin after that get one batch each. Times are in seconds:
+    `waited_s` is what waiting took within the window, `begun_s` what starting epochs took.
+    `longest` is how many batches one loop got, `was_left` whether a loop was left before its end,
+    `was_cut` whether one ended early because the window had closed.
     """
 
     lead: int = 0
@@ -117,7 +118,7 @@ class Draw:
                 self.longest = max(self.longest, given)
                 yield batch[0]
             ended = self.was_cut = True
-            self._close(device)
+            self.close(device)
         finally:
             self.was_left |= not ended
             if not loader.persistent_workers:
@@ -142,7 +143,8 @@ class Draw:
         self.timed += is_timed
         return (batch,)
 
-    def _close(self, device: torch.device) -> None:
+    def close(self, device: torch.device) -> None:
+        """Close the window, if it is open."""
         if self.closed_s is None:
             synchronize(device)
             self.closed_s = clock.now()
@@ -169,6 +171,7 @@ class Timed:
         self._context: Any = in_force_or_none(step.models)
         self._draw: Draw | None = None
         self._one: Candidate | None = None
+        # Calls in a block, and batches in a window: infinite where calls are timed whole.
         self._calls, self._most = 1, math.inf
         self._block_s = min(BLOCK_S, budget_s / (ROUNDS * CANDIDATES))
         self.batch_s = 0.0
@@ -254,14 +257,13 @@ class Timed:
             self.epoch = max(self.epoch, draw.longest)
             return Block((taken_s - waited_s) / draw.drawn, waited_s / draw.drawn)
         draw = self._window(one, number)
-        if draw.was_left and draw.closed_s is None and draw.longest < self.epoch:
+        if draw.was_left and draw.timed < self._most and draw.longest < self.epoch:
             self.epoch = draw.longest  # the loop is left before its window closes
             self._restore()
             draw = self._window(one, number)
-        if draw.opened_s is None or not draw.timed:
+        if draw.opened_s is None or draw.closed_s is None or not draw.timed:
             raise StepError(NO_LOOP)
-        closed_s = clock.now() if draw.closed_s is None else draw.closed_s
-        step_s = (closed_s - draw.opened_s - draw.waited_s) / draw.timed
+        step_s = (draw.closed_s - draw.opened_s - draw.waited_s) / draw.timed
         return Block(step_s, draw.waited_s / draw.timed + draw.begun_s / self.epoch)
 
     def _window(self, one: Candidate, number: int) -> Draw:
@@ -271,12 +273,12 @@ class Timed:
         at work as they are in the middle of an epoch.
         """
         __tracebackhide__ = True
-        workers, loader = one.settings.num_workers, one.loader
-        most = min(max(int(self._most), workers), self.epoch)
-        last = max(self.epoch - most, 0)
+        workers, loader, each = one.settings.num_workers, one.loader, int(self._most)
+        last = max(self.epoch - max(each, MOST_WORKERS), 0)
         least = min(MOST_WORKERS + 1, last)
-        first = least + number * most % (last + 1 - least)
+        first = least + number * each % (last + 1 - least)
         lead = min(first, workers + 1 if workers else 0)
+        most = min(max(each, workers), self.epoch - first)
         assert loader is not None
         if is_iterable(loader):
             lead = min(2, last)
@@ -298,7 +300,7 @@ class Timed:
                     self._run(draw)
                 if draw.drawn == before:
                     raise StepError(NO_LOOP)
-            synchronize(self._device)
+            draw.close(self._device)
             return draw, clock.now() - begun_s
         finally:
             self._draw = self._one = None

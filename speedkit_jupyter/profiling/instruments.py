@@ -130,11 +130,11 @@ def _waiting(name: str, recorder: Recorder, original: Callable[..., Any]) -> Cal
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         split = recorder.split
-        if split.part in ("synchronizations", "data", "compiling", "ours") or (
+        if split.part in ("synchronizations", "data", "compiling", "overhead") or (
             tensor.device.type == "cpu" and is_torchs(sys._getframe(2).f_code.co_filename)
         ):
             return original(tensor, *args, **kwargs)
-        split.enter("ours")
+        split.enter("overhead")
         line = _line(name)
         begun = recorder.begin("synchronizations")
         mark = split.mark()

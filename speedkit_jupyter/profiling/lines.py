@@ -2,9 +2,9 @@
 
 A timer interrupts the measured thread. A signal's handler runs in the thread that it interrupts,
 between two steps of Python's interpreter, so that it reads frames of its own thread only. (Frames
-of another thread end while they are read, and Python crashes.) What lies between two looks counts
-for what the second one sees. Python runs handlers after calls and at the end of loops: a long
-operation that calls nothing counts for the next line that does.
+of another thread end while they are read, and Python crashes.) What lies between two samples
+counts for what the second one sees. Python runs handlers after calls and at the end of loops: a
+long operation that calls nothing counts for the next line that does.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from speedkit_jupyter.profiling.split import Look, Part, Split
+from speedkit_jupyter.profiling.split import LineSample, Part, Split
 
 OURS = str(Path(__file__).parents[1])
-# Seconds between two looks. One takes some 10 µs.
+# Seconds between two samples. One takes some 10 µs.
 EVERY_S = 0.001
-# A look counts for this share of what it would by itself, at the least and at the most.
+# A sample counts for this share of what it would by itself, at the least and at the most.
 LEAST, MOST = 0.4, 4.0
 
 
@@ -123,12 +123,12 @@ class LineTimes:
         return max(shares, key=lambda where: shares[where])
 
 
-class Looks:
-    """Collects what is seen in all calls that are made `while_looking`."""
+class LineSampler:
+    """Collects what is seen in all calls that are made while it is `sampling`."""
 
     def __init__(self) -> None:
         self.total_s = 0.0
-        self.seen: list[Look] = []
+        self.seen: list[LineSample] = []
 
     def result(self, shares: Mapping[Part, float]) -> LineTimes:
         """Return the lines of all calls so far. `shares` are those of the parts, as the split knows
@@ -137,19 +137,19 @@ class Looks:
         own = defaultdict[tuple[Spot, Part], float](float)
         python = defaultdict[Spot, float](float)
         counts = self._counts(shares)
-        for look in self.seen:
-            share = counts[look.part] * look.seconds
-            if look.spot is not None:
-                own[look.spot, look.part] += share
-                if look.part in ("rest", "data") and not look.in_torch:
-                    python[look.spot] += share
+        for sample in self.seen:
+            share = counts[sample.part] * sample.seconds
+            if sample.spot is not None:
+                own[sample.spot, sample.part] += share
+                if sample.part in ("rest", "data") and not sample.in_torch:
+                    python[sample.spot] += share
         return LineTimes(own, python)
 
     def _counts(self, shares: Mapping[Part, float]) -> dict[Part, float]:
-        """Return what a second of looks is of the step, by part."""
+        """Return what a second of samples is of the step, by part."""
         seen = defaultdict[Part, float](float)
-        for look in self.seen:
-            seen[look.part] += look.seconds
+        for sample in self.seen:
+            seen[sample.part] += sample.seconds
         whole_s = sum(seen.values()) or 1.0
         return {
             part: min(max(shares.get(part, 0.0) / (spent_s or whole_s), LEAST / whole_s),
@@ -158,26 +158,26 @@ class Looks:
         }  # fmt: skip
 
     @contextmanager
-    def while_looking(self, split: Split) -> Iterator[None]:
-        """Look at this thread in the block; the split runs in it, and says which part it is.
+    def sampling(self, split: Split) -> Iterator[None]:
+        """Sample this thread's lines in the block; the split runs in it, and says which part it is.
 
         Nothing is seen where no timer can interrupt it.
         """
         begun_s = before_s = time.perf_counter()
 
-        def look() -> None:
+        def sample() -> None:
             nonlocal before_s
             now_s = time.perf_counter()
-            if split.depth and split.part != "ours":
+            if split.depth and split.part != "overhead":
                 in_torch = split.undecided is not None
-                found = Look(user_spot(2), split.part, now_s - before_s, in_torch)
+                found = LineSample(user_spot(2), split.part, now_s - before_s, in_torch)
                 self.seen.append(found)
                 if split.undecided is not None:
                     split.undecided.append(found)
             before_s = now_s
 
         try:
-            with _interrupted(look) if _can_interrupt() else nullcontext():
+            with _interrupted(sample) if _can_interrupt() else nullcontext():
                 yield
         finally:
             self.total_s += time.perf_counter() - begun_s
@@ -198,12 +198,12 @@ def _can_interrupt() -> bool:
 
 
 @contextmanager
-def _interrupted(look: Callable[[], None]) -> Iterator[None]:
-    """Call `look` every EVERY_S in the block, which may take the timer for itself."""
+def _interrupted(sample: Callable[[], None]) -> Iterator[None]:
+    """Call `sample` every EVERY_S in the block, which may take the timer for itself."""
     import torch
 
     # torch.compile would trace what interrupts compiled code.
-    handler = torch.compiler.disable(lambda *_: look())
+    handler = torch.compiler.disable(lambda *_: sample())
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
     try:

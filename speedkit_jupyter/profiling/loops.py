@@ -94,7 +94,7 @@ class _WaitedGenerator(Generator[Any, Any, Any]):
         self._generator.close()
 
 
-def sources(objects: Iterable[Any]) -> list[FunctionType]:
+def generator_functions(objects: Iterable[Any]) -> list[FunctionType]:
     """Return functions among these, of the user's, that make generators or give an iterator's next
     value; not those that context managers are made of.
     """

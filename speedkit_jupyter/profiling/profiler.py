@@ -21,8 +21,8 @@ from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.costs import Costing
 from speedkit_jupyter.profiling.counters import Counters
-from speedkit_jupyter.profiling.lines import Looks
-from speedkit_jupyter.profiling.loops import Loops, generators_told_to, sources
+from speedkit_jupyter.profiling.lines import LineSampler
+from speedkit_jupyter.profiling.loops import Loops, generator_functions, generators_told_to
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.recorder import Recorder
@@ -46,8 +46,8 @@ LONG, SHORT = 0.5, 0.02
 COSTS, COSTS_SHARE = 10, 0.5
 # The events of a longer call would fill the memory.
 LONGEST_TRACED_S = 3.0
-# Lines are looked at for these seconds, within this share of the budget.
-LOOKING_S, LOOKING_SHARE = 1.0, 0.15
+# Lines are sampled for these seconds, within this share of the budget.
+SAMPLING_S, SAMPLING_SHARE = 1.0, 0.15
 # What is tried afterwards may take this share of it.
 TRYING_SHARE = 0.1
 
@@ -91,7 +91,7 @@ class Profiler:
         self.afterwards: Callable[[Isolated], object] | None = None
         profile.device = device.type
         self._context: Any = None
-        self._sources: list[FunctionType] = []
+        self._generators: list[FunctionType] = []
         self._is_alone = False
 
     def result(self) -> Profile:
@@ -109,18 +109,18 @@ class Profiler:
         with self.step.isolated() as visit:
             self._context = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
-            self._sources = sources(visit.state.walk.found.values())
+            self._generators = generator_functions(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
-            looks = Looks()
+            sampler = LineSampler()
             with self._installed() as recorder, instruments.installed_within(recorder):
-                first = self._profiled(recorder, is_first=True, looks=looks)
+                first = self._profiled(recorder, is_first=True, sampler=sampler)
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
             is_long = first.total_s - first.seconds["compiling"] > LONG * self.budget_s
             state = None if is_long and self.afterwards is None else self.step.state()
             if is_long or state is None:
                 self._profile.why_no_costs = "there was no time for a second call"
-                self._found_lines(looks)
+                self._found_lines(sampler)
                 yield Progress(1.0, "the call is long: it is the profile")
             else:
                 try:
@@ -147,13 +147,13 @@ class Profiler:
         left_s = max(budget.left_s, 0.0)
         longest_s = COSTS * (first.total_s - first.seconds["compiling"])
         costs_s = min(longest_s, COSTS_SHARE * left_s)
-        looking_s = min(LOOKING_S, LOOKING_SHARE * left_s)
+        sampling_s = min(SAMPLING_S, SAMPLING_SHARE * left_s)
         trying_s = 0.0 if self.afterwards is None else TRYING_SHARE * self.budget_s
-        budget.reserved_s += costs_s + looking_s + trying_s
+        budget.reserved_s += costs_s + sampling_s + trying_s
         yield from self._in_turn(state, budget)
-        budget.reserved_s -= looking_s
+        budget.reserved_s -= sampling_s
         yield Progress(budget.share, "lines")
-        self._look_at_lines(state, budget, looking_s)
+        self._sample_lines(state, budget, sampling_s)
         budget.reserved_s -= costs_s
         call_s = self._profile.step_s * self._profile.steps
         if call_s > LONGEST_TRACED_S:
@@ -213,19 +213,19 @@ class Profiler:
             state.restore()
             profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
 
-    def _look_at_lines(self, state: State, budget: Budget, enough_s: float) -> None:
+    def _sample_lines(self, state: State, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
         __tracebackhide__ = True
-        looks = Looks()
+        sampler = LineSampler()
         call_s = self._profile.step_s * self._profile.steps
         with self._installed() as recorder, instruments.installed_within(recorder):
-            while not looks.total_s or (looks.total_s < enough_s and budget.allows(2 * call_s)):
+            while not sampler.total_s or (sampler.total_s < enough_s and budget.allows(2 * call_s)):
                 state.restore()
-                self._profiled(recorder, looks=looks)
-        self._found_lines(looks)
+                self._profiled(recorder, sampler=sampler)
+        self._found_lines(sampler)
 
-    def _found_lines(self, looks: Looks) -> None:
-        self._profile.lines = looks.result({part: self._profile.share(part) for part in PARTS})
+    def _found_lines(self, sampler: LineSampler) -> None:
+        self._profile.lines = sampler.result({part: self._profile.share(part) for part in PARTS})
 
     def _find_costs(self, state: State, budget: Budget) -> None:
         """Find those of modules and operators. What can't be traced hides nothing else."""
@@ -276,7 +276,7 @@ class Profiler:
         self,
         recorder: Recorder,
         is_first: bool = False,
-        looks: Looks | None = None,
+        sampler: LineSampler | None = None,
         is_whole: bool = False,
     ) -> Split:
         """Make one call. A short step is called once before: Python forgets what it knows of the
@@ -288,14 +288,14 @@ class Profiler:
         with (
             self.step.around_blocks(),
             self._loops.told_to(recorder),
-            generators_told_to(recorder, self._sources),
+            generators_told_to(recorder, self._generators),
             instruments.told(recorder, sees_functions=not (is_first or is_whole)),
         ):
             if self._is_short and not is_first:
                 with split.run():
                     self._call()
                 split = recorder.split = Split()
-            with split.run(), looks.while_looking(split) if looks is not None else nullcontext():
+            with split.run(), sampler.sampling(split) if sampler is not None else nullcontext():
                 self._call()
                 if self._device.type != "cpu":
                     with split.within("synchronizations"):

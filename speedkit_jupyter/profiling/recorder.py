@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from speedkit_jupyter.profiling.split import Look, Part, Split
+from speedkit_jupyter.profiling.split import LineSample, Part, Split
 
 # What `begin` returns where no part has begun.
 NOTHING = object()
@@ -25,14 +25,14 @@ class Recorder:
 
     def begin(self, part: Part) -> Any:
         """Begin this part, with nothing of ours between torch and its functions; `end` takes what
-        it returns. What both take is "ours".
+        it returns. What both take is "overhead".
 
         Nothing begins where the split does not run (an iterator outlives the step), or hides it.
         """
         split = self.split
         if not split.depth or split.hides(part):
             return NOTHING
-        split.enter("ours")
+        split.enter("overhead")
         mode = self._pop()
         split.enter(part)
         return mode
@@ -80,16 +80,16 @@ class Recorder:
                 function, split = methods.get(function, function), recorder.split
                 if split.part != "rest":
                     return function(*args, **(kwargs or {}))
-                mark, looks = split.mark(), list[Look]()
-                split.undecided = looks
+                mark, samples = split.mark(), list[LineSample]()
+                split.undecided = samples
                 try:
                     result = function(*args, **(kwargs or {}))
                 finally:
                     split.undecided = None
                 if isinstance(result, torch.Tensor) and result.requires_grad:
                     split.moved(mark, "forward")
-                    for look in looks:
-                        look.part = "forward"
+                    for sample in samples:
+                        sample.part = "forward"
                 return result
 
         with Seen() as self._mode:

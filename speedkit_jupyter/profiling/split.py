@@ -19,9 +19,9 @@ Part = Literal[
     "synchronizations",
     "compiling",
     "rest",
-    "ours",
+    "overhead",
 ]
-# In the order of a step; what telling takes is "ours", and no part of it.
+# In the order of a step; what telling takes is "overhead", and no part of it.
 PARTS: tuple[Part, ...] = Part.__args__[:-1]  # type: ignore[attr-defined]
 _ALL = frozenset(PARTS)
 # What is no part of its own within another one: a transform of the data set that calls a module is
@@ -35,7 +35,7 @@ _HIDDEN: dict[Part, frozenset[Part]] = {
     "backward": frozenset(["forward", "backward", "host to device", "data"]),
     "optimizer": frozenset(["optimizer"]),
     "rest": frozenset(),
-    "ours": frozenset(),
+    "overhead": frozenset(),
 }
 # What a call of a function is from its beginning to its end; within it others are told apart.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
@@ -45,7 +45,7 @@ REST: Piece = ("rest", "rest")
 
 
 @dataclass
-class Look:
+class LineSample:
     """The user's innermost line that was seen at work, if any, and which part it was; whether a
     function of torch's was at work that no module called.
     """
@@ -70,7 +70,7 @@ class Split:
     synchronizations by line, `stepped` the steps of each optimizer, by its id.
 
     Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `undecided` are the looks of a moment of which only its end will tell which part it is.
+    `undecided` are the samples of a moment of which only its end will tell which part it is.
     """
 
     now: Callable[[], float] = field(default=clock.now, repr=False)
@@ -79,14 +79,14 @@ class Split:
     waits: Counter[Line] = field(default_factory=Counter)
     waited_s: dict[Line, float] = field(default_factory=lambda: defaultdict(float))
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
-    undecided: list[Look] | None = field(default=None, repr=False)
+    undecided: list[LineSample] | None = field(default=None, repr=False)
     _inside: list[Piece] = field(default_factory=list, init=False, repr=False)
     _since_s: float = field(default=0.0, init=False, repr=False)
 
     @property
     def seconds(self) -> dict[Part, float]:
         """Return those of each part."""
-        found: dict[Part, float] = dict.fromkeys((*PARTS, "ours"), 0.0)
+        found: dict[Part, float] = dict.fromkeys((*PARTS, "overhead"), 0.0)
         for (_, part), spent_s in self.pieces.items():
             found[part] += spent_s
         return found
@@ -94,7 +94,7 @@ class Split:
     @property
     def total_s(self) -> float:
         """Return the seconds of all parts."""
-        return sum(spent_s for (_, part), spent_s in self.pieces.items() if part != "ours")
+        return sum(spent_s for (_, part), spent_s in self.pieces.items() if part != "overhead")
 
     @property
     def steps(self) -> int:
@@ -104,7 +104,7 @@ class Split:
     @property
     def part(self) -> Part:
         """Return the one that it runs for now; where it does not run, what is done is ours."""
-        return self._inside[-1][1] if self._inside else "ours"
+        return self._inside[-1][1] if self._inside else "overhead"
 
     @property
     def depth(self) -> int:
@@ -206,6 +206,6 @@ def _summed(splits: Sequence[Split]) -> dict[Piece, float]:
     found = defaultdict[Piece, float](float)
     for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:
         for piece, spent_s in split.pieces.items():
-            if piece[1] != "ours":
+            if piece[1] != "overhead":
                 found[piece] += spent_s
     return found

@@ -242,8 +242,11 @@ def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(
 class Lengths(Dataset[Any]):
     """Sequences whose lengths differ, so that a batch takes one or thirty milliseconds."""
 
+    def __init__(self, number: int = 200) -> None:
+        self.number = number
+
     def __len__(self) -> int:
-        return 200
+        return self.number
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.ones(1 + index * 37 % 100)
@@ -328,3 +331,17 @@ def test_an_iterator_that_outlives_its_call_is_timed() -> None:
     own = tune_loader(loader, step, budget_s=1.0).tuning.own
     assert min(own.times_s.values()) > 0.003
     assert own.waiting < 0.9
+
+
+@pytest.mark.real_time
+def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches() -> None:
+    """Of batches that take one or thirty milliseconds, workers would else get other ones."""
+    pad = nn.utils.rnn.pad_sequence
+    loader = DataLoader(Lengths(20_000), batch_size=2, shuffle=True, collate_fn=pad)
+    tuning = tune_loader(
+        loader, lambda batch: time.sleep(len(batch) * 3e-4), budget_s=4.0, keep=False
+    ).tuning
+    assert tuning.epoch == 10_000
+    for row in tuning.rows():
+        if row["ratio"] is not None:
+            assert row["ratio"] <= 1.02 / (1 - max(tuning.own.waiting, 0.02))

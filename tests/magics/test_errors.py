@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 FILE = Path(__file__).with_name("errors.txt")
 # A line of a cell ends with this in the file.
 END = " ⏎ "
-LONG = 160
+LONG = 100
 NOTEBOOK = """
 class Trainer:
     def __init__(self):

@@ -20,7 +20,7 @@ def always_one_thread(one_thread: None) -> None:
 
 
 @pytest.fixture(autouse=True)
-def a_few_looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines are looked at by the real clock: not for long, where they are not what it is about."""
+def a_few_samples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are sampled by the real clock: not for long, where they are not what it is about."""
     if request.path.name != "test_lines.py":
-        monkeypatch.setattr(profiler, "LOOKING_S", 0.005)
+        monkeypatch.setattr(profiler, "SAMPLING_S", 0.005)

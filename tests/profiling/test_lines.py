@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.lines import LineTimes, Looks, Spot, models_of
+from speedkit_jupyter.profiling.lines import LineSampler, LineTimes, Spot, models_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Split
 
@@ -70,16 +70,16 @@ def test_only_the_measured_thread_is_looked_at():
     ends = threading.Event()
     other = threading.Thread(target=lambda: ends.wait(5))
     other.start()
-    looks, split = Looks(), Split()
-    with split.run(), looks.while_looking(split):
+    sampler, split = LineSampler(), Split()
+    with split.run(), sampler.sampling(split):
         time.sleep(0.05)
     ends.set()
     other.join()
-    assert looks.seen
-    assert {look.spot.file for look in looks.seen if look.spot} <= {__file__}
+    assert sampler.seen
+    assert {look.spot.file for look in sampler.seen if look.spot} <= {__file__}
 
 
-def test_looking_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
+def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
     """A thread that reads the frames of another one crashes Python."""
 
     def begun(*_: Any) -> None:
@@ -93,7 +93,7 @@ def test_looking_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(mo
     for handler in (signal.SIG_DFL, own):
         before = signal.signal(signal.SIGALRM, handler)
         try:
-            with Split().run(), suppress(ZeroDivisionError), Looks().while_looking(Split()):
+            with Split().run(), suppress(ZeroDivisionError), LineSampler().sampling(Split()):
                 time.sleep(0.01)
                 raise ZeroDivisionError
             assert signal.getsignal(signal.SIGALRM) is handler
@@ -104,10 +104,10 @@ def test_looking_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(mo
 
 def test_a_time_out_that_the_step_sets_is_its_own():
     rung = []
-    looks, split = Looks(), Split()
+    sampler, split = LineSampler(), Split()
     before = signal.getsignal(signal.SIGALRM)
     try:
-        with split.run(), looks.while_looking(split):
+        with split.run(), sampler.sampling(split):
             signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
             signal.setitimer(signal.ITIMER_REAL, 0.01)
             time.sleep(0.05)
@@ -118,17 +118,17 @@ def test_a_time_out_that_the_step_sets_is_its_own():
 
 
 def test_in_another_thread_than_the_main_one_no_line_is_looked_at():
-    looks, split = Looks(), Split()
+    sampler, split = LineSampler(), Split()
 
     def look() -> None:
-        with split.run(), looks.while_looking(split):
+        with split.run(), sampler.sampling(split):
             time.sleep(0.02)
 
     other = threading.Thread(target=look)
     other.start()
     other.join()
-    assert looks.total_s > 0.01
-    assert looks.seen == []
+    assert sampler.total_s > 0.01
+    assert sampler.seen == []
 
 
 def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
@@ -140,7 +140,7 @@ def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
 
 
 def test_without_a_look_nothing_is_said():
-    assert Looks().result({}).costliest() == []
+    assert LineSampler().result({}).costliest() == []
 
 
 critic = nn.Sequential(nn.Linear(2, 1))

@@ -101,7 +101,7 @@ def made(**seconds: float) -> Split:
 
 
 def test_without_calls_told_of_the_parts_as_a_whole_shares_are_of_the_told_ones():
-    found = Profile(splits=[made(forward=5.0, rest=5.0, rest__ours=90.0)] * 3, plain_s=[100.0])
+    found = Profile(splits=[made(forward=5.0, rest=5.0, rest__overhead=90.0)] * 3, plain_s=[100.0])
     assert found.share("forward") == pytest.approx(0.5)
     assert sum(map(found.share, PARTS)) == pytest.approx(1.0)
 

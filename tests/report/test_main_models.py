@@ -80,12 +80,10 @@ def test_apply_and_restore_as_json_are_one_document(capsys):
         ("{file}", ["write FILE:NAME"]),
         ("{file}:", ["write FILE:NAME"]),
         ("{folder}/my_modles.py:net", ["there is no file", "Did you mean 'my_models.py'?"]),
-        ("{folder}/data.txt:net", ["no function 'net'"]),
         ("{folder}/wrong.py:net", ["raises SyntaxError"]),
     ],
 )
 def test_what_goes_wrong_with_it_is_one_line_and_exit_status_2(capsys, file, wish, words):
-    (file.parent / "data.txt").write_text("")
     (file.parent / "wrong.py").write_text("def net(:\n")
     assert main(["--model", wish.format(file=file, folder=file.parent)]) == 2
     shown = capsys.readouterr()

@@ -260,7 +260,7 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     taken = stepped + seen.operators(
         "aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward"
     )
-    taken = min(taken, 1.0)
+    taken = min(taken, 0.95)
     if taken < 0.05:
         return
     # Without times of operators it can be all of the backward pass.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,7 +59,7 @@ class Arrays(StateHandler):
 
         saved, header = memory
         if _header(instance)[:3] != header[:3]:
-            _lay(instance, header)
+            raise ValueError("its shape or dtype was changed in place")
         plain = _plain(instance)
         if saved is not None and not self.same_values(instance, memory):
             if not plain.flags.writeable:
@@ -86,21 +84,6 @@ def _plain(array: Any) -> Any:
 
 def _header(array: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.strides, array.flags.writeable
-
-
-def _lay(array: Any, header: tuple[Any, ...]) -> None:
-    """Lay the same object out as before; NumPy would rather have a view, which is deprecated."""
-    dtype, shape, strides, _ = header
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        if array.nbytes != math.prod(shape) * dtype.itemsize:
-            array.resize(math.prod(shape) * dtype.itemsize // array.dtype.itemsize, refcheck=False)
-        if array.dtype != dtype:
-            array.dtype = dtype
-        if array.shape != shape:
-            array.shape = shape
-        if array.strides != strides:
-            array.strides = strides
 
 
 def _parts(plain: Any, of_objects: bool) -> list[Any]:

@@ -147,8 +147,6 @@ class Modules(StateHandler):
 class Functions(StateHandler):
     """The code and default arguments of a function; it leads to its closure and its globals."""
 
-    can_replace = True
-
     def recognizes(self, cls: type) -> bool:
         return cls is FunctionType
 
@@ -168,10 +166,6 @@ class Functions(StateHandler):
 
     def put_back(self, instance: FunctionType, memory: tuple[Any, ...]) -> None:
         instance.__code__, instance.__defaults__, instance.__kwdefaults__ = memory
-
-    def replace(self, instance: FunctionType, old: Any, new: Any) -> None:
-        values = instance.__defaults__ or ()
-        instance.__defaults__ = tuple(new if value is old else value for value in values)
 
 
 @lru_cache(maxsize=4096)
