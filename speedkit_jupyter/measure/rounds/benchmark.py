@@ -46,8 +46,8 @@ DEFAULT_S, MOST_GROWN_S = 10.0, 600.0
 LIMITS_S = 0.8
 # A variant that is so many times slower is the first that is left out where time is short.
 FAR = 2.0
-# A check of one variant takes about so many of its steps.
-CHECKED_STEPS = 3
+# A check of one variant takes about so many of its steps, and so long however short these are.
+CHECKED_STEPS, CHECK_S = 3, 0.1
 
 
 class Benchmark:
@@ -236,8 +236,8 @@ class Benchmark:
     def _checks_s(self, runners: Sequence[Runner]) -> float:
         """Return about how long the checks of these take."""
         first, others = runners[0], runners[1:]
-        steps_s = sorted(runner.worst_s for runner in others)
-        checked_s = CHECKED_STEPS * sum(steps_s[: self._policy.checked])
+        steps_s = sorted(CHECKED_STEPS * runner.worst_s + CHECK_S for runner in others)
+        checked_s = sum(steps_s[: self._policy.checked])
         lowered = {runner.precision for runner in others} - {first.precision}
         return checked_s + (REFERENCE + ROUNDED * len(lowered)) * first.worst_s * bool(others)
 
