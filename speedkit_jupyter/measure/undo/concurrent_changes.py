@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
-from time import sleep
+from time import process_time, sleep
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.undo.handlers.origin import INNER_MODULES, is_installed
 from speedkit_jupyter.support.exceptions import StepError
 
 if TYPE_CHECKING:
     import torch
 
-# Parts of torch that only hand on what others have made.
-IDLE = (*INNER_MODULES, "torch.utils.data", "torch._utils")
+# A thread that computes shows in the process's CPU time while this one sleeps for `GLANCE_S`.
+GLANCE_S, AT_WORK_S = 0.01, 0.001
 # A loop that trains in another thread makes a step in this time, or is waiting for something.
 LOOK_S = 0.1
 
 
 def others_at_work() -> bool:
-    """Return whether another thread runs code of the user's, or torch's."""
-    here = threading.get_ident()
-    stacks = [frame for number, frame in sys._current_frames().items() if number != here]
-    return any(map(_is_work, stacks))
+    """Return whether other threads of this process compute at the moment.
 
-
-def _is_work(frame: Any) -> bool:
-    while frame is not None:
-        home = str(frame.f_globals.get("__name__"))
-        root = home.partition(".")[0]
-        if not is_installed(root) or (root == "torch" and not home.startswith(IDLE)):
-            return True
-        frame = frame.f_back
-    return False
+    Their frames are not looked at: reading those of a running thread can crash Python.
+    """
+    if threading.active_count() == 1:
+        return False
+    begun_s = process_time()
+    sleep(GLANCE_S)
+    return process_time() - begun_s > AT_WORK_S
 
 
 def refuse_trained_elsewhere(
