@@ -37,8 +37,6 @@ ROOMS = (
 INNER_ROOMS = {
     "measure/checks": ("values", "reference", "observing"),
 }
-# Rooms that still import one another in a circle, for types alone.
-CIRCLES_FOR_TYPES = {"measure"}
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
 
@@ -178,7 +176,7 @@ def test_no_file_imports_in_a_circle() -> None:
     for name, path in known.items():
         every = {
             one if one in known else one.rpartition(".")[0]
-            for one in imported(path, deep=True, types=part_of(path) not in CIRCLES_FOR_TYPES)
+            for one in imported(path, deep=True, types=True)
         }
         needs[name] = (every & known.keys()) - {name}
     done: set[str] = set()
