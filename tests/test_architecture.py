@@ -38,7 +38,7 @@ INNER_ROOMS = {
     "measure/checks": ("values", "reference", "observing"),
 }
 # Rooms that still import one another in a circle, for types alone.
-CIRCLES_FOR_TYPES = {"loading", "measure"}
+CIRCLES_FOR_TYPES = {"measure"}
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
 

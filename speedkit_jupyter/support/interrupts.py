@@ -31,7 +31,7 @@ class Gate:
     def __init__(self) -> None:
         self._waiting: dict[int, Any] = {}
         self.thread = threading.get_ident()
-        self.handlers: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
         self._is_open = self._has_passed = False
         self._first_s = 0.0
 
@@ -70,24 +70,24 @@ class Gate:
         for number in _NUMBERS:
             handler = signal.getsignal(number)
             if callable(handler):
-                self.handlers[number] = handler
+                self._handlers[number] = handler
                 signal.signal(number, self)
 
     def end(self) -> None:
         """Give the handlers their places back; what waits arrives, unless one has passed."""
         __tracebackhide__ = True
         waiting = {} if self._has_passed else self._waiting
-        self._waiting, self._is_open = {}, True  # what comes now goes straight on
         try:
+            self._waiting, self._is_open = {}, True  # what comes now goes straight on
             self._put_back()
         except BaseException:
             self._put_back()
             raise
         for number, frame in waiting.items():
-            self.handlers[number](number, frame)
+            self._handlers[number](number, frame)
 
     def _put_back(self) -> None:
-        for number, handler in self.handlers.items():
+        for number, handler in self._handlers.items():
             if signal.getsignal(number) is self:
                 signal.signal(number, handler)
 
@@ -96,7 +96,7 @@ class Gate:
         for number in [*self._waiting]:
             frame = self._waiting.pop(number)
             self._is_open, self._has_passed = False, True
-            self.handlers[number](number, frame)
+            self._handlers[number](number, frame)
             self._is_open, self._has_passed = True, False  # its handler raised nothing
 
 
@@ -214,17 +214,3 @@ def _run_what_waits() -> None:
                 _LATER.popleft()()
         finally:
             _LOCK.release()
-
-
-def handler_of(number: int) -> Any:
-    """Return a signal's handler; while signals are held back, the one that gets them afterwards."""
-    held = _GATES[0].handlers if _GATES else {}
-    return held[number] if number in held else signal.getsignal(number)
-
-
-def set_handler(number: int, handler: Any) -> None:
-    """Set a signal's handler; while signals are held back, from then on."""
-    if _GATES and number in _GATES[0].handlers:
-        _GATES[0].handlers[number] = handler
-    else:
-        signal.signal(number, handler)

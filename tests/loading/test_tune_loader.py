@@ -290,7 +290,7 @@ LOOPS: dict[str, Callable[[DataLoader[Any], Callable[..., object]], Callable[[],
         )
     ),
     "beside itself": lambda loader, train: (
-        lambda: [train(*one) for pair in zip(loader, loader, strict=True) for one in pair]
+        lambda: [train(*one) for pair in zip(loader, loader, strict=False) for one in pair]
     ),
     "all at once": lambda loader, train: lambda: [train(*batch) for batch in list(loader)],
     "so many": lambda loader, train: (
@@ -306,12 +306,12 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
     loader = DataLoader(data, batch_size=4)
 
     def train(x: torch.Tensor, y: torch.Tensor) -> None:
-        time.sleep(0.003)
+        time.sleep(0.015)
 
     tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=2.0, keep=False).tuning
     assert tuning.epoch == (6 if name == "so many" else 8)
     assert 0.0 < tuning.own.waiting < 0.5
-    assert tuning.own.batch_s > 0.001  # of 3 ms: the loop was not timed empty
+    assert tuning.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
 
 
 @pytest.mark.real_time

@@ -19,6 +19,8 @@ def step():
 LINE = "%speedkit advise --step step --budget 3 -v advice"
 
 
+# A clock on which both calls take the same time would refute the remedy.
+@pytest.mark.real_time
 @pytest.mark.smoke
 def test_what_is_slow_stands_with_evidence_and_the_line_that_tries_it(shell):
     shell.run(FROZEN)
@@ -35,6 +37,7 @@ def test_what_is_slow_stands_with_evidence_and_the_line_that_tries_it(shell):
     assert all(one.equal(after[name]) for name, one in before.items())
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("by", ["number", "rule"])
 def test_an_opportunity_is_tried_by_its_number_or_its_rule(shell, by):
     shell.run(FROZEN)
