@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from time import process_time, sleep
+from time import process_time, sleep, thread_time
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.exceptions import StepError
@@ -12,8 +12,9 @@ from speedkit_jupyter.support.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
-# A thread that computes shows in the process's CPU time while this one sleeps for `GLANCE_S`.
-GLANCE_S, AT_WORK_S = 0.01, 0.001
+# A thread at work uses this much CPU time while ours sleeps for `GLANCE_S`: threads that wait use
+# some microseconds, one that adds a number each millisecond 200.
+GLANCE_S, AT_WORK_S = 0.01, 5e-5
 # A loop that trains in another thread makes a step in this time, or is waiting for something.
 LOOK_S = 0.1
 
@@ -25,9 +26,9 @@ def others_at_work() -> bool:
     """
     if threading.active_count() == 1:
         return False
-    begun_s = process_time()
+    begun_s = process_time() - thread_time()
     sleep(GLANCE_S)
-    return process_time() - begun_s > AT_WORK_S
+    return process_time() - thread_time() - begun_s > AT_WORK_S
 
 
 def refuse_trained_elsewhere(
