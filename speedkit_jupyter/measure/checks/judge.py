@@ -103,7 +103,7 @@ class Judge:
             (numbers["output_error"], numbers["baseline_output_error"]),
             (numbers["gradient_error"], numbers["baseline_gradient_error"]),
         )
-        same = all(mine is None or mine <= 2 * (own or 0.0) + SAME for mine, own in pairs)
+        same = all(mine is not None and mine <= 2 * (own or 0.0) + SAME for mine, own in pairs)
         return Accuracy("exact" if same else "rounding", **numbers)
 
     def distance(self, run: Run, precision: str) -> Accuracy:
@@ -333,6 +333,8 @@ def _made(trials: Trials, runner: Runner) -> Judge:
         judge.trace, judge.covered = {}, frozenset()
         judge.controls.clear()
         judge.baseline = trials.run(runner, judge.trace, extends=True)
+    if not judge.covered:  # nothing else has shown that the step computes the same each time
+        note_unlike(judge, trials.run(runner, judge.trace), judge.own)
     if not all(seen.is_finite for seen in judge.baseline.looks.values()):
         judge.void = "the step itself gives numbers that are not finite"
     return judge
