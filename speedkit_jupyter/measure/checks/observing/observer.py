@@ -453,7 +453,9 @@ def _compared(kind: str, place: str, found: Leaves, expected: Look) -> Seen:
             _of_way(part, tensor, way)
             for part, tensor, way in zip(parts, tensors, ways, strict=True)
         ]
-    errors = of_gradients(parts) if kind == "gradient" else [part.deviation() for part in parts]
+    # What hardly moves, as the mean of a zero, is compared with how far the others go.
+    together = kind == "gradient" or kind in MOVES
+    errors = of_gradients(parts) if together else [part.deviation() for part in parts]
     seen.errors = dict(zip(expected.numbers, errors, strict=True))
     seen.whole = sum(parts, Sums(0))
     seen.is_finite = all(math.isfinite(part.off) for part in parts)
