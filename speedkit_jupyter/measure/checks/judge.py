@@ -32,6 +32,8 @@ DOUBT = 2.0
 # The step in float64 does what the baseline does where they are closer; else some code asks for its
 # dtype, and float64 is no reference. Gradients differ by activations that tip over.
 ALIKE = {"output": 2e-4, "gradient": 1e-2}
+# A float32 output that is off by more is no rounding: the step computes something else each time.
+RANDOM = 0.02
 # Of a later look, for which there is no control, the limits are those of the one before it that has
 # the same tensors, so many times.
 LIKE = 3.0
@@ -340,6 +342,12 @@ def _made(trials: Trials, runner: Runner) -> Judge:
     return judge
 
 
+def _output_distance(run: Run) -> float:
+    """Return the largest relative distance of an output from the reference."""
+    looks = [seen for seen in run.looks.values() if seen.kind == "output"]
+    return max((e.distance for seen in looks for e in seen.errors.values()), default=0.0)
+
+
 def _follows(judge: Judge, trials: Trials, runner: Runner) -> bool:
     """Return whether float64 computes the same as the baseline, but for what that rounds."""
     run = Run(
@@ -354,6 +362,8 @@ def _follows(judge: Judge, trials: Trials, runner: Runner) -> bool:
     )
     if close:
         return True
+    if judge.own == "fp32" and _output_distance(run) > RANDOM:
+        return False
     add_control(judge, trials, runner, judge.own, 1 if judge.own == "fp32" else 0)
     covered, judge.covered = judge.covered, frozenset()  # the baseline is no control of its own
     explained = judge.worst(run, judge.own)[0] <= 1
