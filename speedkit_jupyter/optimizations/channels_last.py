@@ -117,12 +117,16 @@ class ChannelsLast(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the line for the whole model, whose other tensors of so many dimensions follow."""
-        formats = {4: "channels_last", 5: "channels_last_3d"}
-        lines = (
-            f"model = model.to(memory_format=torch.{formats[dimensions]})"
-            for dimensions in facts.convolution_dims
-        )
+        """Return a line for the whole model, or a loop where it has convolutions of both kinds."""
+        kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
+        formats = [kinds[dimensions] for dimensions in facts.convolution_dims]
+        if len(formats) == 1:
+            return Snippet(model=(f"model = model.to(memory_format=torch.{formats[0][1]})",))
+        lines = ["for module in model.modules():"]
+        for kind, memory_format in formats:
+            classes = f"(torch.nn.Conv{kind}, torch.nn.ConvTranspose{kind})"
+            lines.append(f"    if isinstance(module, {classes}):")
+            lines.append(f"        module.to(memory_format=torch.{memory_format})")
         return Snippet(model=tuple(lines))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
