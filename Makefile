@@ -15,7 +15,7 @@ TORCHS := 2.9.1 2.11.0 newest
 
 # What needs optional packages, which lie beside .venv: transformers imports torchao where it is.
 OPTIONAL := $(addprefix tests/optimizations/test_,$(addsuffix .py,catalog float8 fused_kernels \
-  fused_kernels_run int4 int8 mx sparsity))
+  int4 int8 mx sparsity))
 
 .PHONY: demo test quick machines profiles slow optional thorough lint notebooks browser colab versions gpu benchmarks clean
 
