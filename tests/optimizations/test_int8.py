@@ -199,7 +199,7 @@ def test_a_benchmark_judges_it_as_another_model():
     before = bits(model)
     comparison = benchmark(lambda: answer(model), "baseline,int8", model=model, budget_s=1.0)
     assert comparison.records[1].failure is None
-    assert comparison.verdict(comparison.records[1]) != "wrong"
+    assert comparison.verdict(comparison.records[1]) != "wrong", comparison.records[1].accuracy
     assert bits(model) == before
 
 

@@ -84,8 +84,8 @@ def test_where_nothing_helps_the_answer_is_to_leave_it(sleeping):
     assert tuning.apply() == []
     assert "Leave it as it is" in repr(tuning)
     reasons = {one.name: one.reason for one in tuning.rejected}
-    assert reasons["fused_optimizer"].startswith("slower")
-    assert reasons["channels_last"].startswith("slower")
+    for name in ("fused_optimizer", "channels_last"):
+        assert reasons[name].startswith(("slower", "not proven, too few rounds"))
 
 
 def test_two_that_help_alone_and_hurt_together_are_not_joined(sleeping):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -244,8 +243,8 @@ def parts(request: pytest.FixtureRequest, seen: Seen) -> Iterator[Any]:
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
     step, context = request.param(network, optimizer)
     yield SimpleNamespace(network=network, optimizer=optimizer, step=step, before=before)
-    with nullcontext() if context is None else context:
-        pass
+    if context is not None:
+        context.restore()
 
 
 @pytest.mark.sampled(2)
