@@ -15,7 +15,10 @@ def add_completion(shell: Any) -> None:
 
     An IPython before 8.6 has no matchers of others, and mixes Python's own names in.
     """
-    matchers = getattr(shell.Completer, "custom_matchers", None)
+    from IPython.core import completer
+
+    is_new = hasattr(completer, "SimpleCompletion")  # 7.34 has matchers of another form
+    matchers = shell.Completer.custom_matchers if is_new else None
     if matchers is not None:
         matchers.append(_Matcher(shell))
     for name in () if matchers is not None else NAMES:
