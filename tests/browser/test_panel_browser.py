@@ -34,6 +34,7 @@ def slow_step():  # so noisy that no verdict is clear before the click, however 
     train_step()
 
 def state():
+    import speedkit_jupyter.optimizations  # which declares its flags
     from speedkit_jupyter.machines import flags
     tensors = [p.tolist() for p in model.parameters()]
     strides = [p.stride() for p in model.parameters()]
