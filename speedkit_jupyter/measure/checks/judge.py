@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.checks.deviations import (
     excess,
 )
 from speedkit_jupyter.measure.checks.observing.observer import Look, Run, Seen
-from speedkit_jupyter.measure.checks.reference.promotion import parameters_of
+from speedkit_jupyter.measure.checks.reference.promotion import is_sharded, parameters_of
 from speedkit_jupyter.measure.checks.reference.rounding import (
     LOW,
     lowest,
@@ -322,14 +322,17 @@ def made(trials: Trials, runner: Runner) -> Judge:
 
 def _made(trials: Trials, runner: Runner) -> Judge:
     trace: dict[str, Look] = {}
+    held = parameters_of([*runner.step.models, *runner.step.optimizers])
     with other_threads.noted(runner.step.models) as calls:
-        trials.reference(runner, trace)
+        if not any(
+            map(is_sharded, held)
+        ):  # an error inside its forward pass breaks a sharded model
+            trials.reference(runner, trace)
     if calls.in_pythons:  # float64 would reach the model there, and not its input
         trace.clear()
     covered = frozenset(trace)
     with noted_autocast() as entered, other_threads.noted(runner.step.models) as calls:
         baseline = trials.run(runner, trace, extends=True)
-    held = parameters_of([*runner.step.models, *runner.step.optimizers])
     judge = Judge(trace, baseline, covered, own=lowest(*entered, *of_parameters(held)))
     if calls.only_elsewhere:
         judge.void = other_threads.NOT_REACHED

@@ -8,6 +8,7 @@ import pytest
 import torch
 from planted import examined, word
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
 RIGHT = ("exact", "rounding")
@@ -98,3 +99,21 @@ def test_a_net_in_distributed_data_parallel_is_judged_as_the_bare_one(norm, view
 
     for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
         assert word(found) in RIGHT, found.accuracy
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_sharded_net_is_not_called_wrong_and_trains_on():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10))
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x = torch.randn(64, 32)
+
+    def step():
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+    for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
+        assert word(found) != "wrong", found.accuracy
+    step()

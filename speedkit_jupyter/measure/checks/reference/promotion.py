@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,12 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
         elif hasattr(holder, "parameters"):
             parameters += list(holder.parameters())
     return parameters
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Return whether it is a part of a distributed tensor, as `fully_shard` makes them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(parameter, module.DTensor)
 
 
 @contextmanager
