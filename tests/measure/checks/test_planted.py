@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from queue import SimpleQueue
 
 import pytest
@@ -40,10 +39,12 @@ def test_an_honest_net_is_not_called_wrong(one_thread, case):
 
 def test_what_computes_something_else_each_time_is_not_checked():
     model = nn.Linear(8, 8)
+    calls: SimpleQueue[int] = SimpleQueue()  # no counter: that is put back
 
     def step():
+        calls.put(1)
         with torch.no_grad():
-            return model(torch.full((4, 8), float(int.from_bytes(os.urandom(4), "big"))))
+            return model(torch.full((4, 8), 1.0 + calls.qsize() % 7))
 
     record = examined(step, ["bf16"], model).records[1]
     assert record.accuracy.verdict == "not checked"
