@@ -132,7 +132,7 @@ def _measured(names: Names, optimization: Optimization, name: str) -> tuple[Meas
     """Measure the attention kernels; they are kept beside the models, where plans find them."""
     __tracebackhide__ = True
     from speedkit_jupyter.measure.subject.from_function import step_of
-    from speedkit_jupyter.tuning.attention import of_step
+    from speedkit_jupyter.tuning.engines import of_step
 
     step = step_of(find_function(names, name, "%speedkit explain"))
     if optimization.name != "sdpa":

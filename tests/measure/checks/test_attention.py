@@ -24,7 +24,7 @@ from speedkit_jupyter.optimizations.attention.sdp_kernels import chosen, taken
 from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed, ahead, speedups
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.report.plan_report import context_report, describe_call
-from speedkit_jupyter.tuning.attention import of_step
+from speedkit_jupyter.tuning.engines import of_step
 
 SIZE = (2, 2, 16, 8)
 
