@@ -88,7 +88,7 @@ def test_every_layout_is_copied_and_comes_back(name, x):
     held = {"one": WITH_VALUES[name](x.clone()) if name in WITH_VALUES else ALL[name](x)}
     before = [value.clone() for value in Leaves().add(held["one"]).numbers.values()]
 
-    with isolated([held]) as state:
+    with isolated(held) as state:
         assert not state.failed
         one = held["one"]
         if name not in WITHOUT_VALUES and name not in ("quantized", "float8", "mkldnn"):
