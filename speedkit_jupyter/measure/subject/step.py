@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.subject.discovery import (
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.handlers.names import Names
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
@@ -86,7 +86,7 @@ class Step:
     off_device: bool = False
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = _warn
-    _begun: State | None = field(default=None, repr=False)
+    _begun: Snapshot | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)
     # Optimizers that it was seen to make itself, and whether it does its work again: known once it
     # ran, and for as long as it is measured.
@@ -104,9 +104,9 @@ class Step:
         """Whether each measured call has to begin in the user's own state."""
         return self.repeats is not None and self.repeats.afresh
 
-    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
+    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> Snapshot:
         """A copy of what the step changes, as it is now."""
-        return State(
+        return Snapshot(
             self.models,
             self.optimizers,
             scalers,
@@ -121,7 +121,7 @@ class Step:
         """Over all that it can change."""
         return Walk([*self._variables(), *self.others, *self.models, *self.optimizers])
 
-    def begin(self, state: State, rewind: Callable[[], None]) -> None:
+    def begin(self, state: Snapshot, rewind: Callable[[], None]) -> None:
         """A visit has taken the user's state, with which later ones are compared."""
         self._begun, self.rewind = state, rewind
 
@@ -162,10 +162,10 @@ class Step:
             return NO_PARAMETERS
         return f"no model is used in this step, so there is nothing to {aim}"
 
-    def isolated(self) -> MeasurementGuard:
+    def guarded(self) -> MeasurementGuard:
         """Whatever the block does is undone at its end; iterators replay their first draws.
 
-        Raises StepError while another step is isolated, and where a model can't begin anew.
+        Raises StepError while another step is measured, and where a model can't begin anew.
         """
         if any(map(_begins_static_graph, (*self.models, *self.bystanders))):
             raise StepError(STATIC_GRAPH)

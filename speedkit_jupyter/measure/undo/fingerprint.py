@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import applied_to
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Fingerprint:
     """What a step works on at one moment, which is also when its `state` is in place."""
 
-    def __init__(self, models: Sequence[torch.nn.Module], state: State) -> None:
+    def __init__(self, models: Sequence[torch.nn.Module], state: Snapshot) -> None:
         self._models, self._state = models, state
         self._plans, self._settings = self._plans_now(), self._settings_now()
         self._seen = state.glances()  # holds the objects, so that no address is used again

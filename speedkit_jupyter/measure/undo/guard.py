@@ -27,7 +27,7 @@ from speedkit_jupyter.support.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.measure.undo.isolation import State
+    from speedkit_jupyter.measure.undo.snapshot import Snapshot
     from speedkit_jupyter.measure.undo.walk import Walk
 
 BUSY = (
@@ -48,10 +48,10 @@ class MeasuredStep(Protocol):
     def walk(self) -> Walk:
         """Return a walk over all that it can change."""
 
-    def state(self) -> State:
+    def state(self) -> Snapshot:
         """Return a copy of what it changes, as it is now."""
 
-    def begin(self, state: State, rewind: Callable[[], None]) -> None:
+    def begin(self, state: Snapshot, rewind: Callable[[], None]) -> None:
         """Compare later states with this one; call `rewind` before each call."""
 
     def end(self) -> None:

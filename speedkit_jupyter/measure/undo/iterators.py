@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_
 from speedkit_jupyter.measure.undo.handlers.iterators import Iterators
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.handlers.origin import is_the_users_class
-from speedkit_jupyter.measure.undo.iterator_stand_in import Replay, Resumed
+from speedkit_jupyter.measure.undo.replay import Replay, Resumed
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.lookup import is_a
 

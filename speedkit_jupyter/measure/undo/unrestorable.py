@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from speedkit_jupyter.measure.undo.handlers.iterators import Files
-from speedkit_jupyter.measure.undo.isolation import State
 from speedkit_jupyter.measure.undo.iterators import Replays
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 
 # A line has no more names than this.
 MOST_NAMES = 5
 
 
-def before(state: State, replays: Replays) -> list[str]:
+def before(state: Snapshot, replays: Replays) -> list[str]:
     """Return a line for each reason why something that the step reaches can't be put back."""
     walk = state.walk
     files: list[str] = []
@@ -45,7 +45,7 @@ def before(state: State, replays: Replays) -> list[str]:
     return [line for line in lines if line]
 
 
-def after(state: State, replays: Replays) -> list[str]:
+def after(state: Snapshot, replays: Replays) -> list[str]:
     """Return lines for what was changed all the same, and for what failed to be put back."""
     lines = [
         _line(replays.driven(), "driven by send(), throw() or close(), for real", "was", "were"),

@@ -10,7 +10,7 @@ from torch.masked import masked_tensor
 
 from speedkit_jupyter.measure.checks.values.leaves import Leaves
 from speedkit_jupyter.measure.checks.values.plain_tensors import plain
-from speedkit_jupyter.measure.undo.isolation import isolated
+from speedkit_jupyter.measure.undo.snapshot import isolated
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from speedkit_jupyter.measure.undo.isolation import State, isolated
+from speedkit_jupyter.measure.undo.snapshot import Snapshot, isolated
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True),
@@ -147,7 +147,7 @@ def test_a_state_can_be_restored_again_and_again():
     network(torch.ones(1, 2)).sum().backward()
     optimizer.step(lambda: network(torch.ones(1, 2)).sum())
     found = copy.deepcopy((network.state_dict(), optimizer.state_dict()))
-    state = State([network], [optimizer])
+    state = Snapshot([network], [optimizer])
     for _ in range(3):
         optimizer.step(lambda: network(torch.ones(1, 2)).sum())
         state.restore()
@@ -162,7 +162,7 @@ def test_a_scaler_in_the_middle_of_a_step_is_put_back(made):
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     if made == "before":
         scaler.scale(network(torch.ones(1, 2)).sum()).backward()
-    state = State([network], [optimizer], [scaler])
+    state = Snapshot([network], [optimizer], [scaler])
     before = (scaler.state_dict(), len(scaler._per_optimizer_states))
     scaler.scale(network(torch.ones(1, 2)).sum()).backward()
     scaler.unscale_(optimizer)

@@ -114,9 +114,9 @@ def test_what_another_thread_trains_is_refused(writes: str) -> None:
     thread.start()
     try:
         with pytest.raises(StepError, match=r"another thread changes .*weight"):
-            step_of(lambda: model(torch.ones(1, 2))).isolated().__enter__()
+            step_of(lambda: model(torch.ones(1, 2))).guarded().__enter__()
     finally:
         ends.set()
         thread.join()
-    with step_of(lambda: model(torch.ones(1, 2))).isolated():
+    with step_of(lambda: model(torch.ones(1, 2))).guarded():
         pass

@@ -138,6 +138,6 @@ def test_a_cell_that_draws_from_it_meanwhile_is_noticed():
     batches, model = iter(loader), nn.Linear(2, 1)
     step = step_of(lambda: model(next(batches)))
     ended = pytest.raises(ChangedMeanwhile, match="a cell")
-    with step.isolated() as visit, ended, visit.paused():
+    with step.guarded() as visit, ended, visit.paused():
         next(batches)
     assert len(list(batches)) == 3  # what the cell left

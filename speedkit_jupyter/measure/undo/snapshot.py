@@ -27,7 +27,7 @@ FIRST, SECOND, ALL_EVERY = 3, 2, 16
 Memory = tuple[StateHandler, Any, Any]
 
 
-class State:
+class Snapshot:
     """A copy of all that models, optimizers, scalers, names and others reach, at one moment.
 
     `restore` writes the copied values into the objects that were found then: parameters,
@@ -46,7 +46,7 @@ class State:
         assigned: Sequence[str] = (),
         others: Sequence[Any] = (),
         off_device: bool = False,
-        base: State | None = None,
+        base: Snapshot | None = None,
     ) -> None:
         bound = [] if names is None else [Names(names, (), assigned)]
         self.failed: dict[str, str] = {}
@@ -222,9 +222,9 @@ def _without_collecting() -> Iterator[None]:
 
 
 @contextmanager
-def isolated(*arguments: Any, **more: Any) -> Iterator[State]:
-    """Undo at the end whatever the block does to the state (arguments as for State)."""
-    state = State(*arguments, **more)
+def isolated(*arguments: Any, **more: Any) -> Iterator[Snapshot]:
+    """Undo at the end whatever the block does to the state (arguments as for Snapshot)."""
+    state = Snapshot(*arguments, **more)
     try:
         yield state
     finally:
