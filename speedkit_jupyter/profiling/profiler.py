@@ -183,6 +183,7 @@ class Profiler:
         """
         __tracebackhide__ = True
         profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
+        others = clock.Interruptions()
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -190,7 +191,7 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
-                others = clock.Interruptions()
+                others.begin()
                 plain_s.append(counters.counted(self._plain))
                 profile.held_up_s += others.seconds(plain_s[-1])
             with self._installed() as recorder:

@@ -56,6 +56,9 @@ class Timer:
     timer: Callable[[], float] = time.perf_counter
     begun_s: float | None = None
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
+    _interruptions: clock.Interruptions = field(
+        default_factory=clock.Interruptions, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
@@ -170,7 +173,7 @@ class Timer:
 
     def _once(self, loops: int) -> Stopwatch:
         __tracebackhide__ = True
-        watch, window = Stopwatch(self.device, self.timer), interrupts.window()
+        watch, window = Stopwatch(self.device, self.timer, self._interruptions), interrupts.window()
         with _without_garbage_collection():
             try:
                 if window is not None:

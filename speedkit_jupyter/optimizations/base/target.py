@@ -43,7 +43,7 @@ class Memo:
     what a compiled model calls, `graphed` what is recorded of its calls, `twins` what stands in for
     weights or layers, with a checksum of what it was made of. `followed` says of each convolution
     whether other tensors follow its weight's memory, as it was when the plan first came to it.
-    `unrecorded` is the layer of `inference`. `strangers` are optimizers that were there before the
+    `strangers` are optimizers that were there before the
     plan, `met_later` those made after it, with their facts.
     """
 
@@ -53,7 +53,6 @@ class Memo:
     steps_watched: bool = False
     compiled_call: Any = None
     graphed: Any = None
-    unrecorded: Any = None
     twins: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
     followed: MutableMapping[torch.nn.Module, bool] = field(
         default_factory=weakref.WeakKeyDictionary
