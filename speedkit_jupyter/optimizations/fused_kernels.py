@@ -25,7 +25,7 @@ from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.swapped import PATCHED
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -109,7 +109,7 @@ class FusedKernels(Optimization):
         """
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else []
-        with PATCHED.overriding(patches):
+        with SWAPPED.overriding(patches):
             patches.clear()  # which hold the model
             yield
 
@@ -170,16 +170,12 @@ def patched_by_liger(
     finally:
         for holder, entries in before:
             _put_back(holder, entries)
-    pairs = zip(modules, after, strict=True)
-    patches = [(module, _changed(PATCHED.beneath(module), now)) for module, now in pairs]
+    patches = [
+        (module, {("", name): StandIn(getattr(value, "__func__", value), "liger")
+                  for name, value in now.items() if name not in own or own[name] is not value})
+        for module, (_, own), now in zip(modules, before[len(namespaces):], after, strict=True)
+    ]  # fmt: skip
     return [(module, found) for module, found in patches if found]
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is another, methods as plain functions."""
-    missing = object()
-    found = {n: v for n, v in after.items() if before.get(n, missing) is not v}
-    return {name: getattr(value, "__func__", value) for name, value in found.items()}
 
 
 def _put_back(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
