@@ -8,7 +8,6 @@ has put on the instance's modules is put there again for as long as the plan is 
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from pydantic import Field
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization, lacks
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
@@ -69,13 +68,6 @@ class FusedKernels(Optimization):
         swiglu: bool = Field(True, strict=True, description="true, false")
 
     default = Options()
-
-    def changes(self) -> dict[str, Any]:
-        """Return both kinds, and each by itself."""
-        return {self.name: True} | {
-            f"{self.name}:{kind}": {"enabled": True, **{one: one == kind for one in ARGUMENTS}}
-            for kind in ARGUMENTS
-        }
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Where Triton runs and Liger knows the model; rules offer it on NVIDIA's GPUs alone."""
@@ -197,7 +189,6 @@ def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
     """Why Liger's kernels are nothing for this model here; empty where they can be."""
     kind, gpu = devices.kind_of(facts.device), hardware.accelerator(facts.device)
-    installed = hardware.libraries.get(LIBRARY)
     if facts.model_type not in TYPES:
         return f"Liger patches models of transformers: {', '.join(TYPES)}"
     if facts.compiled != "no":
@@ -208,9 +199,4 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str:
         return f"no working Triton on {hardware.system}: pip install triton"
     if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < CAPABILITY:
         return f"Triton needs compute capability 7.0; this is {gpu.name}"
-    if installed is None:
-        return f"needs {LIBRARY}: pip install {LIBRARY}"
-    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < SINCE:
-        since = ".".join(map(str, SINCE))
-        return f"needs {LIBRARY} {since}; this is {installed}: pip install -U {LIBRARY}"
-    return ""
+    return lacks(hardware, LIBRARY, SINCE)
