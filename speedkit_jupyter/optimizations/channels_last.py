@@ -23,13 +23,13 @@ from speedkit_jupyter.optimizations.facts.layers import (
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.optimizers import flattens
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
-from speedkit_jupyter.optimizations.properties.memory_layout import (
+from speedkit_jupyter.optimizations.properties.overrides import Layer
+from speedkit_jupyter.optimizations.properties.tensors import (
     LAYOUT,
     is_followed,
     owns_its_storage,
     weight_of,
 )
-from speedkit_jupyter.optimizations.properties.overrides import Layer
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:

@@ -94,8 +94,10 @@ class CudaGraphs(Optimization):
         """By the same function, at the first call."""
         if form == "transformers":
             raise SpeedKitError(KEYWORDS)
-        place = "model" if form == "fabric" else "training"  # it passes a new forward on inside
-        return Snippet(decision.reason, **{place: tuple(CODE.splitlines())})
+        lines = tuple(CODE.splitlines())
+        if form == "fabric":  # which passes a new forward on to the model inside
+            return Snippet(decision.reason, model=lines)
+        return Snippet(decision.reason, training=lines)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         """How many calls were recorded and replayed; False where none can be."""

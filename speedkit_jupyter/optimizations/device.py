@@ -16,7 +16,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.place import PLACE
+from speedkit_jupyter.optimizations.properties.tensors import PLACE
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:

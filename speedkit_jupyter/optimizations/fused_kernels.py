@@ -24,7 +24,7 @@ from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, StandIn
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -135,7 +135,7 @@ class FusedKernels(Optimization):
 
 def patched_by_liger(
     model: torch.nn.Module, kinds: list[str]
-) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
+) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
     """Return what Liger's patch of this instance puts on which module; nothing of it stays.
 
     Raises SpeedKitError where Liger can't be imported.

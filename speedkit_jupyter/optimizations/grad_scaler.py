@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.autocast import framework_precision
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
-from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, framework_precision
 from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support.exceptions import SpeedKitError

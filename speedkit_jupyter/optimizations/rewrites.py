@@ -100,15 +100,8 @@ class Rewrites(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put each module in the place of another; the notes say which."""
-        overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
-        chosen = [one for one in rewritable(target.model) if decision.details.get(one[0])]
-        for kind, _, parent, name in chosen:
-            new = StandIn(_made(kind, parent._modules[name]), kind)
-            overrides.setdefault(parent, {})["_modules", name] = new
-        target.notes[self.name] = "; ".join(f"{path}: {CHANGES[kind]}" for kind, path, *_ in chosen)
-        del chosen
+        overrides = _overrides(decision, target)
         with SWAPPED.overriding(overrides.items()):
-            parent = new = None
             overrides.clear()  # which hold the model
             yield
 
@@ -121,6 +114,17 @@ class Rewrites(Optimization):
                 names = f"({' '.join(f'{source(path)},' for path in paths)})"
                 lines += CODE.format(names=names, line=line).splitlines()
         return Snippet(model=tuple(lines))
+
+
+def _overrides(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
+    """Return what stands in, by the modules that hold it."""
+    overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+    chosen = [one for one in rewritable(target.model) if decision.details.get(one[0])]
+    for kind, _, parent, name in chosen:
+        new = StandIn(_made(kind, parent._modules[name]), kind)
+        overrides.setdefault(parent, {})["_modules", name] = new
+    target.notes["rewrites"] = "; ".join(f"{path}: {CHANGES[kind]}" for kind, path, *_ in chosen)
+    return overrides
 
 
 def _made(kind: str, old: Any) -> torch.nn.Module:

@@ -12,13 +12,13 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.attention import sdp_kernels
-from speedkit_jupyter.optimizations.attention.timings import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.facts import attention as sdp_kernels
+from speedkit_jupyter.optimizations.facts.attention import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 

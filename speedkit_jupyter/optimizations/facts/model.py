@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.optimizations.attention.timings import Measured, kept
 from speedkit_jupyter.optimizations.facts import backends
+from speedkit_jupyter.optimizations.facts.attention import Measured, kept
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
@@ -23,7 +23,7 @@ from speedkit_jupyter.optimizations.facts.optimizers import (
     words,
 )
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
-from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
+from speedkit_jupyter.optimizations.properties.tensors import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:

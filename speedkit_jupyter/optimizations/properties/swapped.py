@@ -100,7 +100,7 @@ def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
 
     now = _holder(module, slot).get(slot[1], MISSING)
     if not slot[0]:
-        return (now.__func__ if isinstance(now, MethodType) else now) == value
+        return bool((now.__func__ if isinstance(now, MethodType) else now) == value)
     is_special = slot[0] == "_parameters" and type(now) is not torch.nn.Parameter
     return now is value or (is_special and type(now) is type(value))
 
