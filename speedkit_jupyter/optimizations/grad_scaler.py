@@ -52,15 +52,10 @@ class GradScaler(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on with fp16 autocast over float32 parameters."""
         asked = request.value.enabled
-        complexes = [dtype for dtype in facts.dtypes if dtype.startswith("complex")]
-        if complexes and (asked is True or (asked == "auto" and facts.precision == "fp16")):
-            return request.decline(
-                False,
-                f"torch's GradScaler can't unscale {complexes[0]} gradients; fp16 ones may "
-                "underflow without it",
-            )
-        if asked is not False and "float16" in facts.dtypes:
-            return request.decline(False, "parameters are float16: their gradients can't be scaled")
+        unscalable = [one for one in facts.dtypes if one.startswith(("float16", "complex"))]
+        if asked is not False and unscalable:
+            why = f"parameters are {unscalable[0]}: their gradients can't be scaled"
+            return request.decline(False, why)
         if asked == "auto":
             if facts.precision == "fp16":
                 return request.apply(True, "fp16 gradients underflow without it")
