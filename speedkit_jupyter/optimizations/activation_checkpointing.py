@@ -70,7 +70,6 @@ class ActivationCheckpointing(Optimization):
     default = Options()
 
     def changes(self) -> dict[str, Any]:
-        """Add a word for each second block."""
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -93,11 +92,9 @@ class ActivationCheckpointing(Optimization):
         return request.obey(True, reason, details={"every": options.every})
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return how many blocks will be computed again."""
         blocks = len(repeated_blocks(target.model))
         return {"model.checkpointed": f"{len(_chosen(target.model, decision))} of {blocks} blocks"}
 
@@ -126,7 +123,6 @@ class ActivationCheckpointing(Optimization):
         )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many blocks are computed again."""
         blocks = repeated_blocks(target.model)
         if not blocks:
             return {}
@@ -134,7 +130,6 @@ class ActivationCheckpointing(Optimization):
         return {"model.checkpointed": f"{count} of {len(blocks)} blocks"}
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return all blocks, and each second one."""
         if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
             return ()
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)

@@ -34,7 +34,10 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 if TYPE_CHECKING:
     import torch
 
-HINT = "activations lie so too: .view() may have to be .reshape(), in files .contiguous()"
+HINT = (
+    "activations lie so too: .view() may have to be .reshape(); safetensors wants contiguous "
+    "tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
+)
 VIEW = (
     "the model calls view() on activations, which lie channels-last under this plan: call "
     "reshape() or flatten() instead, or leave channels_last out (`channels_last: false`)"
@@ -83,7 +86,6 @@ class ChannelsLast(Optimization):
         return request.offer(False, True, reason)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Count those that lie so already, and those that will be laid out anew."""
         return _state(target.model, {id(weight_of(module)) for module in _laid_out(target)})
 
     @contextmanager
@@ -127,11 +129,9 @@ class ChannelsLast(Optimization):
         return Snippet(model=tuple(lines))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many convolutions lie channels-last."""
         return _state(target.model, set())
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where there are convolutions."""
         return (True,) if facts.convolutions else ()
 
 

@@ -133,7 +133,6 @@ class Compile(Optimization):
         return request.apply(True, f"{name} on Linux with Triton", details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return them where torch.compile's modules are loaded: importing these takes seconds."""
         return {
             name: flags.attribute(sys.modules[module], name.partition(".")[2], value)
             for name, (module, value) in SWITCHES.items()
@@ -141,11 +140,9 @@ class Compile(Optimization):
         }
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts of a model that is compiled."""
         return replace(facts, compiles=decision.active)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return that calls go through compiled code, and that hooks that come later will fire."""
         compiled = _observed(target.model, _modules(decision.details, target.model))
         return {"model.compiled": compiled, "dynamo.skip_nnmodule_hook_guards": False}
 
@@ -169,11 +166,9 @@ class Compile(Optimization):
         return compiled_source(decision.details, decision.reason, facts, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether a call of the model goes through compiled code, or those of modules inside."""
         return {"model.compiled": _observed(target.model, ())}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return what a search tries last, since each costs seconds."""
         if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
             return ()
         if facts.device_type == "cuda":

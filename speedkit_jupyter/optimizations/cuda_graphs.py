@@ -78,7 +78,6 @@ class CudaGraphs(Optimization):
         return request.obey(True, hint="Python code in the forward pass runs only when recorded")
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Nothing is recorded before the model is called."""
         return {"model.cuda_graphs": "0 recorded" if decision.value else False}
 
     @contextmanager
@@ -100,12 +99,10 @@ class CudaGraphs(Optimization):
         return Snippet(decision.reason, training=lines)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many calls were recorded and replayed; False where none can be."""
         layer = layer_of(target.model, Graphed)
         return {"model.cuda_graphs": False if layer is None else layer.counted}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where a call may be recorded."""
         return () if _obstacle(hardware, facts) else (True,)
 
 

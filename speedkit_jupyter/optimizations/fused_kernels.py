@@ -84,11 +84,9 @@ class FusedKernels(Optimization):
         return request.leave(False, f"{rule}: on request")
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many modules run by such kernels, where there may be any."""
         modules = list(target.model.modules())
         number = sum(map(_is_ligers, modules))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
@@ -128,7 +126,6 @@ class FusedKernels(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where NVIDIA's GPU has something to run."""
         able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
         return (True,) if able else ()
 

@@ -66,7 +66,6 @@ class GradScaler(Optimization):
         return request.leave(False, asked=True, hint=risk)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return that ctx.grad_scaler will scale."""
         return {"ctx.grad_scaler": "on"}
 
     @contextmanager
@@ -100,7 +99,6 @@ class GradScaler(Optimization):
         )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return whether ctx.grad_scaler scales."""
         return {"ctx.grad_scaler": "on" if target.memo.scales else "off"}
 
 

@@ -90,23 +90,18 @@ class Precision(Optimization):
         return request.apply(nearest, reason, declined=True)
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the word for no autocast."""
         return "fp32"
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with the precision, by which later entries decide."""
         return replace(facts, precision=decision.value)
 
     def changes(self) -> dict[str, Any]:
-        """Let each dtype be a word of its own."""
         return {word: word for word in self.words if word != "auto"}
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return autocast's own state, for each kind of device."""
         return _switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return what ctx.autocast() will stand for."""
         return {"ctx.autocast()": decision.value}
 
     @contextmanager
@@ -144,11 +139,9 @@ class Precision(Optimization):
         return Snippet(forward=(f'torch.autocast("{device_type}", dtype=torch.{DTYPES[dtype]})',))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return what ctx.autocast() stands for."""
         return {"ctx.autocast()": target.memo.autocast or "off"}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return the dtypes that the hardware multiplies."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()

@@ -79,11 +79,9 @@ class Rewrites(Optimization):
         return request.obey(True, counted, details=details)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many modules of each kind are others by now, where there are any."""
         return self._state(target, {})
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Count those that are others already, and all of the chosen kinds."""
         return self._state(target, decision.details)
 
     def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:

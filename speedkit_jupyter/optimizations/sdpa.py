@@ -85,11 +85,9 @@ class Sdpa(Optimization):
         return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return which kernels may be taken, and in which order."""
         return sdp_kernels.switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return the switches, and the tag for torch.compile's caches."""
         now = facts.flags.get("sdp.priority_order", ())
         fused = decision.value != "math"
         return {
@@ -102,7 +100,6 @@ class Sdpa(Optimization):
         }
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the word for torch's own order."""
         return "auto"
 
     @contextmanager

@@ -199,21 +199,17 @@ class Compression(Optimization):
         )
 
     def changes(self) -> dict[str, Any]:
-        """Let the name alone mean the `bare` word."""
         return ({self.name: self.bare} if self.bare else {}) | super().changes()
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with its name: no other entry takes the same weights."""
         return replace(facts, quantized=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many layers multiply so."""
         standing = [SWAPPED.standing(one).values() for one in target.model.modules()]
         ours = {id(one.value) for each in standing for one in each if one.word == self.name}
         return self._counted(target, len(ours))
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return how many layers have weights that fit."""
         return self._counted(target, len(self._layers(target)))
 
     def _counted(self, target: Target, number: int) -> dict[str, str]:

@@ -37,28 +37,24 @@ class Layout(Property):
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
-        """Return its strides, and those of followers that lie otherwise."""
         weight = weight_of(thing)
         lying = {name: tensor.stride() for name, tensor in followers(weight, optimizers)}
         odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
         return Found(tuple(weight.shape), weight.stride(), odd)
 
     def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
-        """Lay it out, and whatever must lie like it."""
         weight = weight_of(thing)
         restride(weight, override)
         for _, tensor in followers(weight, optimizers):
             restride(tensor, override)
 
     def holds(self, thing: torch.nn.Module, override: Stride) -> bool:
-        """Whether it lies so still."""
         weight = thing._parameters.get("weight")
         return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
     def put_back(
         self, thing: torch.nn.Module, original: Found, override: Stride, optimizers: Optimizers
     ) -> None:
-        """Lay it out as it lay; what was made meanwhile lies like its weight."""
         if not self.holds(thing, override) or tuple(weight_of(thing).shape) != original.shape:
             return  # laid out by the user, or other values in another shape
         weight = weight_of(thing)
@@ -132,22 +128,18 @@ class Place(Property):
     """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
 
     def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
-        """Return its device."""
         return str(thing.device)
 
     def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
-        """Move it, and what goes with it."""
         for tensor in (thing, *_companions(thing, optimizers)):
             _move(tensor, override)
 
     def holds(self, thing: torch.Tensor, override: str) -> bool:
-        """Whether it lies there still; a kind without a number is any device of it."""
         return override in (str(thing.device), thing.device.type)
 
     def put_back(
         self, thing: torch.Tensor, original: str, override: str, optimizers: Optimizers
     ) -> None:
-        """Move it back, unless the user moved it; what was made meanwhile goes with it."""
         if self.holds(thing, override) or str(thing.device) == original:
             self.put(thing, original, optimizers)
 
