@@ -49,7 +49,6 @@ class Inference(Optimization):
         return request.obey(True)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return that a call of the model will record nothing."""
         return {"model.inference": bool(decision.value)}
 
     @contextmanager
@@ -67,11 +66,9 @@ class Inference(Optimization):
         return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return whether a call of the model records nothing."""
         return {"model.inference": around(target.model, Unrecorded)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where nothing trains."""
         return () if _obstacle(facts) else (True,)
 
 

@@ -21,7 +21,7 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.optimizations.attention.timings import Call
+from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import describe
