@@ -188,9 +188,9 @@ def named_loader(names: Mapping[str, Any], name: str | None, command: str) -> An
         return None
     value = _looked_up(names, name, list(loaders(names)), "DataLoader")
     if not lookup.is_a(value, DataLoader):
-        hint = f"; a step goes by --step {name}" if callable(value) else ""
         kind = type(value).__name__
-        raise UsageError(f"{command}: {name} is a {kind}: name a DataLoader{hint}")
+        hint = f": name a loader, and the step by --step {name}" if kind == "function" else ""
+        raise UsageError(f"{command}: {name} is no DataLoader but of class {kind}{hint}")
     return value
 
 
