@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from speedkit_jupyter.batching.losses import Lost, loss_in
 from speedkit_jupyter.batching.parts import Call
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
+from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +64,7 @@ def _check(lost: Lost, few: Call, size: int) -> bool:
     if math.isnan(expected):  # no target of the few counts: nothing to compare
         return False
     if expected != again[0]:
-        warnings.warn(RANDOM, stacklevel=6)
+        messages.warn(RANDOM)
         return True
     largest = max(abs(expected), abs(made), *(abs(loss) for loss, _ in parts), 1e-6)
     if not abs(made - expected) <= _close(few) * largest:
@@ -136,7 +137,6 @@ def _aside(function: Callable[..., Any]) -> Iterator[None]:
 def _close(call: Call) -> float:
     """Return the tolerance of the least exact numbers that may be in it."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     halves = (torch.float16, torch.bfloat16)
     tensors = [

@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import length_of
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -164,7 +165,6 @@ def _places(walk: Walk) -> Iterator[_Place]:
 def _bytes(batch: Any) -> int:
     """Return those of all tensors in it."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
 

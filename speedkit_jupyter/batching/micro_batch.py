@@ -11,6 +11,7 @@ from speedkit_jupyter.batching.parts import Call, Key
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.torch_private import tree_leaves, tree_map
 from speedkit_jupyter.support.tracebacks import door, lets_go
 
 if TYPE_CHECKING:
@@ -129,7 +130,6 @@ class MicroBatch:
 
     def _results(self, call: Call) -> Iterator[Any]:
         import torch
-        from torch.utils._pytree import tree_leaves
 
         for part in call.parts(self.size):
             result = part.run(self._function)
@@ -150,7 +150,6 @@ class MicroBatch:
 
     def _moved(self, result: Any) -> Any:
         import torch
-        from torch.utils._pytree import tree_map
 
         if self._to is None:
             return result
@@ -176,7 +175,6 @@ def joined(parts: list[Any]) -> Any:
     dimension, lists of other things one after another. Raises StepError where they can't be.
     """
     import torch
-    from torch.utils._pytree import tree_leaves
 
     first = parts[0]
     if isinstance(first, torch.Tensor):

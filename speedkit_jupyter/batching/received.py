@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,6 @@ SAYS_SO = re.compile(
 def received(call: Callable[[], object]) -> int:
     """Make the call; return how many numbers all outermost modules in it were given."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     numbers, depth = 0, 0
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.loading.tuned_loader import copied
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -103,8 +104,6 @@ def _are_by_batches(dataset: Any, keys: Sequence[Any], samples: Sequence[Any]) -
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two samples or batches hold the same, bit for bit."""
-    from torch.utils._pytree import tree_leaves
-
     if one is other:
         return True
     ones, others = tree_leaves(one), tree_leaves(other)
@@ -180,8 +179,6 @@ def _state_of(generator: Any) -> bytes:
 
 
 def _size(sample: Any) -> int:
-    from torch.utils._pytree import tree_leaves
-
     return sum(map(_size_of_leaf, tree_leaves(sample)))
 
 
@@ -197,7 +194,6 @@ def _size_of_leaf(leaf: Any) -> int:
 def _device(samples: Sequence[Any]) -> str:
     """Return where their tensors lie; an accelerator's name where any does."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     tensors = (leaf for leaf in tree_leaves(list(samples)) if isinstance(leaf, torch.Tensor))
     return next((one.device.type for one in tensors if one.device.type != "cpu"), "cpu")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.settings import PREFETCH, Settings
 from speedkit_jupyter.support.lookup import attributes_of
+from speedkit_jupyter.support.torch_private import tree_map
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
@@ -122,7 +123,6 @@ def on_its_way(batch: Any, device: str) -> Any:
     them as they are.
     """
     import torch
-    from torch.utils._pytree import tree_map
 
     def moved(leaf: Any) -> Any:
         is_tensor = isinstance(leaf, torch.Tensor)

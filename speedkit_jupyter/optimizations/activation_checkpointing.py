@@ -24,6 +24,7 @@ from speedkit_jupyter.optimizations.properties.calls import (
     has_forward_hooks,
     is_compiled,
 )
+from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.marks import are_changed, marks, version
 
@@ -106,8 +107,7 @@ class ActivationCheckpointing(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put a layer around the calls of each block; in a benchmark for its own thread alone."""
-        import torch._dynamo  # noqa: F401  (checkpoint loads it, for a second, in the first step)
-
+        torch_private.dynamo_config()  # checkpoint loads Dynamo, for a second, in the first step
         with CALLS.overriding(_layers(target, decision)):
             yield
 
@@ -170,10 +170,9 @@ class Recomputed(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the block's own result."""
         import torch
-        from torch.utils._pytree import tree_leaves
         from torch.utils.checkpoint import checkpoint
 
-        leaves = tree_leaves((args, kwargs))
+        leaves = torch_private.tree_leaves((args, kwargs))
         if not self._keeps_something() or self._is_passed_an_object(leaves):
             return self.below(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -193,7 +192,7 @@ class Recomputed(Call):
         return (
             torch.is_grad_enabled()
             and self.is_here()
-            and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+            and torch_private.can_hook_saved_tensors()
             and not torch.jit.is_tracing()  # type: ignore[attr-defined]
             and not has_forward_hooks(self.module)
         )

@@ -13,6 +13,7 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Reque
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.torch_private import has_allocator_settings
 
 EXPANDABLE = "expandable_segments"
 
@@ -52,9 +53,7 @@ class Allocator(Optimization):
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Return the allocator's setting, where torch can be asked (2.10 and later)."""
-        import torch
-
-        if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+        if not has_allocator_settings():
             return {}
         return {segments.NAME: flags.Switch(segments.are_expandable, segments.use, (True,))}
 

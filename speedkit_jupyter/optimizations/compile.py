@@ -24,13 +24,14 @@ from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
 from speedkit_jupyter.optimizations.properties.overrides import Layer
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
 
 # By name: the module, and another value than the usual one.
 SWITCHES = {
-    "dynamo.skip_nnmodule_hook_guards": ("torch._dynamo.config", False),
+    "dynamo.skip_nnmodule_hook_guards": (torch_private.DYNAMO_CONFIG, False),
     "compiler.cache_key_tag": ("torch.compiler.config", "another"),
 }
 Scope = Literal["auto", "model", "blocks"]
@@ -124,7 +125,7 @@ class Compile(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put compiled calls on the modules; the compiled code is kept for the context's life."""
-        import torch._dynamo.config as config
+        config = torch_private.dynamo_config()
 
         def change() -> None:  # else hooks that are registered after compiling never fire
             config.skip_nnmodule_hook_guards = False

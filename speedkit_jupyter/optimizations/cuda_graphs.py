@@ -26,6 +26,7 @@ from speedkit_jupyter.optimizations.properties.calls import (
     layer_of,
 )
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
 if TYPE_CHECKING:
     import torch
@@ -175,8 +176,6 @@ class Graphed(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own result, which stays the user's."""
-        from torch.utils._pytree import tree_flatten, tree_unflatten
-
         leaves, structure = tree_flatten((args, kwargs))
         kind = self._kind(leaves, structure) if self._suits() else None
         if kind is None or (kind not in self._kinds and len(self._kinds) >= MOST):
@@ -237,7 +236,6 @@ class Graphed(Call):
     def _recorded(self, kind: Hashable, leaves: list[Any], structure: Any) -> Any:
         """Record the call, and leave buffers and random numbers as they are; None if that fails."""
         import torch
-        from torch.utils._pytree import tree_unflatten
 
         device = next(iter(self.module.parameters())).device
         spec: list[Any] = []
@@ -299,8 +297,6 @@ def _is_tensor(value: Any) -> bool:
 
 def _flat(result: Any) -> tuple[tuple[Any, ...], Any]:
     """Return the tensors of a result, and their structure. Raises where it has anything else."""
-    from torch.utils._pytree import tree_flatten
-
     leaves, structure = tree_flatten(result)
     if not all(map(_is_tensor, leaves)):
         raise SpeedKitError("the model returns more than tensors")

@@ -17,6 +17,7 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.torch_private import tree_flatten, tree_leaves, tree_unflatten
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +109,6 @@ class Unrecorded(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model does, in the same containers."""
         import torch
-        from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
         model = self.module  # which its results keep, as recorded ones would keep its layers
         parameters = [p for p in model.parameters() if p.requires_grad]

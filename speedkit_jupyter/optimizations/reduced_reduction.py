@@ -14,6 +14,7 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Reque
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.torch_private import cublas
 
 ACCUMULATION = "cuda.matmul.allow_fp16_accumulation"
 REDUCTIONS = tuple(
@@ -72,7 +73,7 @@ class ReducedReduction(Optimization):
         matmul, table = torch.backends.cuda.matmul, {}
         for name in REDUCTIONS:
             attribute = name.rpartition(".")[2]
-            read = getattr(torch._C, f"_get_cublas_{attribute}")
+            read = cublas(attribute)
             values = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
             table[name] = flags.Switch(read, partial(setattr, matmul, attribute), values)
         return table | {ACCUMULATION: flags.attribute(matmul, "allow_fp16_accumulation", True)}

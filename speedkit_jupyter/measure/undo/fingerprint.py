@@ -29,7 +29,7 @@ class Fingerprint:
             return "a plan was applied or restored"
         if self._settings_now() != self._settings:
             return "a cell changed torch's settings"
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             changed = [
                 instance
                 for handler, instance, memory in self._seen

@@ -11,11 +11,12 @@ from speedkit_jupyter.measure.undo import process
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.handlers.registry import HANDLERS
-from speedkit_jupyter.measure.undo.handlers.tensors import Tensors, set_versions
+from speedkit_jupyter.measure.undo.handlers.tensors import Tensors
 from speedkit_jupyter.measure.undo.handlers.values import Generators
 from speedkit_jupyter.measure.undo.process import Settings, failure
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.support.torch_private import set_versions
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +68,7 @@ class State:
         self._own = frozenset(_owned(self.walk))
         copies.required.update(self._own)
         by_handler: dict[StateHandler, list[Memory]] = {handler: [] for handler in HANDLERS}
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
                 for handler in self.walk.handlers(instance):
                     if handler.has_state and handler in by_handler:
@@ -105,7 +106,7 @@ class State:
         stopped: BaseException | None = None
         failed: set[int] = set()
         with (
-            torch._C.DisableTorchFunctionSubclass(),
+            torch.DisableTorchFunctionSubclass(),
             torch.inference_mode(False),
             torch.no_grad(),
         ):
@@ -169,7 +170,7 @@ class State:
         """Return the tensors and arrays that do not hold the copied values any more."""
         import torch
 
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return [
                 instance
                 for handler, instance, memory in self._memories

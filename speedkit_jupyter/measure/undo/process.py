@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.support.torch_private import default_device
 
-C = "torch._C"
 # Name, module, the functions that read and write. `machines.flags` has the precision flags.
 SWITCHES = (
     ("grad mode", "torch", "is_grad_enabled", "set_grad_enabled"),
-    ("multithreaded backward", C, "_is_multithreading_enabled", "_set_multithreading_enabled"),
     ("mha's fast path", "torch.backends.mha", "get_fastpath_enabled", "set_fastpath_enabled"),
-    ("nnpack", C, "_get_nnpack_enabled", "_set_nnpack_enabled"),
     *(
         (f"the preferred {name}", "torch.backends.cuda", f"preferred_{name}", f"preferred_{name}")
         for name in ("linalg_library", "blas_library", "rocm_fa_library")
@@ -86,7 +84,7 @@ def switches() -> Iterator[Setting]:
     import torch
 
     yield Setting("torch's switches", lambda: _Known(flags.snapshot()), flags.restore)
-    yield Setting("the default device", _default_device, torch.set_default_device)
+    yield Setting("the default device", default_device, torch.set_default_device)
     yield Setting(
         "deterministic algorithms",
         lambda: (
@@ -129,14 +127,6 @@ def _attribute(path: str, name: str) -> Setting:
         lambda: getattr(sys.modules[path], name),
         lambda value: setattr(sys.modules[path], name, value),
     )
-
-
-def _default_device() -> Any:
-    """Return None if nothing was set: then torch's functions are not wrapped."""
-    import torch
-
-    mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if mode is None else mode.device
 
 
 def surroundings() -> Iterator[Setting]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import time
 import types
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties.calls import Call
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.torch_private import begun_builds, compile_counters, forget_builds
+from speedkit_jupyter.support.torch_private import is_compiler_error as is_compiler_error
 
 if TYPE_CHECKING:
     import torch
@@ -61,12 +63,10 @@ class CompiledCode:
             return self._run_plainly(error, module, args, kwargs)
 
     def _first_run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.utils import counters
-
-        before = counters["stats"]["unique_graphs"]
+        before = compile_counters()["stats"]["unique_graphs"]
         result = self._compiled(module, args, kwargs)  # type: ignore[misc]
         self._checked = True
-        if counters["stats"]["unique_graphs"] == before:
+        if compile_counters()["stats"]["unique_graphs"] == before:
             self._notes["compile"] = f"{self._name} found nothing to compile in this model"
         return result
 
@@ -78,7 +78,7 @@ class CompiledCode:
         self._compiled = None
         note = f"{self._name} failed, so the model runs as before: {_first_line(error)}"
         self._notes["compile"] = note
-        warnings.warn(f"{note} (%speedkit report)", stacklevel=4)
+        messages.warn(f"{note} (%speedkit report)")
         return result
 
 
@@ -129,13 +129,6 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def is_compiler_error(error: BaseException) -> bool:
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import CppCompileError
-
-    return isinstance(error, TorchDynamoException | CppCompileError)
-
-
 def was_interrupted(error: BaseException | None) -> bool:
     """Whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
     while error is not None:
@@ -153,42 +146,15 @@ def forget_broken_builds(since: float | None = None) -> None:
     What was begun `since` then (seconds of the epoch) and never finished may be half a library,
     and is deleted: Inductor takes any file of that name for a finished one, also later on.
     """
-    from torch._inductor import cpu_vec_isa
-    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    for cache in (CppCodeCache, CppPythonBindingsCodeCache):
-        cache.cache_clear()
-    # A killed probe of the vector instructions is remembered as "there are none".
-    for holder in (cpu_vec_isa, cpu_vec_isa.VecISA):
-        for remembered in list(vars(holder).values()):
-            if hasattr(remembered, "cache_clear"):
-                remembered.cache_clear()
-    if since is not None:
-        for library in _unfinished(Path(cache_dir()), since):
-            library.unlink(missing_ok=True)
-
-
-def _unfinished(cache: Path, since: float) -> Iterator[Path]:
-    """Yield the libraries that were begun and that nobody is building any more.
-
-    Other processes use the cache too: who builds a library holds its lock, and leaves a scratch
-    folder beside it that only a finished build takes away.
-    """
     from filelock import FileLock, Timeout  # torch's own dependency
-    from torch._inductor import cpp_builder
-    from torch._inductor.codecache import get_lock_dir
 
-    scratch = getattr(cpp_builder, "_BUILD_TEMP_DIR", None)
-    for folder in cache.rglob(f"*_{scratch}") if scratch else ():
-        name = folder.name.removesuffix(f"_{scratch}")
-        library = folder.with_name(f"{name}.so")
+    forget_builds()
+    for library, lock in () if since is None else begun_builds():
+        # Other processes use the cache too: who builds a library holds its lock.
         with suppress(OSError, Timeout):
-            if library.stat().st_mtime < since - 1:
-                continue
-            lock = Path(get_lock_dir()) / f"{name.partition('.')[0]}.lock"
-            with FileLock(str(lock), timeout=0):
-                yield library
+            if library.stat().st_mtime >= (since or 0.0) - 1:
+                with FileLock(str(lock), timeout=0):
+                    library.unlink(missing_ok=True)
 
 
 def removed_half_written_build(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from speedkit_jupyter.support.exceptions import did_you_mean
+from speedkit_jupyter.support.torch_private import registered_backends
 
 INDUCTOR = "inductor"
 # Torch's own that are there wherever torch is, and need nothing.
@@ -23,9 +24,9 @@ def known(name: str) -> str:
     """
     if name in OWN:
         return name
-    from torch._dynamo import list_backends
+    from torch.compiler import list_backends
 
-    everything = list_backends(None)
+    everything = list_backends(())
     spelled = {name.lower(): name for name in everything} | {name: name for name in everything}
     if registered := spelled.get(name, spelled.get(name.lower())):
         return registered
@@ -36,9 +37,7 @@ def known(name: str) -> str:
 
 def loaded() -> tuple[str, ...]:
     """Those whose code is in this process: torch's own, the user's, and others' once imported."""
-    registry = sys.modules.get("torch._dynamo.backends.registry")
-    functions = getattr(registry, "_COMPILER_FNS", {})
-    entry_points = getattr(registry, "_BACKENDS", {})
+    functions, entry_points = registered_backends()
     imported = (n for n, entry in entry_points.items() if entry and entry.module in sys.modules)
     return tuple(dict.fromkeys([*OWN, *functions, *imported]))
 

@@ -38,7 +38,7 @@ def write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
         return
     now, parts = _parts(tensor), _parts(saved)
     coalesced = tensor.layout != torch.sparse_coo or tensor.is_coalesced() == saved.is_coalesced()
-    in_place = str(tensor.layout) != "torch._mkldnn" and not tensor.is_nested
+    in_place = not tensor.is_mkldnn and not tensor.is_nested
     if in_place and coalesced and [p.shape for p in now] == [p.shape for p in parts]:
         for part, source in zip(now, parts, strict=True):  # which `values()` gives out
             part.copy_(source)

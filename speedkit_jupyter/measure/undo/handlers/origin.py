@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from functools import cache
 from types import FunctionType, ModuleType
@@ -20,11 +21,9 @@ MACHINERY = frozenset(
 ) | {PACKAGE}  # fmt: skip
 
 # Parts of torch that compile, record and communicate: their objects fit one another.
-INNER_MODULES = (
-    "torch._dynamo", "torch._inductor", "torch._functorch", "torch._subclasses", "torch._ops",
-    "torch._higher_order_ops", "torch._library", "torch.fx", "torch.cuda.graphs",
-    "torch.cuda.streams", "torch.distributed", "torch.profiler", "torch.multiprocessing",
-)  # fmt: skip
+INNER_MODULES = re.compile(
+    r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
+)
 
 
 @cache
@@ -79,7 +78,7 @@ def is_machinery(cls: type) -> bool:
     home = cls.__dict__.get("__module__", "builtins")
     if not isinstance(home, str):
         return False
-    if home.startswith(INNER_MODULES):
+    if INNER_MODULES.match(home):
         return not issubclass(cls, torch.nn.Module | torch.Tensor | torch.optim.Optimizer)
     return home.partition(".")[0] in MACHINERY
 
@@ -89,4 +88,4 @@ def is_machinerys_function(function: FunctionType) -> bool:
     home = function.__globals__.get("__name__")
     if not isinstance(home, str):
         return False
-    return home.startswith(INNER_MODULES) or home.partition(".")[0] in MACHINERY
+    return bool(INNER_MODULES.match(home)) or home.partition(".")[0] in MACHINERY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.undo.handlers.memory import (
     laid_out,
     write,
 )
+from speedkit_jupyter.support.torch_private import is_made_of_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -142,16 +143,6 @@ def is_trainable(tensor: torch.Tensor) -> bool:
     return tensor.is_leaf and tensor.requires_grad and not is_transformed(tensor)
 
 
-def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Set how often tensors count as written: an earlier graph compares this with the value then.
-
-    Only for tensors that hold their values of then again.
-    """
-    import torch
-
-    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
-
-
 def _has_graph(tensor: torch.Tensor) -> bool:
     try:
         return tensor.grad_fn is not None
@@ -180,7 +171,7 @@ def _consists_of_others(tensor: torch.Tensor) -> bool:
 
     if type(tensor) in {torch.Tensor, torch.nn.Parameter}:
         return False
-    return bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
+    return is_made_of_tensors(tensor)
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
