@@ -17,7 +17,7 @@ from speedkit_jupyter.batching.parts import (
 )
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.torch_private import leaves
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door, lets_go
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class MicroBatch:
             result = part.run(self.loss.function)
             if isinstance(result, Mapping):  # a library's own (transformers' ModelOutput, say)
                 result = dict(result)
-            tensors = [leaf for leaf in leaves(result) if torch.is_tensor(leaf)]
+            tensors = [leaf for leaf in tree_leaves(result) if torch.is_tensor(leaf)]
             if any(tensor.grad_fn is not None for tensor in tensors):
                 raise StepError(
                     "the results keep their graphs, and all of the batch's memory with them: call "

@@ -25,7 +25,7 @@ from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.torch_private import leaves
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def received(call: Callable[[], object]) -> int:
     def counting(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal numbers
-            given = leaves((args, kwargs))
+            given = tree_leaves((args, kwargs))
             numbers += sum(one.numel() for one in given if isinstance(one, torch.Tensor))
             return original(module, *args, **kwargs)
 

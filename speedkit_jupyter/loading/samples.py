@@ -17,7 +17,7 @@ from speedkit_jupyter.loading.tuned_loader import copied, end_workers, rebuilt
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.lookup import attributes_of
-from speedkit_jupyter.support.torch_private import leaves
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
         tuple(keys),
         median(drawn_s or [0.0]),
         median(copied_s or [0.0]),
-        sum(map(_size, leaves(first))) // max(len(first), 1),
+        sum(map(_size, tree_leaves(first))) // max(len(first), 1),
         is_random or bool(generator),
         generator,
         _device(first),
@@ -152,13 +152,13 @@ def _size(leaf: Any) -> int:
 
 def _device(samples: Sequence[Any]) -> str:
     """Return where their tensors lie; an accelerator's name where any does."""
-    kinds = (getattr(getattr(leaf, "device", None), "type", "cpu") for leaf in leaves(samples))
+    kinds = (getattr(getattr(leaf, "device", None), "type", "cpu") for leaf in tree_leaves(samples))
     return next((kind for kind in kinds if kind != "cpu"), "cpu")
 
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two samples or batches hold the same, bit for bit."""
-    ones, others = leaves(one), leaves(other)
+    ones, others = tree_leaves(one), tree_leaves(other)
     return len(ones) == len(others) and all(map(_same, ones, others))
 
 

@@ -162,8 +162,9 @@ class Recomputed(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the block's own result."""
         import torch
-        from torch.utils._pytree import tree_leaves
         from torch.utils.checkpoint import checkpoint
+
+        from speedkit_jupyter.support.torch_private import tree_leaves
 
         leaves = tree_leaves((args, kwargs))
         if not self._keeps_something() or self._is_passed_an_object(leaves):

@@ -24,7 +24,7 @@ from speedkit_jupyter.support.exceptions import did_you_mean
 if TYPE_CHECKING:
     import torch
 
-# Devices of torch's fused kernels (`torch.utils._foreach_utils`), of those that we plan for.
+# Devices of torch's fused kernels, of those that we plan for.
 NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
