@@ -21,7 +21,7 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.optimizations.attention.timings import Call
+from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import describe
@@ -119,7 +119,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
         where = setting(step.models, hardware)
         facts = Facts.read(step.models[0], step.optimizers)
         watched = step.models if facts.compiled == "no" else ()
-        start = stack.enter_context(step.isolated()).state
+        start = stack.enter_context(step.guarded()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
@@ -152,7 +152,8 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
 def _watched(models: Sequence[torch.nn.Module], calls: list[tuple[str, ...]]) -> Iterator[None]:
     """Note the tensors of each call in this thread: `32x3x224x224 float32`."""
     import torch
-    from torch.utils._pytree import tree_leaves
+
+    from speedkit_jupyter.support.torch_private import tree_leaves
 
     here = threading.get_ident()
 

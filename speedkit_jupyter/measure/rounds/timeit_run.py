@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.reaching import unreached
 from speedkit_jupyter.support import interrupts
@@ -82,7 +82,7 @@ class Timer:
         )
         for context in filter(None, map(applied_to, self.step.models)):
             context.asked.clear()
-        with self.step.isolated() as visit:
+        with self.step.guarded() as visit:
             state = visit.state
             self._budget.reserved_s = visit.taking_s  # to put it back takes as long
             if not exact:
@@ -131,7 +131,7 @@ class Timer:
         first_s = self.timing.first_call_s or 0.0
         return self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
 
-    def _begins_afresh(self, start: State) -> bool:
+    def _begins_afresh(self, start: Snapshot) -> bool:
         """Whether a call after the first does less, so that each run begins in the user's state."""
         try:
             later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
