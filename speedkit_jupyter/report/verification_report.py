@@ -11,7 +11,7 @@ from speedkit_jupyter.report.elements import Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.score_words import change, precision, score_table
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
-from speedkit_jupyter.tuning.verified import Verification
+from speedkit_jupyter.tuning.verification import Verification
 
 WORDS = {
     "same": "same loss curve as the baseline",
