@@ -8,8 +8,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
+from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus, statuses
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.report.comparison_report import comparison_report

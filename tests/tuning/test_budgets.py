@@ -15,6 +15,7 @@ from speedkit_jupyter.machines import gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, time_limited
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -108,6 +109,19 @@ def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(work, o
     assert all(len(one.times_s) >= 3 for one in (first, *rest))
     assert "far slower than baseline: 30.0 times in its fastest step" in slow.why_not_measured
     assert found.best is None or found.best is not slow
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True])
+def test_warm_up_steps_that_others_held_up_say_nothing_of_a_variant(
+    work, monkeypatch, is_disturbed
+):
+    monkeypatch.setattr(clock.Interruptions, "seconds", lambda self, wall_s: wall_s * is_disturbed)
+    network, optimizer, step = work(0.5, fused=30.0)
+    names = "baseline,fused_optimizer"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=40)
+    why = found.records[1].why_not_measured
+    assert ("the machine was busy" in why) is is_disturbed
+    assert ("far slower" in why) is not is_disturbed
 
 
 def test_where_not_even_two_steps_fit_the_answer_is_that_it_could_not_tell(work):

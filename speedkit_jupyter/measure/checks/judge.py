@@ -24,7 +24,7 @@ from speedkit_jupyter.measure.checks.reference.rounding import (
     unit,
 )
 from speedkit_jupyter.measure.checks.trials import Trials
-from speedkit_jupyter.measure.rounds import other_threads
+from speedkit_jupyter.measure.rounds import confinement
 from speedkit_jupyter.measure.rounds.runner import Runner
 
 # What is beyond its limit by less may be the net or the plan: it is not accused, and can't win.
@@ -323,7 +323,7 @@ def made(trials: Trials, runner: Runner) -> Judge:
 def _made(trials: Trials, runner: Runner) -> Judge:
     trace: dict[str, Look] = {}
     held = parameters_of([*runner.step.models, *runner.step.optimizers])
-    with other_threads.noted(runner.step.models) as calls:
+    with confinement.calls_noted(runner.step.models) as calls:
         if not any(
             map(is_sharded, held)
         ):  # an error inside its forward pass breaks a sharded model
@@ -331,11 +331,11 @@ def _made(trials: Trials, runner: Runner) -> Judge:
     if calls.in_pythons:  # float64 would reach the model there, and not its input
         trace.clear()
     covered = frozenset(trace)
-    with noted_autocast() as entered, other_threads.noted(runner.step.models) as calls:
+    with noted_autocast() as entered, confinement.calls_noted(runner.step.models) as calls:
         baseline = trials.run(runner, trace, extends=True)
     judge = Judge(trace, baseline, covered, own=lowest(*entered, *of_parameters(held)))
     if calls.only_elsewhere:
-        judge.void = other_threads.NOT_REACHED
+        judge.void = confinement.NOT_REACHED
     elif covered and not _follows(judge, trials, runner):
         judge.trace, judge.covered = {}, frozenset()
         judge.controls.clear()

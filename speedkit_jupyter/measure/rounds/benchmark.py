@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
@@ -27,18 +28,19 @@ from speedkit_jupyter.measure.rounds.budget import (
     time_limited,
 )
 from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.preparation import keep_copies_where_they_fit, prepared
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
-from speedkit_jupyter.measure.rounds.warm_up import WarmUp, far_slower, leave_out
+from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
+from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import Variant
+from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
-from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -220,13 +222,12 @@ class Benchmark:
             if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:
                 break
             slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
-            is_hopeless = slowest.fastest_s > FAR * kept[0].fastest_s
+            is_hopeless = slowest.times_slower(kept[0]) > FAR
             round_s = sum(runner.worst_s for runner in kept)
             if len(kept) == 2 and not (is_hopeless and not self.budget.allows(round_s)):
                 break
             gone = slowest if is_hopeless else kept[-1]
-            times = gone.fastest_s / max(kept[0].fastest_s, 1e-9)
-            leave_out(gone, self.budget, far_slower(kept[0], times) if times > FAR else "")
+            leave_out(gone, kept[0], self.budget, FAR)
             kept = [runner for runner in kept if runner is not gone]
         return kept
 
@@ -320,3 +321,50 @@ def _working(runners: Sequence[Runner]) -> list[Runner]:
 def _warm(runners: Sequence[Runner]) -> list[Runner]:
     """Those that work, and were run already."""
     return [runner for runner in _working(runners) if runner.warm is not None]
+
+
+def prepared(step: Step, variant: Variant, record: Record, walk: Walk, is_baseline: bool) -> Runner:
+    """The variant's runner; what its plan holds is written into the record."""
+    configs = [config_of(variant, model) for model in step.models]
+    contexts = [
+        prepare(model, config, step.holders(model), step.made)
+        for model, config in zip(step.models, configs, strict=True)
+    ]
+    plan = together([context.plan for context in contexts])
+    record.plan = plan.active_values()
+    record.applied = {d.name: d.value for d in plan if d.active}
+    for context in contexts:
+        record.changes_model |= context.plan.changes_model()
+    record.declines = {d.name: d.reason for d in plan if d.declined}
+    is_planned = any(config is not None for config in configs)
+    if is_planned and not record.applied and not is_baseline:
+        _nothing_to_measure(record)
+    if of_some := changes_some(contexts, walk):
+        record.notes["models"] = of_some
+    return Runner(
+        step,
+        contexts,
+        record,
+        around=variant.around or nullcontext,
+        is_guarded=not is_baseline,
+        is_planned=is_planned,
+        is_routed=variant.name != CURRENT,
+    )
+
+
+def keep_copies_where_they_fit(step: Step, copies: int) -> None:
+    """Optimizer state that does not exist yet counts as the two tensors that Adam keeps."""
+    model = step.models[0]
+    device = next(model.parameters()).device if any(True for _ in model.parameters()) else None
+    state = memory.size(memory.state_tensors(step.models, step.optimizers))
+    parameters = memory.size([p for module in step.models for p in module.parameters()])
+    size = max(state, 4 * parameters if step.optimizers else 0)
+    step.off_device = device is not None and not memory.fits(copies * size, device)
+
+
+def _nothing_to_measure(record: Record) -> None:
+    """A plan that changes nothing is the baseline; a wish that was declined is no variant."""
+    record.declined, record.same_as_baseline = bool(record.declines), not record.declines
+    if record.declined:
+        reasons = (f"{name} declined: {reason}" for name, reason in record.declines.items())
+        record.failure = "; ".join(reasons)
