@@ -166,29 +166,3 @@ def refused_elsewhere(models: Sequence[torch.nn.Module]) -> Iterator[None]:
         yield
     if calls.only_elsewhere:
         raise StepError(ELSEWHERE)
-
-
-@contextmanager
-def errors_kept(others: Collection[threading.Thread], pass_on: bool) -> Iterator[list[str]]:
-    """What threads raise in the block, a line each; nothing is printed unless it is `pass_on`.
-
-    Where a plan failed, or float64 that did not reach the thread, it is not the user's code that
-    did. What `others` raise is no concern of the step.
-    """
-    errors: list[str] = []
-    original = threading.excepthook
-
-    def keep(args: Any) -> None:
-        its_own = args.thread is not None and args.thread not in others
-        if its_own:
-            first = (str(args.exc_value or "").strip().splitlines() or [""])[0]
-            errors.append(f"in a thread of the step: {args.exc_type.__name__}: {first}")
-        if pass_on or not its_own:
-            original(args)
-
-    threading.excepthook = keep
-    try:
-        yield errors
-    finally:
-        if threading.excepthook is keep:
-            threading.excepthook = original

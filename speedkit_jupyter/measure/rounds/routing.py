@@ -7,7 +7,6 @@ surrounds the whole step, and is suspended inside the backward pass and the opti
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -59,7 +58,7 @@ class Router:
         with nullcontext() if self._context is None else self._context.autocast():
             result = step()
         if self._steps is not None:
-            self._steps.finish()
+            self._steps.update()
         return result
 
     @contextmanager
@@ -178,10 +177,7 @@ def _suspended_in_steps(
 
 
 class ScaledSteps:
-    """Routes `optimizer.step()` to `scaler.step(optimizer)`, which calls it in turn.
-
-    Those of `optimizers`, and of all that this thread makes meanwhile for one of the models.
-    """
+    """Routes the steps of `optimizers` to `scaler.step(optimizer)`, which calls them in turn."""
 
     def __init__(
         self,
@@ -193,21 +189,18 @@ class ScaledSteps:
         self._known, self._models = list(optimizers), models
         self._stepped: dict[int, torch.optim.Optimizer] = {}  # since the last update
         self._inside: set[int] = set()
-        self._made: list[weakref.ref[torch.optim.Optimizer]] = []
         self._live = False
         self._here = 0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """For a block of steps."""
-        import torch
 
         self._live, self._here = True, threading.get_ident()
         try:
             with ExitStack() as stack:
                 for optimizer in self._known:
                     stack.enter_context(self._routed(optimizer))
-                stack.enter_context(patched(torch.optim.Optimizer, "__init__", self._welcoming))
                 stack.enter_context(optimizer_hooks(self._refuse_unscaled))
                 stack.enter_context(self._unscaled_before_clipping())
                 yield
@@ -218,14 +211,8 @@ class ScaledSteps:
         """In an epoch, say, the scaler is updated once everything that steps has stepped."""
         if not self._stepped:
             return
-        done = {key for optimizer in self._stepped.values() for key in _parameters(optimizer)}
-        if all(_parameters(optimizer) & done for optimizer in self._every()):
+        if all(id(optimizer) in self._stepped for optimizer in self._known):
             self.update()
-
-    def finish(self) -> None:
-        """A step has ended."""
-        self.update()
-        self._made.clear()
 
     def update(self) -> None:
         """If any optimizer stepped since it was last updated."""
@@ -275,21 +262,12 @@ class ScaledSteps:
             del attributes["step"]
             attributes.update(before)
 
-    def _welcoming(self, begin: Any) -> Callable[..., None]:
-        def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
-            begin(optimizer, *args, **kwargs)
-            if holds(optimizer, self._models):
-                self._route(optimizer)
-                self._made.append(weakref.ref(optimizer))
-
-        return made
-
     def _refuse_unscaled(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """One that an earlier block made and kept: its gradients would stay scaled."""
+        """One that the step makes itself: its gradients would stay scaled."""
         if id(optimizer) not in self._inside and holds(optimizer, self._models):
             raise StepError(
-                f"fp16: the step made {type(optimizer).__name__} when it first ran, and kept it: "
-                "make it before the step, so that its gradients can be unscaled"
+                f"fp16: the step makes {type(optimizer).__name__} itself: make it before the step, "
+                "so that its gradients can be unscaled"
             )
 
     @contextmanager
@@ -308,22 +286,9 @@ class ScaledSteps:
             yield
 
     def _unscale(self) -> None:
-        """Each gradient once: an optimizer that was made anew has those of the one before."""
         from torch.amp.grad_scaler import OptState
 
         states = self._scaler._per_optimizer_states
-        done: set[int] = set()
-        for optimizer in reversed(self._every()):
-            if not _parameters(optimizer) & done:
-                if states[id(optimizer)]["stage"] is OptState.READY:
-                    self._scaler.unscale_(optimizer)
-                done |= _parameters(optimizer)
-
-    def _every(self) -> list[torch.optim.Optimizer]:
-        """The known ones, then those that this step made."""
-        made = (reference() for reference in self._made)
-        return [*self._known, *(optimizer for optimizer in made if optimizer is not None)]
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for optimizer in self._known:
+            if states[id(optimizer)]["stage"] is OptState.READY:
+                self._scaler.unscale_(optimizer)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
-from threading import enumerate as running_threads
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.checks.observing.observer import Look, Run, observing
@@ -49,10 +46,9 @@ class Runner:
     `step_s` is about how long its step takes, known after warm-up; `recent_s` are the latest ones;
     `fastest_s` is the fastest of the warm-up, which `was_disturbed` by other processes, or was not.
     `around_step`, where there is one, surrounds each step: an untimed one that the budget has no
-    time for is not begun; `around` makes what is in force beside the plan. What the threads of a
-    step raise is the user's own, and printed, unless it `is_guarded`: then the step raises it. A
-    variant that `is_planned` has a config, be it one that changes nothing. One that is not
-    `is_routed` runs as it stands: what the step does not ask its context for does not reach it.
+    time for is not begun; `around` makes what is in force beside the plan. A variant that
+    `is_planned` has a config, be it one that changes nothing. One that is not `is_routed` runs as
+    it stands: what the step does not ask its context for does not reach it.
     """
 
     step: Step
@@ -68,11 +64,9 @@ class Runner:
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     skipped_in_a_row: int = 0
     was_disturbed: bool = False
-    is_guarded: bool = False
     is_planned: bool = False
     is_routed: bool = True
     _router: Router | None = None
-    _threads: WeakSet[Thread] = field(default_factory=WeakSet, repr=False)
 
     @property
     def worst_s(self) -> float:
@@ -91,7 +85,6 @@ class Runner:
     def applied(self) -> ExitStack:
         """The variant in force; what the step does not ask its context for is routed."""
         __tracebackhide__ = True
-        self._threads = WeakSet(running_threads())
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -109,44 +102,19 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """One step, on the same data as every other unless it shall not `rewind`."""
         __tracebackhide__ = True
-        if self.around_step is not None:
-            with self.around_step(self):
-                return self._once(rewind)
-        return self._once(rewind)
-
-    def _once(self, rewind: bool) -> object:
-        __tracebackhide__ = True
-        return interrupts.in_a_window(partial(self._run, rewind))
+        with nullcontext() if self.around_step is None else self.around_step(self):
+            return interrupts.in_a_window(partial(self._run, rewind))
 
     def _run(self, rewind: bool) -> object:
         __tracebackhide__ = True
         if rewind:
             self.step.rewind()
-        users_own = not self.is_guarded or self.step.fails_in_threads
         try:
-            with confinement.errors_kept(self._threads, pass_on=users_own) as raised:
-                result = self._routed()
+            if self.step.asked is None or self._router is None:
+                return self._first()
+            return self._router.run(partial(self.step.run, self.contexts[0]))
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
-        if raised and not users_own:
-            raise StepError(raised[0])
-        self.step.fails_in_threads = self.step.fails_in_threads or bool(raised)
-        return result
-
-    def _routed(self) -> object:
-        __tracebackhide__ = True
-        if self.step.asked is None or self._router is None:
-            return self._first()
-        return self._router.run(partial(self.step.run, self.contexts[0]))
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """In the block something other than the user's code may make its threads raise."""
-        before, self.is_guarded = self.is_guarded, True
-        try:
-            yield
-        finally:
-            self.is_guarded = before
 
     def timed(self) -> float:
         """Seconds of one step; from the state of its own, where one after another does less."""

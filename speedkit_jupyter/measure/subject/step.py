@@ -92,8 +92,6 @@ class Step:
     # ran, and for as long as it is measured.
     made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
     repeats: Repeats | None = field(default=None, init=False, repr=False)
-    # Whether its own threads raise without any plan, which is the user's concern.
-    fails_in_threads: bool = field(default=False, init=False, repr=False)
     # Whether a variant compiles it: what that sets in the compiler is no import's of the user's.
     compiles: bool = field(default=False, init=False, repr=False, compare=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
