@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.checks.reference.promotion import in_float64
+from speedkit_jupyter.measure.checks.reference import in_float64
 
 
 class Off(torch.autograd.Function):
@@ -158,40 +158,37 @@ def test_right_ones_are_right_and_a_gradient_off_by_a_third_is_wrong(made_time, 
     assert judged(kind, 1.35) in ("wrong", "not checked")
 
 
-@pytest.mark.parametrize(
-    "free",
-    [
-        torch.ones(3, requires_grad=True),
-        nn.Parameter(torch.ones(2, 3).T.half()),
-        nn.Parameter(torch.tensor([1 + 1j])),
-        nn.Parameter(torch.ones(4, dtype=torch.float64)),
-    ],
-)
-def test_a_leaf_is_taken_to_float64_itself_and_put_back_to_its_own_memory(free):
-    free.grad = gradient = torch.ones_like(free)
-    address, dtype, stride = free.data_ptr(), free.dtype, free.stride()
-    values = free.detach().clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with in_float64([]):
-            loss = (free * torch.ones((), dtype=torch.float32)).abs().sum()
-            loss.backward()
-            assert free.dtype in (torch.float64, torch.complex128)
-            assert free.grad.dtype == free.dtype
-            assert free.is_leaf
-            with torch.no_grad():
-                free.sub_(free.grad)
-    if dtype != torch.float64:  # which was no one's to promote: the caller puts it back
-        assert torch.equal(free, values)
-        assert free.grad is gradient
-    assert (free.data_ptr(), free.dtype, free.stride()) == (address, dtype, stride)
+def test_tensors_are_taken_to_float64_themselves_and_put_back_to_their_own_memory():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer, x = torch.optim.AdamW(model.parameters(), 1e-2), torch.randn(8, 3)
+
+    def step() -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step()
+    held = [*model.parameters(), *model.buffers()]
+    held += [value for state in optimizer.state.values() for value in state.values()]
+    before = [(t.data_ptr(), t.dtype, t.grad, t.clone()) for t in held]
+    with in_float64([model, optimizer]):
+        assert step().dtype is torch.float64
+        assert model[0].weight.dtype is model[0].weight.grad.dtype is torch.float64
+        assert model[0].weight.is_leaf
+    for tensor, (address, dtype, gradient, values) in zip(held, before, strict=True):
+        assert (tensor.data_ptr(), tensor.dtype) == (address, dtype)
+        assert tensor.grad is gradient
+        assert tensor.dim() == 0 or torch.equal(tensor, values)
 
 
-def test_what_is_read_from_a_file_or_another_process_is_read_as_it_is(tmp_path):
-    torch.save({"x": torch.ones(3)}, tmp_path / "x.pt")
-    with in_float64([]):
-        read = torch.load(tmp_path / "x.pt")["x"]
-        shared = torch.empty(0).set_(torch.ones(4).untyped_storage(), 0, (4,), (1,))
-        product = read * shared[:3]
-    assert read.dtype == shared.dtype == torch.float32
-    assert product.dtype is torch.float64
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_data_in_float32_meets_every_layer(layer):
+    model, x = layer(6, 6), torch.randn(4, 2, 6)
+    with in_float64([model]), torch.no_grad():
+        out = model(x)[0]
+        kept = torch.zeros(6)
+        kept.lerp_(out[0, 0], 0.5)
+    assert out.dtype is torch.float64
+    assert kept.dtype is torch.float32
+    assert torch.allclose(kept.double(), out[0, 0] / 2)

@@ -96,18 +96,3 @@ def test_no_warning_with_a_weight_that_is_no_leaf():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=f".*{LEAF}.*")
         benchmark(step, "baseline,channels_last", model=model, budget_s=0.3)
-
-
-def test_the_reference_in_float64_steps_with_an_optimizer_of_another_model():
-    from speedkit_jupyter.measure.checks.reference.promotion import in_float64
-
-    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
-    optimizer = Mine(other.parameters())
-    before = [parameter.detach().clone() for parameter in other.parameters()]
-    with in_float64([model]):
-        optimizer.step(closure_of(optimizer, other))
-        optimizer.zero_grad(set_to_none=True)
-        moved = [p.detach().float() for p in other.parameters()]
-    assert not any(map(torch.equal, before, moved))
-    assert all(map(torch.equal, before, other.parameters()))
-    assert all(parameter.grad is None for parameter in other.parameters())

@@ -8,8 +8,7 @@ from planted import examined
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
-from speedkit_jupyter.measure.checks.values.leaves import Leaves
-from speedkit_jupyter.measure.checks.values.plain_tensors import plain
+from speedkit_jupyter.measure.checks.values import Leaves, plain
 from speedkit_jupyter.measure.undo.isolation import isolated
 
 pytestmark = [

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from speedkit_jupyter.measure.checks.reference.rounding import rounded
+from speedkit_jupyter.measure.checks.rounding import rounded
 
 torch.manual_seed(0)
 TOKENS = torch.randint(0, 50, (8, 4))

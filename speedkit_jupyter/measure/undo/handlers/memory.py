@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values.plain_tensors import is_plain
+from speedkit_jupyter.measure.checks.values import is_plain
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values.plain_tensors import has_values, is_transformed
+from speedkit_jupyter.measure.checks.values import has_values, is_transformed
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
 from speedkit_jupyter.measure.undo.handlers.memory import (
     equal,
