@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import prod
 from statistics import median
@@ -158,9 +158,13 @@ class _Job:
     def __init__(self, call: Call, seen: Seen) -> None:
         self._call, self._seen = call, seen
         self._device = seen.tensors[0].device
-        options = {"dropout_p": call.dropout, "is_causal": call.is_causal, "scale": call.scale}
-        self._options = options | ({"enable_gqa": True} if call.enable_gqa else {})
-        self._inputs = self._leaves(wide=False)
+        self._options: dict[str, Any] = {
+            "dropout_p": call.dropout, "is_causal": call.is_causal, "scale": call.scale
+        }  # fmt: skip
+        if call.enable_gqa:
+            self._options["enable_gqa"] = True
+        tensors = zip((*seen.tensors, seen.mask), seen.wanted, strict=True)
+        self._inputs = [t if t is None else t.clone().requires_grad_(w) for t, w in tensors]
 
     def row(self, seconds: float, engine: str) -> Measured | None:
         """Time the kernels; None where there is one only. Raises TimeoutError."""
@@ -181,7 +185,7 @@ class _Job:
         for kernel, its_s in times.items():
             ratio = paired_ratio(times[own], its_s, share)
             found = (1.0, 1.0, 1.0) if kernel == own else (ratio.median, ratio.low, ratio.high)
-            timed.append(Timed(kernel, float(median(its_s)), *found, self._error(able[kernel])))
+            timed.append(Timed(kernel, float(median(its_s)), *found))
         return Measured(self._call, self._seen.number, own, tuple(timed), engine)
 
     def _taken(self, word: str) -> str:
@@ -192,7 +196,7 @@ class _Job:
         try:
             if has_room := kernel != "math" or self._has_room(self._inputs[0].element_size()):
                 with chosen(word):
-                    self._run(self._inputs)
+                    self._run()
         except RuntimeError:  # out of memory, say
             return False
         return has_room
@@ -224,53 +228,20 @@ class _Job:
     def _block_s(self, word: str, length: int) -> float:
         def block() -> None:
             for _ in range(length):
-                self._run(self._inputs)
+                self._run()
 
         with chosen(word):
             if length > 1:  # a first call after a switch doesn't matter for a long one
-                self._run(self._inputs)
+                self._run()
             return clock.timed(block, self._device)
 
-    def _run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the output and, where it trains, the gradients of its sum of squares."""
+    def _run(self) -> None:
+        """Call it, with the backward pass where it trains."""
         import torch
         from torch.nn.functional import scaled_dot_product_attention
 
         with torch.set_grad_enabled(self._call.trains):
-            output = scaled_dot_product_attention(*inputs, **self._options)
-            wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-            if not self._call.trains:
-                return [output]
-            return [output, *torch.autograd.grad(output, wanted, output.detach())]
-
-    def _error(self, word: str) -> float | None:
-        """Compare with the math kernel in float64; None with dropout, whose masks differ."""
-        if self._call.dropout or not devices.has_float64(self._device) or not self._has_room(8):
-            return None
-        with suppress(RuntimeError):
-            with chosen(word):
-                outputs = self._run(self._inputs)
-            with chosen("math"):
-                exact = self._run(self._leaves(wide=True))
-            return max(map(_off, outputs, exact))
-        return None
-
-    def _leaves(self, wide: bool) -> list[Any]:
-        """Return the step's own tensors, laid out like them, maybe in float64."""
-        leaves = []
-        for tensor, wanted in zip(
-            (*self._seen.tensors, self._seen.mask), self._seen.wanted, strict=True
-        ):
-            leaf = None if tensor is None else tensor.clone()
-            if leaf is not None and leaf.is_floating_point():
-                leaf = (leaf.double() if wide else leaf).requires_grad_(wanted)
-            leaves.append(leaf)
-        return leaves
-
-
-def _off(tensor: torch.Tensor, true: torch.Tensor) -> float:
-    """Relative, by norm; of rows that a mask leaves empty only what both have."""
-    wide, exact = tensor.detach().double(), true.detach().double()
-    known = wide.isfinite() & exact.isfinite()
-    size = exact[known].norm()
-    return float((wide[known] - exact[known]).norm() / size) if size else 0.0
+            output = scaled_dot_product_attention(*self._inputs, **self._options)
+            if self._call.trains:
+                wanted = [t for t in self._inputs if t is not None and t.requires_grad]
+                torch.autograd.grad(output, wanted, output.detach())

@@ -10,9 +10,10 @@ from typing import Any
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.deviations import UNDETERMINED, Deviation, Sums, excess
 from speedkit_jupyter.measure.checks.observer import Look, Run, Seen
-from speedkit_jupyter.measure.checks.reference import is_sharded, parameters_of
+from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.checks.rounding import lowest, noted_autocast, of_parameters, unit
 from speedkit_jupyter.measure.checks.trials import Trials
+from speedkit_jupyter.measure.checks.values import is_plain
 from speedkit_jupyter.measure.rounds import other_threads
 from speedkit_jupyter.measure.rounds.runner import Runner
 
@@ -64,7 +65,7 @@ class Judge:
         held = parameters_of([*models, *self.first.step.optimizers])
         with other_threads.noted(models) as calls:
             # An error inside its forward pass breaks a sharded model.
-            if not any(map(is_sharded, held)):
+            if all(map(is_plain, held)):
                 trials.reference(self.first, self.trace)
         if calls.in_pythons:  # float64 would reach the model there, and not its input
             self.trace.clear()
@@ -139,10 +140,8 @@ class Judge:
         doubt = f"{why}, which may be the net or the plan" if times > 1 else ""
         if not doubt and (other := self._other_result(run, precision)):
             doubt = f"other result: {other}"
-        if doubt:
-            return Accuracy("not checked", doubt, **numbers, doubtful=True)
-        if lack := self._lack(run, precision):
-            return Accuracy("not checked", lack, **numbers)
+        if doubt := doubt or self._lack(run, precision):
+            return Accuracy("not checked", doubt, **numbers)
         pairs = [
             (numbers[f"{kind}_error"], numbers[f"baseline_{kind}_error"])
             for kind in ("output", "gradient")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.checks.memory import size, state_tensors
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.storage import is_in_memory
 from speedkit_jupyter.support.torch_private import leaves
@@ -34,12 +34,6 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
     return parameters
 
 
-def is_sharded(parameter: torch.Tensor) -> bool:
-    """Return whether it is a part of a distributed tensor, as `fully_shard` makes them."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(parameter, module.DTensor)
-
-
 def _wider() -> dict[torch.dtype, torch.dtype]:
     import torch
 
@@ -48,62 +42,31 @@ def _wider() -> dict[torch.dtype, torch.dtype]:
 
 
 @contextmanager
-def in_float64(holders: Sequence[Any]) -> Iterator[None]:
+def in_float64(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[None]:
     """Models and optimizers in float64, and every tensor of fewer digits that meets them.
 
-    Their tensors get the memory and the gradients back that they had. Raises RuntimeError where
-    they are too large, or not in memory.
+    Their tensors get the memory back that they had; gradients that the block makes are the
+    caller's to remove. Raises RuntimeError where they are too large, or not in memory.
     """
     import torch
 
-    held = {id(tensor): tensor for tensor in parameters_of(holders)}
-    for holder in holders:
-        found = list(holder.buffers()) if hasattr(holder, "buffers") else []
-        for state in (
-            getattr(holder, "state", {}).values() if hasattr(holder, "param_groups") else ()
-        ):
-            found += [v for v in state.values() if isinstance(v, torch.Tensor) and v.dim()]
-        held |= {id(tensor): tensor for tensor in found}
-    low = [t for t in held.values() if t.dtype in (torch.bfloat16, torch.float16)]
-    if not all(map(is_in_memory, held.values())):
+    tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers)]
+    if not all(map(is_in_memory, tensors)):
         raise RuntimeError("the memory of a parameter is given back")
-    if sum(t.numel() * t.element_size() for t in low) > MOST_BYTES:
+    held = {id(t): t for t in tensors if t.dtype in _wider() and t.layout is torch.strided}
+    if size(t for t in held.values() if t.element_size() == 2) > MOST_BYTES:
         raise RuntimeError("the model is too large for float64")
-    before = [
-        (t, t.data, t.grad if t.is_leaf or t.retains_grad else None)
-        for t in held.values()
-        if t.dtype in _wider() and t.layout is torch.strided
-    ]
+    before = [(tensor, tensor.data) for tensor in held.values() if tensor.dim()]
     try:
-        for tensor, data, gradient in before:
-            _set(tensor, data.to(_wider()[data.dtype]), None)
-            if gradient is not None:  # a step may count on one
-                tensor.grad = torch.zeros_like(tensor)
-        with _autocast_off(), _wide_inputs(), _promoting():
+        for tensor, data in before:
+            tensor.data = data.to(_wider()[data.dtype])
+        with _wide_inputs(), _promoting():
             yield
     finally:
-        for each in before:
-            _set(*each)
-
-
-def _set(tensor: torch.Tensor, data: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    if tensor.is_leaf or tensor.retains_grad:
-        tensor.grad = None
-    tensor.data = data
-    if gradient is not None:
-        tensor.grad = gradient
-
-
-@contextmanager
-def _autocast_off() -> Iterator[None]:
-    """The step's own autocast lowers nothing."""
-    import torch
-
-    def make(function: Any) -> Any:
-        return lambda device, enabled: function(device, False)
-
-    with patched(torch, "set_autocast_enabled", make):
-        yield
+        for tensor, data in before:
+            tensor.data = data
 
 
 @contextmanager
@@ -175,20 +138,11 @@ def _promoted(value: Any) -> Any:
 
 @contextmanager
 def without_wrappers() -> Iterator[None]:
-    """DistributedDataParallel calls its module and reduces nothing: its buckets have a fixed dtype.
-
-    With several processes it stays as it is: the mean of all gradients is the result.
-    """
-    from torch import distributed
+    """DistributedDataParallel reduces nothing: its buckets have a fixed dtype."""
     from torch.nn.parallel import DistributedDataParallel
 
     def make(forward: Any) -> Any:
-        def call(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-            if distributed.get_world_size(wrapper.process_group) > 1:
-                return forward(wrapper, *args, **kwargs)
-            return wrapper.module(*args, **kwargs)
-
-        return call
+        return lambda wrapper, *args, **kwargs: wrapper.module(*args, **kwargs)
 
     with patched(DistributedDataParallel, "forward", make):
         yield
@@ -216,17 +170,14 @@ def replayed(drawn: set[str]) -> Iterator[None]:
             if torch.Tag.nondeterministic_seeded not in function.tags:
                 return function(*args, **kwargs)
             name = function._schema.name.partition("::")[2]
-            if draws_inside(name):  # said to draw, and mostly does not
-                before = torch.get_rng_state()
-                result = function(*args, **kwargs)
-                is_asked = _asks_for_dropout(function, args, kwargs)
-                if is_asked or not torch.equal(before, torch.get_rng_state()):
-                    drawn.add(name)
-                return result
-            drawn.add(name)
-            if name == "native_dropout":
-                return _dropout(*args, **kwargs)
-            return _drawn(function, args, kwargs)
+            if not draws_inside(name):
+                drawn.add(name)
+                return _drawn(function, args, kwargs)
+            names = [argument.name for argument in function._schema.arguments]
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            if given.get("dropout_p") or given.get("dropout"):  # said to draw, and mostly does not
+                drawn.add(name)
+            return function(*args, **kwargs)
 
     with Replaying():
         yield
@@ -235,12 +186,6 @@ def replayed(drawn: set[str]) -> Iterator[None]:
 def draws_inside(name: str) -> bool:
     """Return whether an operation of this name draws inside a kernel of its own."""
     return any(part in name for part in DRAWING_KERNELS)
-
-
-def _asks_for_dropout(function: Any, args: Sequence[Any], kwargs: Any) -> bool:
-    names = [argument.name for argument in function._schema.arguments]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    return any(given.get(name, 0.0) > 0 for name in ("dropout_p", "dropout"))
 
 
 def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
@@ -255,8 +200,10 @@ def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
     result = function(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
     if args and function._schema.name.endswith("_"):  # in place
         return args[0].copy_(plain[0])
-    is_number = isinstance(result, torch.Tensor) and result.is_floating_point()
-    return result.to(asked) if is_number and asked is not None else result
+    if isinstance(result, tuple):  # native_dropout: the numbers keep their precision
+        return args[0] * result[1] / max(1 - args[1], 1e-9), result[1]
+    is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
+    return result.to(asked) if is_float and asked is not None else result
 
 
 def _in_float32(value: Any) -> Any:
@@ -267,16 +214,6 @@ def _in_float32(value: Any) -> Any:
     if not is_in_memory(value):  # only its shape is asked for
         return torch.empty_like(value, dtype=torch.float32)
     return value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-
-
-def _dropout(given: Any, p: float, train: bool | None = None) -> Any:
-    """Draw the mask; what it is multiplied with keeps its precision."""
-    import torch
-
-    if train is False or p == 0:
-        return given.clone(), torch.ones_like(given, dtype=torch.bool)
-    kept = torch.rand(given.shape, device=given.device) >= p
-    return given * kept / (1 - p) if p < 1 else torch.zeros_like(given), kept
 
 
 @contextmanager

@@ -51,54 +51,37 @@ def of_parameters(parameters: Iterable[torch.Tensor]) -> set[str]:
 
 
 @contextmanager
-def noted_autocast(inside: list[Any] | None = None) -> Iterator[set[str]]:
-    """Yield the precisions of the autocast blocks that are entered in the block.
-
-    `inside` gets those with `enabled=False` for as long as they last.
-    """
+def noted_autocast() -> Iterator[set[str]]:
+    """Yield the precisions of the autocast blocks that are entered in the block."""
     from torch.amp.autocast_mode import autocast
 
     precisions: set[str] = set()
-    off = [] if inside is None else inside
 
-    def entering(enter: Any) -> Any:
+    def make(enter: Any) -> Any:
         def entered(self: Any) -> Any:
-            if not self._enabled:
-                off.append(self)
-            elif (name := str(self.fast_dtype).removeprefix("torch.")) in LOW:
+            name = str(self.fast_dtype).removeprefix("torch.")
+            if self._enabled and name in LOW:
                 precisions.add(LOW[name])
             return enter(self)
 
         return entered
 
-    def leaving(leave: Any) -> Any:
-        def left(self: Any, *exception: Any) -> Any:
-            if off and off[-1] is self:
-                off.pop()
-            return leave(self, *exception)
-
-        return left
-
-    with patched(autocast, "__enter__", entering), patched(autocast, "__exit__", leaving):
+    with patched(autocast, "__enter__", make):
         yield precisions
 
 
 @contextmanager
-def rounded(
-    precision: str, seed: int = 0, loss_scale: float = 1.0, suspends: bool = True
-) -> Iterator[None]:
+def rounded(precision: str, seed: int = 0, loss_scale: float = 1.0) -> Iterator[None]:
     """Round products and what follows from them to this precision, as autocast would.
 
     In fp32 everything is. Another `seed` is another control. Small numbers become coarse in fp16,
-    in the backward pass after the loss was scaled. With `suspends`, a block of the step's own
-    `autocast(enabled=False)` stays exact; not so in a model that is in the lower dtype itself.
+    in the backward pass after the loss was scaled.
     """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     everything = precision == "fp32"
-    noise = _Noise(precision, seed, loss_scale)
-    lowered, suspended = _Lowered(everything), list[Any]()
+    noise, lowered = _Noise(precision, seed, loss_scale), _Lowered(everything)
 
     class Rounding(TorchDispatchMode):
         def __torch_dispatch__(
@@ -107,23 +90,21 @@ def rounded(
             lowered.follow_backward()
             name = function._schema.name.partition("::")[2].rstrip("_")
             draws = torch.Tag.nondeterministic_seeded in function.tags
-            if function.is_view or draws or name in COPIES:
-                result = function(*args, **(kwargs or {}))
-                if not function.is_view:  # memory of its own
-                    lowered.note(result, lowered.all_of("copy", args[:1]))
-                return result
-            product = bool(PRODUCTS.search(name)) and not (suspends and suspended)
+            product = not draws and bool(PRODUCTS.search(name))
             if product and not everything and not function._schema.is_mutable:
                 args = [noise.on_copies(operand) for operand in args]
             result = function(*args, **(kwargs or {}))
+            if function.is_view:
+                return result
             low = product or lowered.all_of(name, args)
-            for tensor in _tensors([result]) if low else ():
-                if tensor.dim():  # the loss itself is taken in float32
-                    noise.on(tensor)
+            if low and not draws and name not in COPIES:
+                for tensor in _tensors([result]):
+                    if tensor.dim():  # the loss itself is taken in float32
+                        noise.on(tensor)
             lowered.note(result, low)
             return result
 
-    with noted_autocast(suspended), Rounding():
+    with Rounding():
         yield
 
 

@@ -11,7 +11,7 @@ from speedkit_jupyter.measure.checks.deviations import sums
 from speedkit_jupyter.measure.checks.observer import Look, Run
 from speedkit_jupyter.measure.checks.values import plain
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.optimizations.properties import calls
 
 Surrounding = Callable[[], AbstractContextManager[object]]
@@ -22,7 +22,7 @@ CALLS = 2
 class Trials:
     """`dropout_off` is known once a step ran; `drawn` names the operations that drew numbers."""
 
-    def __init__(self, start: State, check: Sequence[str]) -> None:
+    def __init__(self, start: Snapshot, check: Sequence[str]) -> None:
         self._start, self._check = start, check
         self.dropout_off = False
         self.drawn: set[str] | None = None
@@ -68,17 +68,17 @@ class Trials:
         loss_scale: float, in_float64: bool,
     ) -> Run | None:  # fmt: skip
         """Return how far the step is off with random rounding to this precision."""
-        held = reference.parameters_of([*runner.step.models, *runner.step.optimizers])
-        suspends = not rounding.of_parameters(held)
         around = [*_plainly(runner), *([self._in_float64(runner)] if in_float64 else [])]
-        around.append(lambda: rounding.rounded(precision, seed, loss_scale, suspends))
+        around.append(lambda: rounding.rounded(precision, seed, loss_scale))
         with suppress(Exception):  # code that doesn't allow a dispatch mode
             return self.run(runner, trace, *around, ends_early=True)
         return None
 
     def _in_float64(self, runner: Runner) -> Surrounding:
         step = runner.step
-        return lambda: reference.in_float64([*step.models, *step.optimizers, *step.bystanders])
+        models = [*step.models, *(one for one in step.bystanders if hasattr(one, "buffers"))]
+        others = [one for one in step.bystanders if hasattr(one, "param_groups")]
+        return lambda: reference.in_float64(models, [*step.optimizers, *others])
 
     @contextmanager
     def _replayed(self) -> Iterator[None]:

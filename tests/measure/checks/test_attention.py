@@ -138,7 +138,7 @@ def test_another_threads_calls_are_its_own_and_nothing_stays_behind():
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("mask", ["none", "bool", "float"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_cpu_has_two_kernels_that_are_compared_with_float64(trains, mask, dtype):
+def test_a_cpu_has_two_kernels(trains, mask, dtype):
     q, k, v = qkv((2, 4, 32, 16), dtype=dtype, requires_grad=trains)
     allowed = torch.ones(32, 32, dtype=torch.bool).tril()
     masks = {"none": None, "bool": allowed, "float": torch.rand(32, 32).to(dtype)}
@@ -150,9 +150,7 @@ def test_a_cpu_has_two_kernels_that_are_compared_with_float64(trains, mask, dtyp
     assert (row.own, row.calls, row.engine) == ("flash", 1, "")
     assert {one.kernel for one in row.kernels} == {"flash", "math"}
     assert row.call.trains is trains
-    most = 1e-5 if dtype is torch.float32 else 0.05
     for one in row.kernels:
-        assert 0 <= one.error < most
         assert one.seconds > 0
         assert one.low <= one.speedup <= one.high
     assert q.grad is None
@@ -186,14 +184,6 @@ def test_a_choice_is_in_force_in_its_block_only():
     with pytest.raises(ZeroDivisionError), chosen("math"):
         1 / 0  # noqa: B018
     assert flags.snapshot() == before
-
-
-def test_an_empty_row_of_a_mask_is_no_error():
-    q, k, v = qkv()
-    mask = torch.ones(16, 16, dtype=torch.bool)
-    mask[3] = False
-    (row,) = measured(calls_of(lambda: F.scaled_dot_product_attention(q, k, v, mask)), 5.0)
-    assert all(one.error < 1e-5 for one in row.kernels)
 
 
 # --- what follows from it ---
