@@ -28,10 +28,9 @@ LAYERS = (
 )
 # The same for the rooms of optimizations/; the catalog's entries stand on all of them.
 ROOMS = (
-    ("properties", "attention"),
+    ("properties",),
     ("facts",),
     ("base",),
-    ("compiling",),
 )
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}

@@ -20,8 +20,14 @@ from speedkit_jupyter.measure.results.statistics import (
 )
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import patched
-from speedkit_jupyter.optimizations.attention.sdp_kernels import chosen, taken
-from speedkit_jupyter.optimizations.attention.timings import AUTO, Call, Measured, Timed
+from speedkit_jupyter.optimizations.facts.attention import (
+    AUTO,
+    Call,
+    Measured,
+    Timed,
+    chosen,
+    taken,
+)
 from speedkit_jupyter.optimizations.gemm import by_onednn
 
 if TYPE_CHECKING:
@@ -164,7 +170,9 @@ class _Job:
         if call.enable_gqa:
             self._options["enable_gqa"] = True
         tensors = zip((*seen.tensors, seen.mask), seen.wanted, strict=True)
-        self._inputs = [t if t is None else t.clone().requires_grad_(w) for t, w in tensors]
+        self._inputs: list[Any] = [
+            t if t is None else t.clone().requires_grad_(w) for t, w in tensors
+        ]
 
     def row(self, seconds: float, engine: str) -> Measured | None:
         """Time the kernels; None where there is one only. Raises TimeoutError."""

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from speedkit_jupyter.support import torch_private
+
 
 @dataclass
 class Compilations:
@@ -43,10 +45,9 @@ def graphs() -> int:
 
 def _totals() -> tuple[int, int, int, list[Any]]:
     """Graphs, breaks, limits that were reached, and torch's records; none without Dynamo."""
-    if "torch._dynamo.utils" not in sys.modules:
+    if f"{torch_private.COMPILERS[0]}.utils" not in sys.modules:
         return 0, 0, 0, []
-    from torch._dynamo.utils import counters, get_compilation_metrics
-
+    counters = torch_private.compile_counters()
     limits = [
         number
         for reason, number in counters["unimplemented"].items()
@@ -55,4 +56,4 @@ def _totals() -> tuple[int, int, int, list[Any]]:
     ]
     breaks = sum(counters["graph_break"].values())
     graphs = counters["stats"]["unique_graphs"]
-    return graphs, breaks, sum(limits), list(get_compilation_metrics())
+    return graphs, breaks, sum(limits), list(torch_private.compilations())

@@ -19,6 +19,8 @@ from speedkit_jupyter.measure.checks.rounding import unit
 if TYPE_CHECKING:
     import torch
 
+    Pair = tuple[torch.Tensor | None, torch.Tensor | None]
+
 # Near float32's smallest numbers some kernels give zero.
 NOTHING = 1e-37
 # A gradient is compared relative to this share of the root mean square of all gradients at least:
@@ -76,53 +78,56 @@ class Deviation:
         return Deviation(self.size, factor * self.distance, factor * self.scale, factor * self.bias)
 
 
-def sums(
-    pairs: Sequence[tuple[torch.Tensor | None, torch.Tensor | None]],
-) -> list[Sums]:
+def sums(pairs: Sequence[Pair]) -> list[Sums]:
     """Reduce each pair of a tensor and its reference on its device; one transfer for all.
 
     No tensor is one of zeros: a step may or may not make a gradient of those.
     """
-    import torch
-
-    reduced, found = [], []
-    for tensor, reference in pairs:
-        there = reference if reference is not None else tensor
-        found.append(Sums(0 if there is None else there.numel()))
-        if there is not None and there.numel() and tensor is not reference:
-            zeros = torch.zeros_like(there) if tensor is None or reference is None else there
-            first = zeros if tensor is None else tensor
-            second = zeros if reference is None else reference
-            numbers = _reduced(first, second).to("cpu", torch.float64)
-            reduced.append((len(found) - 1, numbers))
-    if reduced:
-        rows = torch.stack([numbers for _, numbers in reduced]).tolist()
-        for (index, _), row in zip(reduced, rows, strict=True):
-            found[index] = Sums(found[index].size, *row)
+    sizes = [max(0 if one is None else one.numel() for one in pair) for pair in pairs]
+    waiting = [
+        (index, pair) for index, pair in enumerate(pairs) if sizes[index] and pair[0] is not pair[1]
+    ]
+    found = [Sums(size) for size in sizes]
+    for masked in (False, True):
+        rows = _reduced([pair for _, pair in waiting], masked)
+        for (index, _), row in zip(waiting, rows, strict=True):
+            found[index] = Sums(sizes[index], *row)
+        again = [not all(map(math.isfinite, row)) for row in rows]
+        waiting = [one for one, is_left in zip(waiting, again, strict=True) if is_left]
     return found
 
 
-def _reduced(tensor: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+def _reduced(pairs: Sequence[Pair], masked: bool) -> list[list[float]]:
     import torch
 
-    wide = torch.float64 if devices.has_float64(tensor.device) else torch.float32
-    if tensor.is_complex() or reference.is_complex():
-        tensor, reference = (torch.view_as_real(x.resolve_conj()) for x in (tensor, reference))
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        tensor = tensor.float()
+    rows = [_row(*pair, masked) for pair in pairs]
+    values: dict[int, list[float]] = {}
+    for device in {row.device for row in rows}:
+        there = [index for index, row in enumerate(rows) if row.device == device]
+        stacked = torch.stack([rows[index] for index in there]).tolist()
+        values |= dict(zip(there, stacked, strict=True))
+    return [values[index] for index in range(len(rows))]
 
-    def numbers(difference: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        norms = [torch.linalg.vector_norm(x, dtype=wide) ** 2 for x in (difference, reference)]
-        product = (difference * reference).sum(dtype=wide)
-        return torch.stack([*norms, product, difference.sum(dtype=wide)])
 
-    difference = tensor - reference
-    found = numbers(difference, reference)
-    if not bool(found.isfinite().all()):  # what is infinite or NaN in both is alike: a mask, say
-        alike = (tensor == reference) | (tensor.isnan() & reference.isnan())
-        known = alike & ~reference.isfinite()
-        found = numbers(difference.masked_fill(known, 0), reference.masked_fill(known, 0))
-    return found
+def _row(tensor: torch.Tensor | None, reference: torch.Tensor | None, masked: bool) -> torch.Tensor:
+    """With `masked`, what is infinite or NaN in both counts as alike."""
+    import torch
+
+    pair = [tensor, reference]
+    there = next(one for one in pair if one is not None)
+    first, second = (torch.zeros_like(there) if one is None else one for one in pair)
+    if first.is_complex() or second.is_complex():
+        first, second = (torch.view_as_real(x.resolve_conj()) for x in (first, second))
+    if first.dtype in (torch.float16, torch.bfloat16):
+        first = first.float()
+    difference = first - second
+    if masked:
+        known = ((first == second) | (first.isnan() & second.isnan())) & ~second.isfinite()
+        difference, second = difference.masked_fill(known, 0), second.masked_fill(known, 0)
+    wide = torch.float64 if devices.has_float64(there.device) else torch.float32
+    norms = [torch.linalg.vector_norm(x, dtype=wide) ** 2 for x in (difference, second)]
+    product = (difference * second).sum(dtype=wide)
+    return torch.stack([*norms, product, difference.sum(dtype=wide)])
 
 
 def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:

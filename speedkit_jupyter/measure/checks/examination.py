@@ -67,6 +67,7 @@ class Examination:
         return self._judge
 
     def _check(self, runner: Runner) -> None:
+        self._trials.restore()
         judge = self._known()
         precision = judge.judged_in(runner.precision)
         if not judge.void and precision != "fp32" and precision not in judge.controls:

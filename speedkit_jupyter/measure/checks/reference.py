@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks.memory import size, state_tensors
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.storage import is_in_memory
-from speedkit_jupyter.support.torch_private import leaves
+from speedkit_jupyter.support.torch_private import dispatch_mode, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,6 @@ def in_float64(
 def _wide_inputs() -> Iterator[None]:
     """Modules are called with float64: some layers check their inputs' dtype themselves."""
     import torch
-    from torch.utils._pytree import tree_map
 
     def make(call: Any) -> Any:
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,10 +88,8 @@ def _wide_inputs() -> Iterator[None]:
 @contextmanager
 def _promoting() -> Iterator[None]:
     """Operations of several dtypes are made in the widest one."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_map
 
-    class Promoting(TorchDispatchMode):
+    class Promoting(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -109,7 +106,7 @@ def _promoting() -> Iterator[None]:
             result = function(*now[0], **now[1])
             if not function._schema.is_mutable:
                 return result
-            for value in leaves(given):  # what was written into a copy
+            for value in tree_leaves(given):  # what was written into a copy
                 copy = copies[id(value)]
                 if copy is not value and value.shape == copy.shape:
                     value.copy_(copy)
@@ -124,7 +121,7 @@ def _is_mixed(given: Any) -> bool:
     """Whether there are numbers in float64 beside others."""
     import torch
 
-    dtypes = {value.dtype for value in leaves(given) if isinstance(value, torch.Tensor)}
+    dtypes = {value.dtype for value in tree_leaves(given) if isinstance(value, torch.Tensor)}
     return bool(dtypes & {torch.float64, torch.complex128} and dtypes & _wider().keys())
 
 
@@ -160,9 +157,8 @@ def replayed(drawn: set[str]) -> Iterator[None]:
     numbers.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Replaying(TorchDispatchMode):
+    class Replaying(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -220,12 +216,12 @@ def _in_float32(value: Any) -> Any:
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
     """Dropout layers off for the block, since each kernel draws other masks; yields if any was."""
     import torch
-    from torch.nn.modules.dropout import _DropoutNd
 
-    kinds = (_DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)
+    dropouts: Any = torch.nn.Dropout.__base__
+    kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []
     for module in (part for model in models for part in model.modules()):
-        name = "p" if isinstance(module, _DropoutNd) else "dropout"
+        name = "p" if isinstance(module, dropouts) else "dropout"
         if isinstance(module, kinds) and getattr(module, name) and module.training:
             layers.append((module, name, getattr(module, name)))
             setattr(module, name, 0.0)

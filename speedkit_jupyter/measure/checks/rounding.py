@@ -7,12 +7,14 @@ also sums that cancel by symmetry, as rounding to nearest leaves them, show what
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support.torch_private import current_node, dispatch_mode
 
 if TYPE_CHECKING:
     import torch
@@ -23,6 +25,9 @@ LOW = {"bfloat16": "bf16", "float16": "fp16"}
 # Of a control in float32, where kernels round at more places than there are operations.
 COARSE_DIGITS = 20
 SMALLEST_FP16 = 2.0**-24
+# So many random numbers are drawn, and used again and again: a prime number, so that no two rows or
+# columns of a tensor get the same ones.
+STOCK = 262_147
 # What is multiplied in the lower precision, by the name of its operation.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
@@ -78,12 +83,11 @@ def rounded(precision: str, seed: int = 0, loss_scale: float = 1.0) -> Iterator[
     in the backward pass after the loss was scaled.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     everything = precision == "fp32"
     noise, lowered = _Noise(precision, seed, loss_scale), _Lowered(everything)
 
-    class Rounding(TorchDispatchMode):
+    class Rounding(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -115,18 +119,19 @@ class _Noise:
         self._digits = COARSE_DIGITS if precision == "fp32" else DIGITS[precision]
         self._smallest = SMALLEST_FP16 / 2 if precision == "fp16" else 0.0
         self._seed, self._loss_scale = seed, loss_scale
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._drawn: dict[Any, torch.Tensor] = {}
+        self._place = random.Random(seed)  # not the user's generator
 
     def on(self, tensor: torch.Tensor) -> torch.Tensor:
         """Change a tensor in place."""
         import torch
 
-        moved = self._uniform(tensor, 2.0**-self._digits).add_(1).mul_(tensor)
-        torch.where(moved.isfinite(), moved, tensor, out=tensor)  # a mask of the lowest number
+        moved = torch.addcmul(tensor, tensor, self._noise(tensor), value=2.0**-self._digits)
         if self._smallest:
             smallest = self._smallest / (self._loss_scale if _in_backward() else 1.0)
-            tensor.add_(self._uniform(tensor, smallest).mul_(tensor != 0))
-        return tensor
+            moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
+        # Not a mask of the lowest number, which would become infinite.
+        return torch.where(moved.isfinite(), moved, tensor, out=tensor)
 
     def on_copies(self, operand: Any) -> Any:
         """Return an operand of a product, or a list of them, rounded."""
@@ -139,14 +144,19 @@ class _Noise:
             return operand
         return self.on(operand.clone()) if operand.layout is torch.strided else operand
 
-    def _uniform(self, tensor: torch.Tensor, most: float) -> torch.Tensor:
+    def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return random numbers from -1 to 1, from anywhere in a stock of them."""
         import torch
 
-        generator = self._generators.get(tensor.device)
-        if generator is None:
+        stock = self._drawn.get(key := (tensor.device, tensor.dtype))
+        if stock is None:
             generator = torch.Generator(tensor.device).manual_seed(self._seed)
-            self._generators[tensor.device] = generator
-        return torch.empty_like(tensor).uniform_(-most, most, generator=generator)
+            stock = torch.empty(STOCK, device=tensor.device, dtype=tensor.dtype)
+            stock = self._drawn[key] = stock.uniform_(-1, 1, generator=generator)
+        begin, count = self._place.randrange(STOCK), tensor.numel()
+        times = (begin + count - 1) // STOCK + 1
+        noise = stock if times == 1 else stock.repeat(times)
+        return noise[begin : begin + count].view(tensor.shape)
 
 
 class _Lowered:
@@ -178,9 +188,7 @@ class _Lowered:
 
 
 def _in_backward() -> bool:
-    import torch
-
-    return bool(torch._C._current_graph_task_id() != -1)
+    return current_node() is not None
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -30,9 +30,11 @@ class Trials:
     def run(
         self, runner: Runner, trace: dict[str, Look], *around: Surrounding, **options: Any
     ) -> Run:
-        """Return what some calls of the step show beside the trace; see `Observer`."""
+        """Return what some calls of the step show beside the trace; see `Observer`.
+
+        It begins in the user's own state and leaves that.
+        """
         __tracebackhide__ = True
-        self._start.restore()  # before the plan is applied: settings are part of the state
         try:
             with ExitStack() as stack:
                 stack.enter_context(runner.applied())
@@ -44,11 +46,14 @@ class Trials:
                     stack.enter_context(self._replayed())
                 return runner.observed(trace, self._check, CALLS, **options)
         finally:
-            self._start.restore()
+            self.restore()
+
+    def restore(self) -> None:
+        """Put the user's own state back."""
+        self._start.restore()
 
     def fingerprint(self, runner: Runner) -> list[float]:
         """Return what tells whether the models begin with the same values."""
-        self._start.restore()
         tensors = [
             t for model in runner.step.models for t in (*model.parameters(), *model.buffers())
         ]
@@ -76,9 +81,10 @@ class Trials:
 
     def _in_float64(self, runner: Runner) -> Surrounding:
         step = runner.step
-        models = [*step.models, *(one for one in step.bystanders if hasattr(one, "buffers"))]
-        others = [one for one in step.bystanders if hasattr(one, "param_groups")]
-        return lambda: reference.in_float64(models, [*step.optimizers, *others])
+        every: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
+        models = [one for one in every if hasattr(one, "buffers")]
+        optimizers = [one for one in every if hasattr(one, "param_groups")]
+        return lambda: reference.in_float64(models, optimizers)
 
     @contextmanager
     def _replayed(self) -> Iterator[None]:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import is_transformed, tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -107,7 +107,7 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return zip(names if len(value) > 1 else [""], value, strict=False)
-    leaves = torch_private.leaves(value)
+    leaves = tree_leaves(value)
     if not (len(leaves) == 1 and leaves[0] is value):  # a container that torch knows
         return [("", leaf) for leaf in leaves]
     if isinstance(value, enum.Enum):
@@ -181,14 +181,6 @@ def has_values(tensor: torch.Tensor) -> bool:
     Not on the meta device, not a fake, not out of one of `torch.func`'s transforms, and with
     memory behind it: to read a tensor whose memory was given back ends the process.
     """
-    fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    if tensor.is_meta or (fakes is not None and isinstance(tensor, fakes.FakeTensor)):
+    if tensor.is_meta or hasattr(tensor, "fake_mode"):
         return False
     return not is_transformed(tensor) and is_in_memory(tensor)
-
-
-def is_transformed(tensor: torch.Tensor) -> bool:
-    """Return whether it belongs into `vmap`, `grad` or another of `torch.func`'s transforms."""
-    import torch
-
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -119,23 +119,6 @@ def test_of_gradients_that_vanish_only_what_is_no_noise_counts(monkeypatch, size
     assert found(step, model, optimizer)["accuracy"]["verdict"] == verdict
 
 
-def test_channels_last_with_batch_norm_is_right():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
-                          nn.LazyLinear(10))  # fmt: skip
-    x, y = torch.rand(8, 3, 8, 8), torch.randint(10, (8,))
-    model(x)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-    def step():
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    row = found(step, model, optimizer, "baseline,channels_last")
-    assert row["accuracy"]["verdict"] in ("exact", "rounding")
-
-
 def test_gradient_clipping_and_accumulation_are_right_under_fp16():
     model, optimizer, _ = parts()
     x, y = torch.rand(32, 16), torch.randint(10, (32,))
@@ -211,31 +194,6 @@ def test_torchscript_models_are_measured_and_put_back():
     )
     assert found.records[1].failure is None
     assert torch.equal(traced.weight, before)
-
-
-def test_gradients_that_an_earlier_step_left_behind_are_no_part_of_the_check():
-    torch.manual_seed(0)
-    first, second = nn.Linear(8, 4), nn.Linear(8, 4)
-    optimizers = [torch.optim.Adam(one.parameters()) for one in (first, second)]
-    x = torch.rand(16, 8)
-
-    def step() -> None:
-        for network, optimizer in zip((first, second), optimizers, strict=True):
-            loss = network(x).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-    step()  # both have gradients now
-    comparison = benchmark(
-        step,
-        "baseline,fused_optimizer",
-        model=[first, second],
-        optimizer=optimizers,
-        budget_s=0.5,
-    )
-    for record in comparison.records:
-        assert record.accuracy.verdict in ("exact", "rounding"), record.accuracy
 
 
 @pytest.mark.parametrize("period_s", [0.05, 0.3])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.checks.attention_kernels import measured, noted
-from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed, ahead
+from speedkit_jupyter.optimizations.facts.attention import Call, Measured, Timed, ahead
 
 SIZE = (2, 2, 16, 8)
 

@@ -7,13 +7,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values import (
-    has_values,
-    is_plain,
-    is_transformed,
-    plain,
-)
+from speedkit_jupyter.measure.checks.values import has_values, is_plain, plain
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
+from speedkit_jupyter.support.torch_private import is_transformed
 
 if TYPE_CHECKING:
     import torch
