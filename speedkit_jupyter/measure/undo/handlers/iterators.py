@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import itertools
 from collections.abc import Iterable, Iterator
 from types import FrameType, GeneratorType
 from typing import Any
@@ -13,8 +12,6 @@ from speedkit_jupyter.measure.undo.handlers.base import StateHandler
 from speedkit_jupyter.measure.undo.handlers.names import Names, global_names
 from speedkit_jupyter.measure.undo.ownership import is_installed
 
-# Iterators of Python's own tell only the garbage collector what they hold.
-KEPT_IN_C = ("builtins", "itertools")
 # What an iterator of a DataLoader holds of the user's.
 OF_A_LOADER = ("_dataset", "_index_sampler", "_collate_fn")
 
@@ -69,10 +66,8 @@ class Replay:
 class Replays(StateHandler):
     """Ours, which lead to what they replay."""
 
+    types = (Replay,)
     has_state = False
-
-    def recognizes(self, cls: type) -> bool:
-        return cls is Replay
 
     def children(self, instance: Replay) -> Iterable[Any]:
         return (instance.original,)
@@ -95,8 +90,9 @@ class Iterators(StateHandler):
         if is_a_loaders(type(instance)):
             yield from (getattr(instance, name, None) for name in OF_A_LOADER)
         elif not isinstance(instance, GeneratorType):
-            if type(instance).__module__ in KEPT_IN_C:
-                yield from _behind(instance)
+            # Other iterators are drawn from by this one. Only the collector knows what it holds.
+            behind = gc.get_referents(instance)
+            yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not _is_a_librarys(frame):
             yield from frame.f_locals.values()
             yield Names(frame.f_globals, global_names(instance.gi_code)[0])
@@ -109,11 +105,3 @@ def is_a_loaders(cls: type) -> bool:
 
 def _is_a_librarys(frame: FrameType) -> bool:
     return is_installed(str(frame.f_globals.get("__name__")).partition(".")[0])
-
-
-def _behind(iterator: Any) -> Iterator[Any]:
-    """Yield all that it holds but other iterators, which this one draws from."""
-    own = (tuple, list) if type(iterator) is itertools.cycle else (tuple,)
-    for referent in gc.get_referents(iterator):
-        parts = referent if type(referent) in own else (referent,)
-        yield from (part for part in parts if not issubclass(type(part), Iterator))

@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.checks.values.plain_tensors import (
     is_transformed,
     plain,
 )
-from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
+from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 
 if TYPE_CHECKING:
     import torch
@@ -147,8 +147,6 @@ def _behind(tensor: torch.Tensor) -> Iterator[Any]:
         seen.add(node)
         if hasattr(node, "variable"):
             yield node.variable
-        if attribute_dict(node):  # one that the user wrote keeps what it likes
-            yield node
         waiting += [parent for parent, _ in node.next_functions]
 
 
