@@ -189,7 +189,8 @@ def named_loader(names: Mapping[str, Any], name: str | None, command: str) -> An
     value = _looked_up(names, name, list(loaders(names)), "DataLoader")
     if not lookup.is_a(value, DataLoader):
         kind = type(value).__name__
-        raise UsageError(f"{command}: {name} is no DataLoader but of class {kind}")
+        hint = f": name a loader, and the step by --step {name}" if kind == "function" else ""
+        raise UsageError(f"{command}: {name} is no DataLoader but of class {kind}{hint}")
     return value
 
 

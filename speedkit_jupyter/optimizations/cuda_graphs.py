@@ -78,7 +78,6 @@ class CudaGraphs(Optimization):
         return request.obey(True, hint="Python code in the forward pass runs only when recorded")
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Nothing is recorded before the model is called."""
         return {"model.cuda_graphs": "0 recorded" if decision.value else False}
 
     @contextmanager
@@ -94,16 +93,16 @@ class CudaGraphs(Optimization):
         """By the same function, at the first call."""
         if form == "transformers":
             raise SpeedKitError(KEYWORDS)
-        place = "model" if form == "fabric" else "training"  # it passes a new forward on inside
-        return Snippet(decision.reason, **{place: tuple(CODE.splitlines())})
+        lines = tuple(CODE.splitlines())
+        if form == "fabric":  # which passes a new forward on to the model inside
+            return Snippet(decision.reason, model=lines)
+        return Snippet(decision.reason, training=lines)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many calls were recorded and replayed; False where none can be."""
         layer = layer_of(target.model, Graphed)
         return {"model.cuda_graphs": False if layer is None else layer.counted}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where a call may be recorded."""
         return () if _obstacle(hardware, facts) else (True,)
 
 
@@ -160,7 +159,8 @@ class Graphed(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own result, which stays the user's."""
         import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
+
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
         leaves, structure = tree_flatten((args, kwargs))
         tensors = {n: t for n, t in enumerate(leaves) if isinstance(t, torch.Tensor)}
@@ -221,7 +221,8 @@ class Graphed(Call):
     def _recorded(self, leaves: list[Any], tensors: dict[int, torch.Tensor], structure: Any) -> Any:
         """Record the call, and leave buffers and random numbers as they are; None if that fails."""
         import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
+
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
         device = next(self.module.parameters()).device
         samples = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors.values()]

@@ -16,6 +16,7 @@ from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,6 @@ class Inference(Optimization):
         return request.obey(True)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return that a call of the model will record nothing."""
         return {"model.inference": bool(decision.value)}
 
     @contextmanager
@@ -67,11 +67,9 @@ class Inference(Optimization):
         return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return whether a call of the model records nothing."""
         return {"model.inference": around(target.model, Unrecorded)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where nothing trains."""
         return () if _obstacle(facts) else (True,)
 
 
@@ -115,7 +113,6 @@ class Unrecorded(Call):
     def _suits(self, inputs: Any) -> bool:
         """Return whether this call is a prediction that autograd would record."""
         import torch
-        from torch.utils._pytree import tree_leaves
 
         if not self.is_here() or not torch.is_grad_enabled():
             return False

@@ -210,7 +210,7 @@ def _compilations(comparison: Comparison, record: Record) -> list[str]:
         lines.append(
             Urgent(
                 "fell back to plain PyTorch at torch's recompile limit "
-                "(torch._dynamo.config.recompile_limit)"
+                "(torch.compiler.config.recompile_limit)"
             )
         )
     return lines

@@ -23,7 +23,7 @@ from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.attention.timings import Call
+from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.session import current, notebook

@@ -149,7 +149,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     asked = f" --step {arguments.step}" if arguments.step else ""
     tuner = LoaderTuner(
         step, found, device_of(step), arguments.budget,
-        keep=not arguments.no_keep, any_order=arguments.any_order, name=name, against=against,
+        keep=not arguments.no_keep, name=name, against=against,
         command=f"{LOADING} {name}{asked}",
     )  # fmt: skip
     measured(tuner, "loading", names, arguments.v, lambda result: result.loader)
@@ -187,7 +187,6 @@ def _loader_options(parser: Parser) -> None:
     )
     add_budget(parser, "for all of it (20)")
     parser.switch("--no-keep", "keep no samples in memory")
-    parser.switch("--any-order", "also settings that give the same samples in another order")
     add_result(parser, "the variable that the rebuilt loader gets")
 
 
