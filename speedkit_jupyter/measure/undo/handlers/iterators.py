@@ -11,6 +11,7 @@ from typing import Any
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
 from speedkit_jupyter.measure.undo.handlers.names import Names, global_names
 from speedkit_jupyter.measure.undo.ownership import is_installed
+from speedkit_jupyter.support.torch_private import loader_iterator
 
 # What an iterator of a DataLoader holds of the user's.
 OF_A_LOADER = ("_dataset", "_index_sampler", "_collate_fn")
@@ -79,7 +80,7 @@ class Iterators(StateHandler):
     has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        if issubclass(cls, GeneratorType) or is_a_loaders(cls):
+        if issubclass(cls, GeneratorType) or issubclass(cls, loader_iterator()):
             return True
         if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase):
             return False
@@ -87,7 +88,7 @@ class Iterators(StateHandler):
 
     def children(self, instance: Any) -> Iterable[Any]:
         """Return what a generator of the user's works on, and what one in C calls and gives out."""
-        if is_a_loaders(type(instance)):
+        if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in OF_A_LOADER)
         elif not isinstance(instance, GeneratorType):
             # Other iterators are drawn from by this one. Only the collector knows what it holds.
@@ -96,11 +97,6 @@ class Iterators(StateHandler):
         elif (frame := instance.gi_frame) is not None and not _is_a_librarys(frame):
             yield from frame.f_locals.values()
             yield Names(frame.f_globals, global_names(instance.gi_code)[0])
-
-
-def is_a_loaders(cls: type) -> bool:
-    """Return whether this is the class of a DataLoader's iterator."""
-    return cls.__name__ in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
 
 
 def _is_a_librarys(frame: FrameType) -> bool:
