@@ -154,8 +154,9 @@ def words_of_models(names: Space, wanted: Sequence[torch.nn.Module]) -> tuple[st
     """Return the words by which `find_models` finds these; none where one has no name."""
     known = models(names) | inside_others(names)
     words = {id(unwrapped(model)): name for name, model in reversed(known.items())}
-    spoken = [words.get(id(unwrapped(model)), "") for model in wanted]
-    return tuple(spoken) if all(spoken) else ()
+    ids = {id(unwrapped(model)) for model in wanted}
+    spoken = tuple(name for name in known if any(words.get(key) == name for key in ids))
+    return spoken if len(spoken) == len(ids) else ()
 
 
 def find_optimizers(

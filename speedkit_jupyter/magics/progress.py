@@ -13,7 +13,6 @@ from IPython import get_ipython
 from IPython.display import display
 
 from speedkit_jupyter.magics.line import Names
-from speedkit_jupyter.magics.shell import STOPPED
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_line, live_report, waiting
@@ -56,7 +55,7 @@ def measured(
         if not is_quiet:
             line.replace(result)
         if was_stopped:
-            raise KeyboardInterrupt(STOPPED)
+            raise KeyboardInterrupt
         return result
     finally:
         line.end()

@@ -22,7 +22,6 @@ from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.variants import check_free, parse
 from speedkit_jupyter.report.plan_report import applied_report
-from speedkit_jupyter.report.tuning_report import found_by, is_settled
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.interrupts import in_windows
@@ -66,8 +65,6 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     tried = [variant.name for variant in work.variants] if isinstance(work, Benchmark) else []
     is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
     result = measured(work, title, shell.user_ns, arguments.v, tried=tried, is_quiet=is_quiet)
-    if isinstance(work, Search) and is_settled(result):
-        session.tuned(result.models, found_by(result))
     if arguments.apply and result.helped:
         _apply(shell.user_ns, session, result)
     if arguments.save:

@@ -330,7 +330,7 @@ def _compilations(comparison: Comparison, record: Record) -> list[str]:
             text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
         lines.append(text)
     if found.limit_reached:
-        limit = "torch's recompile limit (torch._dynamo.config.recompile_limit)"
+        limit = "torch's recompile limit (torch.compiler.config.recompile_limit)"
         lines.append(Urgent(f"fell back to plain PyTorch at {limit}"))
     return lines
 
@@ -366,7 +366,7 @@ def _legend(comparison: Comparison) -> list[str]:
         why = "the GradScaler skipped the optimizer's step in them"
         lines.append(Urgent(f"{rounds} left out: {why}."))
     said = [line[:1].upper() + line[1:] for line in (comparison.busy, comparison.repeats)]
-    lines += [Urgent(f"{line}.") for line in (*said, *comparison.beyond) if line]
+    lines += [Urgent(f"{line}.") for line in (*said, *comparison.unrestorable) if line]
     if comparison.has_too_few_rounds:
         lines.append(Urgent(f"Too few rounds for an interval: {LONGER}."))
     return lines

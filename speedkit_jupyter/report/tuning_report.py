@@ -12,7 +12,6 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Table
 from speedkit_jupyter.report.units import between, day, ratio, seconds, size
 from speedkit_jupyter.report.verification_report import judged
-from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
 
@@ -41,19 +40,6 @@ def tuning_report(tuning: Tuning) -> Document:
     return Document(_headline(tuning), content, tuning.to_dict())
 
 
-def found_by(tuning: Tuning) -> Found:
-    """Return what the session remembers of a search, so that every view speaks of it."""
-    proof = tuning.winner.name if tuning.helped else ""
-    if tuning.helped and tuning.comparison is not None and tuning.record is not None:
-        proof = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
-    return Found(tuning.config, proof, ",".join(tuning.named))
-
-
-def is_settled(tuning: Tuning) -> bool:
-    """Whether the search came to an answer: a confirmed plan, or that nothing helps."""
-    return tuning.confirmed or bool(tuning.seconds and not (tuning.helped or tuning.unclear))
-
-
 def _next_steps(tuning: Tuning) -> str:
     """Lines that work as they stand, with the names of the models where there are several."""
     lines = {
@@ -61,8 +47,6 @@ def _next_steps(tuning: Tuning) -> str:
         "verify": "compares loss curves with and without it",
         f"code {''.join(tuning.named[:1])}": "the same as plain PyTorch, to take home",
     }
-    if tuning.models and all(map(found_by(tuning).is_in_force, tuning.models)):  # --apply
-        del lines[next(iter(lines))]
     width = max(map(len, map(str.strip, lines)))
     return "\n".join(f"%speedkit {one.strip():{width}}  # {about}" for one, about in lines.items())
 
@@ -75,7 +59,7 @@ def _headline(tuning: Tuning) -> str:
         return f"Could not tell: {tuning.unclear} ({took})"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    outcome = found_by(tuning).proof
+    outcome = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
     if tuning.confirmed:
         return f"{outcome}, confirmed in fresh rounds ({took})"
     return f"Best so far: {outcome}; interrupted before it was confirmed"

@@ -190,15 +190,14 @@ class Choice:
     def _ran(self, run: Run) -> None:
         """Take what was found, in a form that keeps no model alive, as a search does."""
         if run.state != "running":
-            from speedkit_jupyter.report.tuning_report import found_by, is_settled
             from speedkit_jupyter.tuning.outcome import Tuning
 
             result, self.message = run.result, run.message
             self.report = None if result is None else result.report().brief()
             self.result = result.comparison if isinstance(result, Tuning) else result
-            if isinstance(result, Tuning) and is_settled(result):
+            if isinstance(result, Tuning) and result.is_settled:
                 self._chosen = False
-                self.session.tuned(result.models, found_by(result))
+                self._take_found()
         self.listeners.tell()
 
     def _begun(self) -> SpeedConfig:

@@ -196,7 +196,6 @@ def _plan(session: Session, step: Step) -> Any:
     ),
     budget("for all of it (20)"),
     switch("--no-keep", "keep no samples in memory"),
-    switch("--any-order", "also settings that give the same samples in another order"),
     result("the variable that the rebuilt loader gets"),
 )
 @lets_go
@@ -219,7 +218,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     asked = f" --step {arguments.step}" if arguments.step else ""
     tuner = LoaderTuner(
         step, found, device_of(step), arguments.budget,
-        keep=not arguments.no_keep, any_order=arguments.any_order, name=name, against=against,
+        keep=not arguments.no_keep, name=name, against=against,
         command=f"%speedkit loader {name}{asked}",
     )  # fmt: skip
     measured(tuner, "loading", names, arguments.v, lambda result: result.loader)
