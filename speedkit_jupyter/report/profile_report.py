@@ -108,6 +108,8 @@ def _profile_notes(profile: Profile) -> Iterator[str]:
             if each.name in values:
                 words += f", {values[each.name]:.3g} {quantity.unit}".rstrip() + " a sample"
             yield f"{quantity.title.capitalize()}: {words}, by the device's own counter."
+    if profile.is_interrupted:
+        yield "Interrupted: what was found until then."
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
         yield f"{calls}: the first one took too long for a second."
