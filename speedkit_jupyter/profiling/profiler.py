@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.machines.devices import synchronize
@@ -14,18 +14,15 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.repeats import ended
-from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.profiling import instruments
-from speedkit_jupyter.profiling.costs import Costing
-from speedkit_jupyter.profiling.counters import Counters
+from speedkit_jupyter.profiling import costs, instruments
+from speedkit_jupyter.profiling.instruments import Recorder
 from speedkit_jupyter.profiling.lines import LineSampler
-from speedkit_jupyter.profiling.loops import Loops, generator_functions, generators_told_to
+from speedkit_jupyter.profiling.loops import Loops
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.recorder import Recorder
 from speedkit_jupyter.profiling.split import PARTS, Split
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -91,7 +88,6 @@ class Profiler:
         self.afterwards: Callable[[Isolated], object] | None = None
         profile.device = device.type
         self._context: Any = None
-        self._generators: list[FunctionType] = []
         self._is_alone = False
 
     def result(self) -> Profile:
@@ -109,7 +105,6 @@ class Profiler:
         with self.step.guarded() as visit:
             self._context = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
-            self._generators = generator_functions(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
             sampler = LineSampler()
             with self._installed() as recorder, instruments.installed_within(recorder):
@@ -182,7 +177,7 @@ class Profiler:
         its own.
         """
         __tracebackhide__ = True
-        profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
+        profile, number, slowest_s = self._profile, 1, 0.0
         others = clock.Interruptions()
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
@@ -192,7 +187,7 @@ class Profiler:
             for _ in range(number):
                 self._settle(state)
                 others.begin()
-                plain_s.append(counters.counted(self._plain))
+                plain_s.append(self._plain())
                 profile.held_up_s += others.seconds(plain_s[-1])
             with self._installed() as recorder:
                 with instruments.installed_within(recorder):
@@ -209,10 +204,6 @@ class Profiler:
                 affordable = min(ENOUGH - 1, max(budget.left_s, 0.0) / (2 * slowest_s))
                 number = max(1, round(affordable / TURNS))
             yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
-        profile.counted = counters.each_second()
-        if profile.counted:
-            state.restore()
-            profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
@@ -232,12 +223,11 @@ class Profiler:
         """Find those of modules and operators. What can't be traced hides nothing else."""
         __tracebackhide__ = True
         profile = self._profile
-        names, kinds = names_of(self.step.models, self.called)
-        costing = Costing(
-            lambda: self._aside(self._call), lambda: self._settle(state), self._device, names, kinds
-        )
+        call, settle = lambda: self._aside(self._call), lambda: self._settle(state)
+        named = names_of(self.step.models, self.called)
+        call_s = profile.step_s * profile.steps
         try:
-            profile.costs = costing.found(profile.step_s * profile.steps, budget)
+            profile.costs = costs.found(call, settle, self._device, named, call_s, budget)
         except StepError as error:
             profile.why_no_costs = str(error)
         except Exception as error:
@@ -289,7 +279,6 @@ class Profiler:
         with (
             self.step.around_blocks(),
             self._loops.told_to(recorder),
-            generators_told_to(recorder, self._generators),
             instruments.told(recorder, sees_functions=not (is_first or is_whole)),
         ):
             if self._is_short and not is_first:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.profiling.costs import Cost, Costs
 from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile, Wait
@@ -101,13 +100,6 @@ def _profile_notes(profile: Profile) -> Iterator[str]:
         yield f"{len(waits) - MOST_LINES} more lines wait, each for less."
     if waits and profile.device == "cpu":
         yield "On a CPU these lines wait for nothing; on a GPU each one waits until it is idle."
-    for quantity in QUANTITIES:
-        values, each = profile.quantities(), quantity.of_a_sample
-        if (value := values.get(quantity.name)) is not None:
-            words = f"{value:.3g} {quantity.unit}".strip() + " a step"
-            if each.name in values:
-                words += f", {values[each.name]:.3g} {quantity.unit}".rstrip() + " a sample"
-            yield f"{quantity.title.capitalize()}: {words}, by the device's own counter."
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
         yield f"{calls}: the first one took too long for a second."

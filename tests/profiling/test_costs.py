@@ -18,12 +18,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import SpeedKitError, profile
-from speedkit_jupyter.profiling import traced
+from speedkit_jupyter.profiling import operators
 from speedkit_jupyter.profiling.costs import _Done
-from speedkit_jupyter.profiling.counted import counted
 from speedkit_jupyter.profiling.module_calls import ModuleCalls, names_of
+from speedkit_jupyter.profiling.operators import PYTHON, Trace, counted
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.traced import PYTHON, Trace
 
 CPU = torch.device("cpu")
 
@@ -181,7 +180,7 @@ def test_overlapping_kernels_keep_a_device_busy_once():
         )
 
     events = [kernel(0, 10), kernel(5, 20), kernel(6, 7), kernel(30, 40), kernel(0, 90, True)]
-    assert traced._busy_s(events) == pytest.approx(30e-6)
+    assert operators._busy_s(events) == pytest.approx(30e-6)
 
 
 @pytest.mark.parametrize(
