@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -88,7 +88,7 @@ class Sweep:
         """Measure; yields after every size. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.isolated() as visit:
+        with self.step.guarded() as visit:
             self._context: Any = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
             self._feed = self._make_feed()
@@ -98,7 +98,7 @@ class Sweep:
             yield from self._upwards(visit.state, budget)
             yield from self._rounds(visit.state, budget)
 
-    def _warm_up(self, state: State) -> None:
+    def _warm_up(self, state: Snapshot) -> None:
         """Call the step as the user does, whose errors are the user's."""
         __tracebackhide__ = True
         with self._feed.of(self._feed.now) as samples:
@@ -107,7 +107,7 @@ class Sweep:
                 raise StepError("the step never goes through this loader")
         state.restore()
 
-    def _upwards(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
+    def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Try each size once, from the smallest: memory, and about how long it takes."""
         __tracebackhide__ = True
         found = self._found
@@ -132,7 +132,7 @@ class Sweep:
             raise StepError(f"a batch of {self._least} was not measured: {size.why_not}")
         found.largest = self._largest()
 
-    def _tried(self, number: int, state: State, budget: Budget) -> Size:
+    def _tried(self, number: int, state: Snapshot, budget: Budget) -> Size:
         """Measure a size, or say why not."""
         __tracebackhide__ = True
         size, line, available = Size(number), self._line(), self._found.available_bytes
@@ -147,7 +147,7 @@ class Sweep:
         self._found.sizes.sort(key=lambda one: one.number)
         return size
 
-    def _first(self, size: Size, state: State) -> None:
+    def _first(self, size: Size, state: Snapshot) -> None:
         """Measure what its model receives, its memory, and a first time."""
         __tracebackhide__ = True
         try:
@@ -181,7 +181,7 @@ class Sweep:
                 other.received = self._count(self._call)
         return grows(size.received / max(other.received, 1), size.number / other.number)
 
-    def _rounds(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
+    def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Time all that ran, in shuffled rounds."""
         __tracebackhide__ = True
         order, shuffled = self._found.measured, random.Random(0)
@@ -196,7 +196,7 @@ class Sweep:
                 yield Progress(max(budget.share, number / ENOUGH), f"round {number + 1}")
             longest_s = clock.now() - begun_s
 
-    def _time(self, size: Size, state: State) -> None:
+    def _time(self, size: Size, state: Snapshot) -> None:
         """Time a block of calls, after one that is not timed where calls are short."""
         __tracebackhide__ = True
         calls = max(1, math.ceil(BLOCK_S / size.first_s))

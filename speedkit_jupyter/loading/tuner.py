@@ -78,7 +78,7 @@ class LoaderTuner:
         """Measure; yields after every block. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.isolated() as visit:
+        with self.step.guarded() as visit:
             budget.reserved_s = visit.taking_s
             restore = visit.state.restore
             timed = Timed(self.step, self._loader, self._device, self.budget_s, restore)

@@ -88,8 +88,7 @@ class Plan:
         return {
             decision.name: _asked(decision)
             for decision in self.decisions
-            if decision.active
-            and named(decision.name).effect_of(decision, self.facts) is Effect.CHANGES_MODEL
+            if decision.active and named(decision.name).effect is Effect.CHANGES_MODEL
         }
 
     def to_config(self) -> SpeedConfig:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
+from speedkit_jupyter.measure.undo.handlers.iterators import Replay
 from speedkit_jupyter.profiling.lines import is_torchs, user_spot
 from speedkit_jupyter.profiling.recorder import Recorder
 from speedkit_jupyter.profiling.split import Line, Part

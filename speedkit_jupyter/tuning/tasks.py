@@ -108,7 +108,7 @@ def identify(
         facts = Facts.read(step.models[0], step.optimizers)
         watched = step.models if facts.compiled == "no" else ()
         looked_at = nullcontext() if attention is None or not watched else noted_in(attention)
-        start = stack.enter_context(step.isolated()).state
+        start = stack.enter_context(step.guarded()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)

@@ -15,13 +15,13 @@ from speedkit_jupyter.optimizations.facts.layers import (
     is_channels_last,
     is_convolution,
     is_linear,
+    rewritable,
 )
 from speedkit_jupyter.optimizations.facts.optimizers import (
     OptimizerFacts,
     distinct,
     words,
 )
-from speedkit_jupyter.optimizations.facts.rewritable import Rewritable, rewritable
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
@@ -44,8 +44,8 @@ class Facts:
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
     `block_classes` the names of their classes; `training` says that some module is in training
     mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
-    pass by) and `compiles` are filled in while planning. `rewritable` are the modules that
-    `rewrites` can make others of, `model_type` is what transformers calls such a model.
+    pass by) and `compiles` are filled in while planning. `rewritable` are kinds and paths of
+    modules that `rewrites` can make others of, `model_type` is transformers' word for the model.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own; `backends` are those of torch.compile that are loaded.
     `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
@@ -67,7 +67,7 @@ class Facts:
     training: bool = True
     lazy: bool = False
     compiled: Compiled = "no"
-    rewritable: tuple[Rewritable, ...] = ()
+    rewritable: tuple[tuple[str, str], ...] = ()
     model_type: str = ""
     block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
@@ -140,7 +140,7 @@ class Facts:
             training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
-            rewritable=tuple(place for place, *_ in rewritable(model)),
+            rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
             model_type=_model_type(layered[-1]),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
