@@ -31,11 +31,10 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
 from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
-from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
+from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, changes_some, config_of
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters

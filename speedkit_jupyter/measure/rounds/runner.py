@@ -12,14 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observing.observer import Look, Run, observing
-from speedkit_jupyter.measure.checks.reference.promotion import parameters_of
+from speedkit_jupyter.measure.checks.observer import Look, Run, observing
+from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, confinement
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.repeats import Repeats, Work, counted, judged
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext
