@@ -56,21 +56,5 @@ def test_the_table_is_in_the_result_and_what_is_no_faster_is_not_tried(step):
     assert tried(found) == set()
 
 
-@pytest.mark.slow
-def test_what_is_faster_there_is_tried(step, monkeypatch, made_time):
-    real = attention_kernels._Job._run
-
-    def run(job: Any) -> None:
-        if torch.backends.cuda.flash_sdp_enabled():
-            made_time.sleep(1e-5)
-        real(job)
-
-    monkeypatch.setattr(attention_kernels._Job, "_run", run)
-    found = tune(step[0], budget_s=3.0, fresh=True)
-    assert tried(found) == {"math"}
-    told = found.plan["sdpa"].reason if found.helped else ""
-    assert not told or "times as fast" in told
-
-
 def test_what_is_to_stay_as_it_is_is_not_measured(step):
     assert tune(step[0], budget_s=0.5, fresh=True, keep="sdpa").facts.attention == ()
