@@ -300,13 +300,14 @@ class Observer(Watcher):
         expected = self.trace.get(self._key)
         if not replace or expected is None:
             return
-        with torch.no_grad():
-            for name, gradient in gradients.items():
-                value = expected.values.numbers.get(name)
-                if gradient is None or value is None or gradient.layout is not torch.strided:
-                    continue
-                if type(gradient) is torch.Tensor and gradient.shape == value.shape:
-                    gradient.copy_(value if scale == 1.0 else value * scale)
+        for name, gradient in gradients.items():
+            value = expected.values.numbers.get(name)
+            # Of a sharded gradient this process has a part.
+            own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            if value is None or type(own) is not torch.Tensor or own.layout is not torch.strided:
+                continue
+            if own.numel() == value.numel():
+                own.copy_((value if scale == 1.0 else value * scale).view_as(own))
 
     def _gradient(self, parameter: Any) -> Any:
         if id(parameter) in self.unread or not (parameter.is_leaf or parameter.retains_grad):
@@ -339,7 +340,7 @@ class Observer(Watcher):
     def _modes(self) -> dict[str, str]:
         """Which parts are in training mode, and which parameters get gradients, after a step."""
         modes = {
-            f"{number}.{name}.training": str(part.training)
+            f"{number}.{name}.training": str(getattr(part, "training", False))  # none if frozen
             for number, model in enumerate(self.models)
             for name, part in model.named_modules()
         }
