@@ -107,17 +107,7 @@ def observing(
     trace: dict[str, Look],
     **options: Any,
 ) -> Iterator[Observer]:
-    """Watch steps, compare them with the trace, or add to it: see `Observer`.
-
-    Gradients are set to zero, which the caller puts back: what the step adds is then its own.
-    """
-    import torch
-
-    with torch.no_grad():
-        for parameter in (*(p for model in models for p in model.parameters()), *others):
-            gradient = parameter.grad if parameter.is_leaf else None
-            if gradient is not None and is_in_memory(gradient):
-                gradient.zero_()
+    """Watch steps, compare them with the trace, or add to it: see `Observer`."""
     observer = Observer(models, others, trace, **options)
     with watching(models, observer), suppress(Enough):
         yield observer
@@ -130,7 +120,8 @@ class Observer(Watcher):
     `others` are parameters beside those of the models; gradients of those whose ids are `unread`
     do not count. `scale` is the loss scale in force. A run that `ends_early` leaves the block
     after the followed steps of its optimizers, or after one call. Where results are `named`, they
-    are compared in place of all outputs.
+    are compared in place of all outputs. Gradients are set to zero, which the caller puts back:
+    those of the step are its own then.
     """
 
     models: Sequence[Any]
@@ -162,6 +153,9 @@ class Observer(Watcher):
         self._drifts = False  # parameters moved by gradients that were not replaced
         self._before: dict[str, Any] = {}
         self._keep_before(self._parameters | self._buffers())
+        for gradient in map(self._gradient, self._parameters.values()):
+            if gradient is not None and is_in_memory(gradient):
+                gradient.detach().zero_()
 
     def _prefix(self, model: Any) -> str:
         return f"{type(model).__name__}." if len(self.models) > 1 else ""
@@ -182,10 +176,10 @@ class Observer(Watcher):
             return
         given = Leaves().add([args, kwargs]).integers
         seen = self._look("given", Leaves(integers={n: _checksum(v) for n, v in given.items()}))
-        if seen.fits and not any(count for count, *_ in seen.integers.values()):
+        changed = [name for name, (count, *_) in seen.integers.items() if count]
+        self.run.diverged = bool(changed) or not seen.fits
+        if not self.run.diverged:
             self._look("output", Leaves().add(result), "output")
-        else:
-            self.run.diverged = True
 
     @unwatched
     def before_backward(self, tensors: Any) -> None:
@@ -334,8 +328,11 @@ class Observer(Watcher):
             self._before |= {n: value.clone() for n, value in values.items() if value is not None}
 
     def _buffers(self) -> dict[str, Any]:
-        named = ((self._prefix(model), model.named_buffers()) for model in self.models)
-        return {prefix + name: buffer for prefix, buffers in named for name, buffer in buffers}
+        return {
+            self._prefix(model) + name: buffer
+            for model in self.models
+            for name, buffer in model.named_buffers()
+        }
 
     def _modes(self) -> dict[str, str]:
         """Which parts are in training mode, and which parameters get gradients, after a step."""
@@ -352,10 +349,11 @@ class Observer(Watcher):
 
     @property
     def _place(self) -> str:
-        step = f"in step {len(self.run.ends) + 1}" if self.run.ends else ""
-        count = self.run.steps - (self.run.ends[-1] if self.run.ends else 0)
-        after = f"after {count} optimizer step{'s' * (count > 1)}" if count else ""
-        return " ".join(filter(None, (step, after)))
+        ends = self.run.ends
+        words = [f"in step {len(ends) + 1}"] if ends else []
+        if count := self.run.steps - sum(ends[-1:]):
+            words.append(f"after {count} optimizer step{'s' * (count > 1)}")
+        return " ".join(words)
 
     def _look(self, kind: str, found: Leaves, name: str = "") -> Seen:
         """Compare with the trace, or add to it."""
