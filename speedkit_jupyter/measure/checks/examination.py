@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.checks.reference import draws_inside
 from speedkit_jupyter.measure.checks.trials import Trials, is_compiled
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.samples import of_a_step as samples_of
+from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 
 # A GradScaler halves its factor each time, from 65536 on.

@@ -420,7 +420,7 @@ def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
     if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
         row.is_text, row.fits, row.count = True, True, int(mine != theirs)
         return False
-    tensors = [one for one in (mine, theirs) if isinstance(one, torch.Tensor)]
+    tensors: list[Any] = [one for one in (mine, theirs) if isinstance(one, torch.Tensor)]
     row.size = max((tensor.numel() for tensor in tensors), default=1)
     row.fits &= len({tensor.shape for tensor in tensors}) < 2
     if not any(map(_is_exact, tensors)):

@@ -36,13 +36,15 @@ def test_numbers_and_counts_are_scores(given, value, examples):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (None, "evaluate gives nothing: end it with `return`"),
-        (torch.tensor(0.5), "evaluate gives a tensor: give the number in it, as .item() does"),
+        (None, "evaluate gives NoneType, and not a number"),
+        (torch.tensor(0.5), "evaluate gives Tensor, and not a number"),
         (np.array(0.5), "ndarray, and not a number"),
         ("0.5", "str, and not a number"),
         (True, "bool, and not a number"),
         ((5, 4), "tuple, and not a number"),
-        ({"eval_loss": 0.5}, "a dict: name one number of it, as evaluate()['eval_loss']"),
+        ((0, 0), "tuple, and not a number"),
+        ((True, 4), "tuple, and not a number"),
+        ({"eval_loss": 0.5}, "dict, and not a number"),
         (math.nan, "evaluate gives nan"),
         (math.inf, "evaluate gives inf"),
     ],
