@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from speedkit_jupyter.advice.advice import Advice
-from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.advice import Advice, Opportunity
 from speedkit_jupyter.profiling.split import PARTS
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Row, Section, Table

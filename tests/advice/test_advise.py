@@ -9,9 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from speedkit_jupyter import advise
-from speedkit_jupyter.advice.advice import ranked
-from speedkit_jupyter.advice.gain import Gain
-from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.advice import Gain, Opportunity, ranked
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def _over_batches(names: Names, name: str, loader: str | None) -> Any:
 
 def _remember(names: Names, session: Session, arguments: Namespace, advisor: Any) -> None:
     """For --try; the step is made anew then, with what its names mean by that time."""
-    from speedkit_jupyter.advice.trying import Advised
+    from speedkit_jupyter.advice.advisor import Advised
     from speedkit_jupyter.measure.subject.from_function import step_of
 
     name, loader, cell = arguments.step, arguments.loader, session.measured
