@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.optimizations.base.compression import lacks_torchao
+from speedkit_jupyter.optimizations.base.compression import SINCE
+from speedkit_jupyter.optimizations.base.optimization import lacks
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
-MISSING = lacks_torchao(Hardware.detect())
+MISSING = lacks(Hardware.detect(), "torchao", SINCE)
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 each_form = pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
 SMALL = Facts(device="cuda:0", parameters=100, linears=4, dtypes=("bfloat16",))

@@ -28,10 +28,9 @@ LAYERS = (
 )
 # The same for the rooms of optimizations/; the catalog's entries stand on all of them.
 ROOMS = (
-    ("properties", "attention"),
+    ("properties",),
     ("facts",),
     ("base",),
-    ("compiling",),
 )
 # And for the rooms of two more.
 INNER_ROOMS = {

@@ -8,13 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice.advice import Subject, Trial
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import prepare_epoch, rebuilt
+from speedkit_jupyter.loading.settings import Settings, rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils.data import DataLoader
 
 
 def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
@@ -140,16 +138,10 @@ def _replaced(number: int, settings: Settings, subject: Subject) -> Iterator[Non
     from torch.utils.data import DataLoader
 
     loader = subject.loaders[number]
-    other: Any = rebuilt(loader, settings)
+    other = rebuilt(loader, settings)
 
     def instead(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(asked: DataLoader[Any]) -> Any:
-            if asked is not loader:
-                return original(asked)
-            prepare_epoch(other)
-            return original(other)
-
-        return call
+        return lambda asked: original(other if asked is loader else asked)
 
     with patched(DataLoader, "__iter__", instead):
         yield

@@ -13,7 +13,7 @@ from speedkit_jupyter.advice.code import what_ran
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.profiling.lines import Spot, user_spot
-from speedkit_jupyter.support.torch_private import leaves, version
+from speedkit_jupyter.support.torch_private import loader_iterator, tree_leaves, tree_map, version
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +59,6 @@ class ModelCall:
     def with_rows(self, times: int) -> ModelCall:
         """Return the same call with every tensor's rows repeated; a vector is one row."""
         import torch
-        from torch.utils._pytree import tree_map
 
         is_row = any(one.dim() < 2 for one in self.inputs)
 
@@ -117,14 +116,13 @@ def tensors(value: Any) -> list[torch.Tensor]:
     """Return all tensors within containers."""
     import torch
 
-    return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()) -> Watched:
     """Make the call; `parameters` are those of the step's models."""
     import torch
     from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     found = Watched()
     iterators: dict[int, int] = {}
@@ -202,7 +200,7 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (torch.autograd, "grad", _telling(grad)),
             (torch.optim.Optimizer, "zero_grad", _telling(zero_grad)),
             (DataLoader, "__iter__", loop),
-            (_BaseDataLoaderIter, "__next__", draw),
+            (loader_iterator(), "__next__", draw),
         ):
             stack.enter_context(patched(owner, name, make))
         stack.enter_context(optimizer_hooks(after=stepped))

@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import EMPTY, length_of
-from speedkit_jupyter.support.torch_private import leaves
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -45,7 +45,7 @@ class Feed:
     @property
     def sample_bytes(self) -> float:
         """Return the bytes of all tensors, for each sample."""
-        return sum(getattr(leaf, "nbytes", 0) for leaf in leaves(self.batch)) / self.now
+        return sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self.batch)) / self.now
 
     @contextmanager
     def of(self, number: int) -> Iterator[None]:

@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import cut, length_of
-from speedkit_jupyter.support.torch_private import leaves, version
+from speedkit_jupyter.support.torch_private import tree_leaves, version
 
 if TYPE_CHECKING:
     import torch
@@ -376,7 +376,9 @@ def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:
     """Return the tolerance of the least exact numbers that take part."""
     import torch
 
-    tensors: list[Any] = [one for one in leaves(list(few.given.values())) if torch.is_tensor(one)]
+    tensors: list[Any] = [
+        one for one in tree_leaves(list(few.given.values())) if torch.is_tensor(one)
+    ]
     tensors += [one for model in models for one in model.parameters()]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)
     if halves or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):

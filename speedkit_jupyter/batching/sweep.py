@@ -21,11 +21,12 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.torch_private import leaves
+from speedkit_jupyter.support.interrupts import in_a_window
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ class Sweep:
         """Measure; yield after every size. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.isolated() as visit:
+        with self.step.guarded() as visit:
             self._context: Any = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
             self._feed = self._make_feed()
@@ -105,7 +106,7 @@ class Sweep:
                 yield from self._upwards(visit.state, budget)
                 yield from self._rounds(visit.state, budget)
 
-    def _warm_up(self, state: State) -> None:
+    def _warm_up(self, state: Snapshot) -> None:
         """Call the step as the user does, whose errors are the user's."""
         __tracebackhide__ = True
         with self._feed.of(self._feed.now):
@@ -114,7 +115,7 @@ class Sweep:
                 raise StepError("the step never goes through this loader")
         state.restore()
 
-    def _upwards(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
+    def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Try each size once, from the smallest: memory, and about how long it takes."""
         __tracebackhide__ = True
         found = self._found
@@ -139,7 +140,7 @@ class Sweep:
             raise StepError(f"a batch of {self._least} was not measured: {size.why_not}")
         found.largest = self._largest()
 
-    def _tried(self, number: int, state: State, budget: Budget) -> Size:
+    def _tried(self, number: int, state: Snapshot, budget: Budget) -> Size:
         """Measure a size, or say why not."""
         __tracebackhide__ = True
         size, line, available = Size(number), self._line(), self._found.available_bytes
@@ -156,16 +157,17 @@ class Sweep:
         self._found.sizes.sort(key=lambda one: one.number)
         return size
 
-    def _first(self, size: Size, state: State) -> None:
+    def _first(self, size: Size, state: Snapshot) -> None:
         """Measure what its model receives, its memory, and a first time."""
         __tracebackhide__ = True
         try:
             with self._feed.of(size.number):
                 size.received = received(self._call)
                 size.samples = size.number * self._feed.drawn()
-                if not self._grows(size):
-                    size.why_not = SAME_BATCH
-                    return
+            if not self._grows(size):
+                size.why_not = SAME_BATCH
+                return
+            with self._feed.of(size.number):
                 tensors = memory.state_tensors(self.step.models, self.step.optimizers)
                 size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
                 size.first_s = min(self._timed() for _ in range(2))
@@ -200,7 +202,7 @@ class Sweep:
         growth = math.log(size.received / max(other.received, 1))
         return growth / math.log(size.number / other.number) >= GROWTH
 
-    def _rounds(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
+    def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Time all that ran, in shuffled rounds."""
         __tracebackhide__ = True
         order, shuffled = self._found.measured, random.Random(0)
@@ -228,7 +230,7 @@ class Sweep:
         __tracebackhide__ = True
         with self.step.around_blocks():
             try:
-                self.step.run(self._context)
+                in_a_window(lambda: self.step.run(self._context))
             except StopIteration:  # would look like the end of a generator of ours
                 raise StepError(OUT_OF_DATA) from None
 
@@ -264,7 +266,7 @@ def received(call: Callable[[], object]) -> int:
     def counting(original: Callable[..., Any]) -> Callable[..., Any]:
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal numbers
-            given = leaves((args, kwargs))
+            given = tree_leaves((args, kwargs))
             numbers += sum(one.numel() for one in given if isinstance(one, torch.Tensor))
             return original(module, *args, **kwargs)
 

@@ -12,8 +12,9 @@ from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds.budget import LONGER
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from speedkit_jupyter.loading.samples import Samples
-    from speedkit_jupyter.loading.tuned_loader import TunedLoader
     from speedkit_jupyter.loading.ways import Ways
 
 # What looks faster by less than this is not worth a longer search.
@@ -28,7 +29,7 @@ class LoaderTuning(Shown):
     step that it was measured with, `name` the user's word for the loader.
     """
 
-    loader: TunedLoader
+    loader: DataLoader[Any]
     race: Race
     chosen: Candidate
     samples: Samples
@@ -83,21 +84,10 @@ class LoaderTuning(Shown):
 def remarks(race: Race, chosen: Candidate, ways: Ways) -> Iterator[str]:
     """Give what the choice changes beside time; and what looked faster, and how to know."""
     settings, own = chosen.settings, race.own.settings
-    if settings.kept:
-        yield (
-            "samples are decoded once and kept in main memory: "
-            f"{ways.kept_bytes / 2**20:,.3g} MiB once all were drawn; the first epoch takes as "
-            "long as before"
-        )
     if settings.num_workers != own.num_workers and ways.samples.is_random:
         yield (
             "random numbers that the data set draws are each worker's own: as random as before, "
             "and the same again for the same seed and number of workers, but other ones"
-        )
-    if settings.num_workers and settings.persistent_workers and not own.persistent_workers:
-        yield (
-            "the rebuilt loader's workers stay between epochs, and start anew where the data set "
-            "was changed; those of the plain code start for each epoch"
         )
     if settings.whole_batches:
         yield "its sampler gives whole batches: loader.batch_sampler is None"

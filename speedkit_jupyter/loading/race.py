@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import end_workers
+from speedkit_jupyter.loading.settings import Settings, end_workers
 from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, paired_ratio
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Candidate:
 
     def fail(self, error: Exception) -> None:
         """Take it out with the last line of what it raised, or as one that is stuck."""
+        traceback.clear_frames(error.__traceback__)  # they keep its workers
         if (found := TIMED_OUT.search(str(error))) and self.settings.num_workers:
             self.is_stuck = True
             self.leave(f"gave no batch within {float(found[1]):.3g} s")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import samples
 from speedkit_jupyter.loading.loader_tuning import LoaderTuning, remarks
 from speedkit_jupyter.loading.race import Candidate, Race
 from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.loading.settings import Settings, source
+from speedkit_jupyter.loading.settings import Settings, rebuilt, source
 from speedkit_jupyter.loading.timed import Timed
-from speedkit_jupyter.loading.tuned_loader import TunedLoader, rebuilt
 from speedkit_jupyter.loading.ways import Ways, length
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
@@ -47,15 +45,13 @@ class LoaderTuner:
         loader: DataLoader[Any],
         device: torch.device,
         budget_s: float | None = None,
-        *,
-        keep: bool = True,
         **words: str,
     ) -> None:
         """`words` are the `name`, `against` and `command` of the result."""
         self.step, self._loader, self._device = step, loader, device
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
-        self._keep, self._words = keep, {"name": "loader", **words}
+        self._words = {"name": "loader", **words}
         self._result: LoaderTuning | None = None
 
     def result(self) -> LoaderTuning:
@@ -72,7 +68,7 @@ class LoaderTuner:
         """Measure; yields after every block. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.isolated() as visit:
+        with self.step.guarded() as visit:
             budget.reserved_s = visit.taking_s
             restore = visit.state.restore
             timed = Timed(self.step, self._loader, self._device, self.budget_s, restore)
@@ -99,12 +95,12 @@ class LoaderTuner:
         """First what differs most, then variations of the best, then the fastest alone."""
         __tracebackhide__ = True
         cores = Hardware.current().cpu.usable_cores
-        ways = Ways(self._loader, seen, cores, self._device, length(self._loader), self._keep)
-        enter = partial(timed.enter, seen=seen)
-        race.admit(ways.first(), enter)
+        ways = Ways(self._loader, seen, cores, self._device, length(self._loader))
+        race.admit(ways.first(), timed.enter)
         self._result = self._outcome(race, race.own, ways, timed.epoch)
         yield from _rounds(race, budget, NEAR * self.budget_s)
-        race.admit([one for best in race.promising() for one in ways.near(best.settings)], enter)
+        near = [one for best in race.promising() for one in ways.near(best.settings)]
+        race.admit(near, timed.enter)
         yield from _rounds(race, budget, PROOF * self.budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
         same: set[Candidate] = set()
@@ -130,7 +126,7 @@ class LoaderTuner:
         return seen
 
     def _outcome(self, race: Race, chosen: Candidate, ways: Ways, epoch: int) -> LoaderTuning:
-        loader: TunedLoader = rebuilt(self._loader, chosen.settings)  # type: ignore[assignment]
+        loader: Any = rebuilt(self._loader, chosen.settings)
         tuning = loader.tuning = LoaderTuning(
             loader=loader,
             race=race,

@@ -60,7 +60,7 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 def restore(values: Values) -> None:
     """Make every switch what the snapshot says. An interrupt waits until that is done."""
-    with interrupts.undisturbed(), flags_can_be_set():
+    with interrupts.uninterrupted(), flags_can_be_set():
         _write_plain(values)
         if values.keys() & set(fp32_precision.NAMES):
             fp32_precision.restore({**fp32_precision.read(), **values})
@@ -93,7 +93,7 @@ class OverrideStack:
         """
         layer = Layer()
         try:
-            with interrupts.undisturbed():
+            with interrupts.uninterrupted():
                 self._push(layer, tuple(names), change)
         except BaseException:
             if layer in self._layers:  # an interrupt that was held back: nobody could pop it
@@ -117,7 +117,7 @@ class OverrideStack:
 
     def pop(self, layer: Layer) -> tuple[str, ...]:
         """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
-        with interrupts.undisturbed():
+        with interrupts.uninterrupted():
             current = _read(layer.values)
             on_top = [name for name in layer.values if self._top(name) is layer]
             kept = tuple(name for name in on_top if current[name] != layer.values[name])

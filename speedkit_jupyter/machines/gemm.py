@@ -67,7 +67,7 @@ def use(name: str, crossover: Crossover | None = None) -> None:
     wanted = crossover or _now.crossover
     if name == engine() and (_now.installed is None or wanted == _now.installed.crossover):
         return
-    with interrupts.undisturbed():
+    with interrupts.uninterrupted():
         if _now.installed is not None:
             _now.installed.remove()
             _now.installed = None

@@ -33,7 +33,6 @@ from speedkit_jupyter.measure.subject.variants import check_free, parse, variant
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.report.history_report import since
 from speedkit_jupyter.report.plan_report import applied_report
-from speedkit_jupyter.report.tuning_report import found_by, is_settled
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import is_text
@@ -75,8 +74,6 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     with streams_kept(), applied:
         result = _measured(work, title, shell, arguments)
         applied.settle()
-    if isinstance(work, Search) and is_settled(result):
-        session.tuned(result.models, found_by(result))
     if arguments.save:
         database.save(arguments.save, result.to_dict())
         for text in [*_since(earlier, result, arguments), *skipped]:

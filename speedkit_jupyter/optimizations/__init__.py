@@ -24,7 +24,6 @@ from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.rewrites import Rewrites
 from speedkit_jupyter.optimizations.sdpa import Sdpa
-from speedkit_jupyter.optimizations.sparsity import Sparsity
 from speedkit_jupyter.optimizations.tf32 import Tf32
 from speedkit_jupyter.optimizations.threads import Threads
 
@@ -48,7 +47,6 @@ CATALOG: tuple[Optimization, ...] = (
     Int4(),
     Float8(),
     Mx(),
-    Sparsity(),
     Compile(),
     CudaGraphs(),
     Inference(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -30,9 +29,6 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 if TYPE_CHECKING:
     import torch
 
-# So many layers launch enough kernels for their launches to count, unless these are large: from
-# 2,048 x 2,048 weights on a GPU computes for longer than it takes to launch the next kernel.
-MANY_LAYERS, SMALL_LAYER = 8, 2048 * 2048
 # Recorded kinds of calls of a model, each with the memory of a step.
 MOST = 8
 CODE = """\
@@ -77,15 +73,12 @@ class CudaGraphs(Optimization):
             return request.leave(False, asked=True)
         if why := _obstacle(hardware, facts):
             return request.decline(False, why)
-        layers = _layers_in(facts)
         if request.value == "auto":
-            return request.leave(False, f"{layers} layers; it is there on request")
-        hint = "Python code in the forward pass runs only when a call is recorded"
-        return request.obey(True, f"{layers} layers", hint=hint)
+            return request.leave(False, "it is there on request")
+        return request.obey(True, hint="Python code in the forward pass runs only when recorded")
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Nothing is recorded before the model is called."""
-        return {"model.cuda_graphs": "0 recorded, 0 replayed" if decision.value else False}
+        return {"model.cuda_graphs": "0 recorded" if decision.value else False}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -106,15 +99,11 @@ class CudaGraphs(Optimization):
         return Snippet(decision.reason, training=lines)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many calls were recorded and replayed; False where none can be."""
         layer = layer_of(target.model, Graphed)
         return {"model.cuda_graphs": False if layer is None else layer.counted}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where there may be many small kernels."""
-        layers = _layers_in(facts)
-        small = layers >= MANY_LAYERS and facts.parameters <= layers * SMALL_LAYER
-        return (True,) if small and not _obstacle(hardware, facts) else ()
+        return () if _obstacle(hardware, facts) else (True,)
 
 
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
@@ -133,11 +122,6 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str:
     return "lazy layers have no shape yet: run one forward pass before" if facts.lazy else ""
 
 
-def _layers_in(facts: Facts) -> int:
-    """Those that multiply; what is between them mostly goes with them."""
-    return facts.linears + facts.convolutions + 4 * facts.lstms
-
-
 class _Recording(threading.local):
     """Whether this thread records a call: what is patched for a measurement is no part of it."""
 
@@ -148,7 +132,7 @@ _RECORDING = _Recording()
 
 
 def is_recording() -> bool:
-    """Whether this thread records a call."""
+    """Return whether this thread records a call."""
     return _RECORDING.now
 
 
@@ -163,41 +147,40 @@ class Graphed(Call):
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model)
         self._notes = notes
-        self._kinds: dict[Hashable, Any] = {}
+        self._recordings: dict[Hashable, Any] = {}
         self._pending: Callable[[], Any] = lambda: None
-        self._counts: Counter[str] = Counter()
         self._is_off = False
 
     @property
     def counted(self) -> str:
-        """What became of the calls."""
-        return f"{self._counts['recorded']} recorded, {self._counts['replayed']} replayed"
+        """Return how many kinds of calls are recorded."""
+        return f"{sum(map(bool, self._recordings.values()))} recorded"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own result, which stays the user's."""
-        from torch.utils._pytree import tree_flatten, tree_unflatten
+        import torch
+
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
         leaves, structure = tree_flatten((args, kwargs))
+        tensors = {n: t for n, t in enumerate(leaves) if isinstance(t, torch.Tensor)}
         kind = self._kind(leaves, structure) if self._suits() else None
-        if kind is None or (kind not in self._kinds and len(self._kinds) >= MOST):
+        known = self._recordings
+        if kind is None or (kind not in known and len(known) >= MOST):
             return self.below(*args, **kwargs)
-        if kind not in self._kinds:
-            self._kinds[kind] = None
+        if kind in known:
+            known[kind] = known[kind] or self._recorded(leaves, tensors, structure)
+        if self._is_off or not known.setdefault(kind, None):
             return self.below(*args, **kwargs)
-        recorded = self._kinds[kind] or self._recorded(kind, leaves, structure)
-        if recorded is None:
-            return self.below(*args, **kwargs)
-        self._counts["replayed"] += 1
-        graphed, spec = recorded
-        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        graphed, results = known[kind]
         turn = Turn()
-        tensors = list(filter(_is_tensor, leaves))
-        given = _replayed().apply(turn, graphed, len(tensors), *tensors, *parameters)
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        given = _replayed().apply(turn, graphed, len(tensors), *tensors.values(), *parameters)
         self._pending = weakref.ref(turn)
-        return tree_unflatten(given, spec[0])
+        return tree_unflatten(given, results[0])
 
     def _suits(self) -> bool:
-        """Whether such a call may be a replay at present."""
+        """Return whether a call may be a replay at present."""
         import torch
 
         pending = self._pending()
@@ -209,61 +192,57 @@ class Graphed(Call):
         return not has_hooks_of_all() and not has_forward_hooks(self.module)
 
     def _kind(self, leaves: list[Any], structure: Any) -> Hashable | None:
-        """What has to be alike for a replay; None where it can't be told."""
+        """Return what has to be alike for a replay; None where it can't be told."""
         import torch
 
-        model = self.module
-        own = [*model.parameters(), *model.buffers()]
-        if not own or own[0].device.type == "meta":
+        own = [*self.module.parameters(), *self.module.buffers()]
+        if not own or own[0].is_meta:
             return None
         device = own[0].device.type
-        given = [
-            (t.shape, t.dtype, t.device, t.stride(), t.requires_grad) if _is_tensor(t) else t
-            for t in leaves
-        ]
-        around = (
+        kind = (
+            *(
+                (t.shape, t.dtype, t.device, t.stride(), t.requires_grad)
+                if isinstance(t, torch.Tensor)
+                else t
+                for t in leaves
+            ),
+            str(structure),
             torch.is_grad_enabled(),
             torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
+            *((tensor.data_ptr(), tensor.requires_grad) for tensor in own),
+            *(module.training for module in self.module.modules()),
         )
-        weights = [(tensor.data_ptr(), tensor.requires_grad) for tensor in own]
-        modes = [module.training for module in model.modules()]
-        kind = (*given, str(structure), *around, *weights, *modes)
         try:
             hash(kind)
         except TypeError:  # a list of numbers, an object: it may be another each time
             return None
         return kind
 
-    def _recorded(self, kind: Hashable, leaves: list[Any], structure: Any) -> Any:
+    def _recorded(self, leaves: list[Any], tensors: dict[int, torch.Tensor], structure: Any) -> Any:
         """Record the call, and leave buffers and random numbers as they are; None if that fails."""
         import torch
-        from torch.utils._pytree import tree_unflatten
 
-        device = next(iter(self.module.parameters())).device
-        spec: list[Any] = []
-        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
-        tensors = filter(_is_tensor, leaves)
-        samples = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-        random = torch.get_device_module(device.type).get_rng_state(device)
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
-        constants = [None if _is_tensor(leaf) else leaf for leaf in leaves]
-        places = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
+        device = next(self.module.parameters()).device
+        samples = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors.values()]
+        constants = [None if n in tensors else leaf for n, leaf in enumerate(leaves)]
+        structures: list[Any] = []
 
-        def call(*tensors: torch.Tensor) -> Any:
-            given = dict(enumerate(constants)) | dict(zip(places, tensors, strict=True))
-            args, kwargs = tree_unflatten(list(given.values()), structure)
-            results, found = _flat(self.below(*args, **kwargs))
-            spec[:] = [found]
-            return results
+        def call(*given: torch.Tensor) -> Any:
+            every = dict(enumerate(constants)) | dict(zip(tensors, given, strict=True))
+            args, kwargs = tree_unflatten(list(every.values()), structure)
+            results, found = tree_flatten(self.below(*args, **kwargs))
+            structures[:] = [found]
+            if not all(isinstance(result, torch.Tensor) for result in results):
+                raise SpeedKitError("the model returns more than tensors")
+            return tuple(results)
 
-        kinds = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-        around = torch.autocast(device.type, kinds[1], kinds[0], cache_enabled=False)
         # What is recorded takes tensors alone, and has the model's parameters.
         whole: Any = torch.nn.Module()
         whole.model, whole.forward = self.module, call
-        _RECORDING.now = True
         try:
-            with around:
+            with _recording(self.module, device):
                 graphed = torch.cuda.make_graphed_callables(
                     whole, tuple(samples), allow_unused_input=True
                 )
@@ -271,40 +250,36 @@ class Graphed(Call):
             first = (str(error).splitlines() or [""])[0]
             self._notes["cuda_graphs"] = f"can't be recorded: {type(error).__name__}: {first}"
             self._is_off = True
-            self._kinds.clear()
+            self._recordings.clear()
             return None
         finally:
-            _RECORDING.now = False
             whole.model = None  # a graph holds parameters, and no model
-            torch.get_device_module(device.type).set_rng_state(random, device)
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.data.copy_(before)  # a backward pass may have kept it
-        self._counts["recorded"] += 1
-        self._kinds[kind] = graphed, spec
-        return self._kinds[kind]
+        return graphed, structures
+
+
+@contextmanager
+def _recording(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Put buffers and random numbers back after the block, which calls the model several times."""
+    import torch
+
+    kind, home = device.type, torch.get_device_module(device.type)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    random, enabled = home.get_rng_state(device), torch.is_autocast_enabled(kind)
+    _RECORDING.now = True
+    try:
+        with torch.autocast(kind, torch.get_autocast_dtype(kind), enabled, cache_enabled=False):
+            yield
+    finally:
+        _RECORDING.now = False
+        home.set_rng_state(random, device)
+        for buffer, before in buffers:
+            buffer.data.copy_(before)  # by .data: a backward pass may have kept it
 
 
 class Turn:
     """Whether the backward pass of a replay has been made."""
 
     done = False
-
-
-def _is_tensor(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor)
-
-
-def _flat(result: Any) -> tuple[tuple[Any, ...], Any]:
-    """Return the tensors of a result, and their structure. Raises where it has anything else."""
-    from torch.utils._pytree import tree_flatten
-
-    leaves, structure = tree_flatten(result)
-    if not all(map(_is_tensor, leaves)):
-        raise SpeedKitError("the model returns more than tensors")
-    return tuple(leaves), structure
 
 
 @cache

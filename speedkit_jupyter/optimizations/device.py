@@ -16,7 +16,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.place import PLACE
+from speedkit_jupyter.optimizations.properties.tensors import PLACE
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -72,15 +72,12 @@ class Device(Optimization):
         )
 
     def as_is(self, facts: Facts) -> Any:
-        """Where the model lies."""
         return facts.device
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Everything after the move is decided for the new device."""
         return facts.moved(decision.value) if decision.active else facts
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Where the first parameter will lie."""
         where, kind = decision.value, devices.kind_of(decision.value)
         if kind is not None and not kind.is_numbered:
             where = f"{where}:0"  # as its tensors say
@@ -126,7 +123,6 @@ class Device(Optimization):
         return Snippet(comment, setup=(f"torch.{kind}.set_device({index})",), batch=batch)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Where the first parameter lies."""
         parameter = next(target.model.parameters(), None)
         return {} if parameter is None else {"model.device": str(parameter.device)}
 

@@ -34,14 +34,13 @@ class Float8(Compression):
     helps = "training and inference with large linear layers on Ada, Hopper and later, compiled"
     risk = "products of 3 to 4 bits: watch the loss; slower where nothing fuses the casts"
     undone = "the model's own layers are back, with the parameters as they were trained"
-    page = "https://docs.pytorch.org/ao/stable/"
     for_training = True
     multiples = (16, 16)
     hint = FUSED
     since, units = (8, 9), "float8 Tensor Cores"
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
-    def made(self, decision: Decision, layer: torch.nn.Linear) -> Any:
+    def made(self, value: Any, layer: torch.nn.Linear) -> Any:
         """torchao's layer over the user's own parameters."""
         config = torchao("float8").Float8LinearConfig(pad_inner_dim=True)
         new = torchao("float8.float8_linear").Float8Linear.from_float(layer, config=config)

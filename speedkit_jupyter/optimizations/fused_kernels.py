@@ -8,7 +8,6 @@ has put on the instance's modules is put there again for as long as the plan is 
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +19,12 @@ from pydantic import Field
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization, lacks
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.swapped import PATCHED
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -70,13 +69,6 @@ class FusedKernels(Optimization):
 
     default = Options()
 
-    def changes(self) -> dict[str, Any]:
-        """Return both kinds, and each by itself."""
-        return {self.name: True} | {
-            f"{self.name}:{kind}": {"enabled": True, **{one: one == kind for one in ARGUMENTS}}
-            for kind in ARGUMENTS
-        }
-
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Where Triton runs and Liger knows the model; rules offer it on NVIDIA's GPUs alone."""
         options = request.value
@@ -92,11 +84,9 @@ class FusedKernels(Optimization):
         return request.leave(False, f"{rule}: on request")
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many modules run by such kernels, where there may be any."""
         modules = list(target.model.modules())
         number = sum(map(_is_ligers, modules))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
@@ -109,7 +99,7 @@ class FusedKernels(Optimization):
         """
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else []
-        with PATCHED.overriding(patches):
+        with SWAPPED.overriding(patches):
             patches.clear()  # which hold the model
             yield
 
@@ -136,14 +126,13 @@ class FusedKernels(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where NVIDIA's GPU has something to run."""
         able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
         return (True,) if able else ()
 
 
 def patched_by_liger(
     model: torch.nn.Module, kinds: list[str]
-) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
+) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
     """Return what Liger's patch of this instance puts on which module; nothing of it stays.
 
     Raises SpeedKitError where Liger can't be imported.
@@ -170,16 +159,12 @@ def patched_by_liger(
     finally:
         for holder, entries in before:
             _put_back(holder, entries)
-    pairs = zip(modules, after, strict=True)
-    patches = [(module, _changed(PATCHED.beneath(module), now)) for module, now in pairs]
+    patches = [
+        (module, {("", name): StandIn(getattr(value, "__func__", value), "liger")
+                  for name, value in now.items() if name not in own or own[name] is not value})
+        for module, (_, own), now in zip(modules, before[len(namespaces):], after, strict=True)
+    ]  # fmt: skip
     return [(module, found) for module, found in patches if found]
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is another, methods as plain functions."""
-    missing = object()
-    found = {n: v for n, v in after.items() if before.get(n, missing) is not v}
-    return {name: getattr(value, "__func__", value) for name, value in found.items()}
 
 
 def _put_back(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
@@ -201,7 +186,6 @@ def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
     """Why Liger's kernels are nothing for this model here; empty where they can be."""
     kind, gpu = devices.kind_of(facts.device), hardware.accelerator(facts.device)
-    installed = hardware.libraries.get(LIBRARY)
     if facts.model_type not in TYPES:
         return f"Liger patches models of transformers: {', '.join(TYPES)}"
     if facts.compiled != "no":
@@ -212,9 +196,4 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str:
         return f"no working Triton on {hardware.system}: pip install triton"
     if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < CAPABILITY:
         return f"Triton needs compute capability 7.0; this is {gpu.name}"
-    if installed is None:
-        return f"needs {LIBRARY}: pip install {LIBRARY}"
-    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < SINCE:
-        since = ".".join(map(str, SINCE))
-        return f"needs {LIBRARY} {since}; this is {installed}: pip install -U {LIBRARY}"
-    return ""
+    return lacks(hardware, LIBRARY, SINCE)

@@ -24,7 +24,7 @@ from speedkit_jupyter.support.exceptions import did_you_mean
 if TYPE_CHECKING:
     import torch
 
-# Devices of torch's fused kernels (`torch.utils._foreach_utils`), of those that we plan for.
+# Devices of torch's fused kernels, of those that we plan for.
 NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
@@ -83,7 +83,6 @@ class FusedOptimizer(Optimization):
         return request.apply(True, f"{reason}; {reasons}" if reasons else reason)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """`fused` of the optimizers that can be switched."""
         options = self.Options(enabled=True, name=decision.details.get("name"))
         return {
             f"{type(optimizer).__name__}.fused": True
@@ -137,7 +136,6 @@ class FusedOptimizer(Optimization):
         return Snippet(optimizers=tuple({"fused": "True"} if flag else {} for flag in can))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """`fused` of each optimizer's groups."""
         return {
             f"{type(optimizer).__name__}.fused": _shown(
                 {group.get("fused") for group in optimizer.param_groups}
@@ -146,7 +144,6 @@ class FusedOptimizer(Optimization):
         }
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where an optimizer can be switched."""
         able = any(_obstacle(o, self.default) is None for o in facts.optimizers)
         return (True,) if able else ()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from speedkit_jupyter.optimizations.base.compression import Compression
-from speedkit_jupyter.optimizations.base.decision import Decision, Switch
+from speedkit_jupyter.optimizations.base.decision import Switch
 
 if TYPE_CHECKING:
     import torch
@@ -23,12 +23,11 @@ class Int4(Compression):
     summary = "linear layers with weights of 4 bits, by torchao"
     helps = "inference that waits for memory: language models that write one token after another"
     risk = "another model, by several percent of its outputs; slower for large batches"
-    page = "https://docs.pytorch.org/ao/stable/"
     multiples, casts = (1, GROUP), True
     since, units = (8, 0), "torch's kernels for 4 bits"
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
-    def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
         """Return the config of torch's own kernel for it, tinygemm."""
         arguments: dict[str, Any] = {"group_size": GROUP, "set_inductor_config": False}
         arguments["int4_packing_format"] = "tile_packed_to_4d"

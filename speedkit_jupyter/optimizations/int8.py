@@ -9,8 +9,8 @@ from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import Compression, true_is
-from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,6 @@ class Int8(Compression):
     summary = "linear layers in 8-bit integers, by torchao"
     helps = "inference with large linear layers; `weights` for single rows"
     risk = "another model, by about 1 % of its outputs; small layers lose"
-    page = "https://docs.pytorch.org/ao/stable/"
     bare = "dynamic"
     since, units = (7, 5), "products of 8-bit integers (`int8: weights` does without them)"
     Options = Annotated[
@@ -45,12 +44,12 @@ class Int8(Compression):
             return ""
         return super().missing_units(value, hardware, facts)
 
-    def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
         """Return the config, with 7 bits where sums of products of 8 would overflow."""
         arguments: dict[str, Any] = {"set_inductor_config": False}
-        if decision.value == "dynamic" and device.type == "cpu" and overflows():
+        if value == "dynamic" and device.type == "cpu" and overflows():
             arguments["reduce_range"] = True
-        return "quantization", CONFIGS[decision.value], arguments
+        return "quantization", CONFIGS[value], arguments
 
 
 @cache
@@ -59,4 +58,4 @@ def overflows() -> bool:
     import torch
 
     most = torch.full((32, 64), 127, dtype=torch.int8)
-    return bool((torch._int_mm(most, most.t()) != 127 * 127 * 64).any())
+    return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())

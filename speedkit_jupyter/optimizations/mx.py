@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.compression import FUSED, Compression, true_is
-from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.compression import FUSED, INFERENCE, Compression, true_is
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 if TYPE_CHECKING:
@@ -29,10 +28,9 @@ class Mx(Compression):
     summary = "linear layers in microscaling formats (MXFP8, MXFP4), by torchao"
     helps = "inference with large linear layers on Blackwell, compiled"
     risk = "another model: its outputs are off by some 4 % in `mxfp8`, 17 % in `mxfp4`"
-    page = "https://docs.pytorch.org/ao/stable/"
     bare = "mxfp8"
     multiples, casts = (32, 32), True
-    hint = FUSED
+    hint = f"{INFERENCE}; {FUSED}"
     since, units = (10, 0), "microscaling Tensor Cores (Blackwell's)"
     Options = Annotated[
         Literal["auto", False, "mxfp8", "mxfp4"],
@@ -46,10 +44,10 @@ class Mx(Compression):
             return "its products are bfloat16: ask for precision: bf16, too"
         return super().missing_units(value, hardware, facts)
 
-    def config(self, decision: Decision, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
         """Return the config, the same for weights and for what comes in."""
         import torch
 
-        dtype = getattr(torch, ELEMENTS[decision.value])
+        dtype = getattr(torch, ELEMENTS[value])
         arguments = {"activation_dtype": dtype, "weight_dtype": dtype}
         return "prototype.mx_formats", "MXDynamicActivationMXWeightConfig", arguments

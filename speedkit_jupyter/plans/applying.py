@@ -44,7 +44,7 @@ def apply_speedups(
         raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
     optimizers, context = _each(optimizer), None
     try:
-        with interrupts.undisturbed(), hidden(model):
+        with interrupts.uninterrupted(), hidden(model):
             context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
             context.put_in_force()
     except BaseException:  # also an interrupt that was held back until all was applied

@@ -179,7 +179,7 @@ class SpeedContext:
         model = self.model
         if self.restored or model is None:
             return
-        with interrupts.undisturbed():
+        with interrupts.uninterrupted():
             contexts = contexts_on(model)
             on_top = contexts[-1:] == [self]
             try:
@@ -207,7 +207,7 @@ class SpeedContext:
     def put_in_force(self) -> None:
         """Apply the plan in place of the one that is hidden on its model."""
         model, below = self.model, contexts_on(self.model)
-        with interrupts.undisturbed():
+        with interrupts.uninterrupted():
             self._activate()
             _ON.setdefault(self._key, []).append(self)
             weakref.finalize(unwrapped(model), _end, self._key).atexit = False
@@ -218,7 +218,7 @@ class SpeedContext:
 
     def withdraw(self) -> None:
         """Undo `put_in_force`, as far as it came: the plan of before is in force again."""
-        with interrupts.undisturbed():
+        with interrupts.uninterrupted():
             self._deactivate()
             self._finish()
             left = contexts_on(self.model)
@@ -235,13 +235,13 @@ class SpeedContext:
         """
         around = _MEASURED.get(self._key)
         try:
-            with interrupts.undisturbed():
+            with interrupts.uninterrupted():
                 self._activate(observe=False)
                 self._thread = threading.get_ident()
                 _MEASURED[self._key] = self
             yield
         finally:
-            with interrupts.undisturbed():
+            with interrupts.uninterrupted():
                 _MEASURED.pop(self._key, None)
                 if around is not None:
                     _MEASURED[self._key] = around
@@ -316,7 +316,7 @@ def hidden(model: torch.nn.Module) -> Iterator[None]:
 def hide(context: SpeedContext | None) -> None:
     """Take its plan away for a while, in which no optimizer is made."""
     if context is not None:
-        with interrupts.undisturbed():
+        with interrupts.uninterrupted():
             context.target.remember = True
             context._deactivate()
 
@@ -324,7 +324,7 @@ def hide(context: SpeedContext | None) -> None:
 def show(context: SpeedContext | None) -> None:
     """Bring its plan back, unless it was restored or another one lies on its model by now."""
     if context is not None:
-        with interrupts.undisturbed():
+        with interrupts.uninterrupted():
             model = context.model
             if not context.active and model is not None and contexts_on(model)[-1:] == [context]:
                 context._activate()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from speedkit_jupyter.measure.checks.roofline import eager
 from speedkit_jupyter.profiling.module_calls import ModuleCalls
 from speedkit_jupyter.profiling.traced import Place
+from speedkit_jupyter.support import torch_private
 
 # These read no more of a table than they give.
 LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
@@ -33,12 +34,11 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
     convolutions, attention. Bytes are the tensors that are read and written. Compiled code runs as
     plain PyTorch.
     """
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
     found = Counter[Work]()
 
-    class Counting(TorchDispatchMode):
+    class Counting(torch_private.dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -69,9 +69,7 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
 
 def _whose(modules: ModuleCalls) -> tuple[str, bool]:
     """Return the module, and whether it is the backward pass."""
-    import torch
-
-    node = torch._C._current_autograd_node()
+    node = torch_private.current_node()
     if node is None:
         return modules.here, False
     return modules.here or modules.of_node(node._sequence_nr()), True
@@ -79,9 +77,8 @@ def _whose(modules: ModuleCalls) -> tuple[str, bool]:
 
 def _tensors(values: Any) -> list[Any]:
     import torch
-    from torch.utils._pytree import tree_leaves
 
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    return [value for value in torch_private.tree_leaves(values) if isinstance(value, torch.Tensor)]
 
 
 def _moved_bytes(schema: Any, read: list[Any], given: list[Any]) -> int:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.measure.undo.iterator_stand_in import Replay
+from speedkit_jupyter.measure.undo.handlers.iterators import Replay
 from speedkit_jupyter.profiling.lines import is_torchs, user_spot
 from speedkit_jupyter.profiling.recorder import Recorder
 from speedkit_jupyter.profiling.split import Line, Part
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -51,12 +52,11 @@ def installed(recorder: Recorder) -> Iterator[None]:
     import torch
     from torch.nn.utils import clip_grad
     from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     scaler, optimizer = torch.amp.GradScaler, torch.optim.Optimizer
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
-        (_BaseDataLoaderIter, "__next__", "data"),
+        (torch_private.loader_iterator(), "__next__", "data"),
         (Replay, "_draw", "data"),
         (torch.autograd, "backward", "backward"),
         (torch.autograd, "grad", "backward"),
@@ -240,26 +240,18 @@ def _overrides_forgotten() -> Iterator[None]:
 
     torch.overrides.get_overridable_functions()
     torch.overrides.is_tensor_method_or_property(torch.Tensor.item)
-    before = {id(table): table.cache_info().misses for table in _tables()}
+    before = {id(table): table.cache_info().misses for table in torch_private.lookups()}
     try:
         yield
     finally:
-        for table in _tables():
+        for table in torch_private.lookups():
             if table.cache_info().misses > before.get(id(table), 0):
                 table.cache_clear()
-
-
-def _tables() -> list[Any]:
-    modules = map(sys.modules.get, ("torch.overrides", "torch._dynamo.trace_rules"))
-    values = [value for module in modules if module for value in vars(module).values()]
-    return [one for one in values if hasattr(one, "cache_clear") and hasattr(one, "cache_info")]
 
 
 @contextmanager
 def _compiling(recorder: Recorder) -> Iterator[None]:
     """Tell of torch.compile at work, also on a backward pass when that comes first."""
-    from torch._dynamo.callback import callback_handler
-
     here, depths = threading.get_ident(), list[int]()
 
     def start(_: Any) -> None:
@@ -271,13 +263,11 @@ def _compiling(recorder: Recorder) -> Iterator[None]:
         if depths and threading.get_ident() == here:
             recorder.split.leave(depths.pop())
 
-    callback_handler.register_start_callback(start)
-    callback_handler.register_end_callback(end)
+    remove = torch_private.on_compiling(start, end)
     try:
         yield
     finally:
-        callback_handler.remove_start_callback(start)
-        callback_handler.remove_end_callback(end)
+        remove()
 
 
 def _has_accelerator() -> bool:

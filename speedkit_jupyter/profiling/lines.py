@@ -69,7 +69,7 @@ def is_torchs(file: str) -> bool:
     """Return whether a file is one of torch's."""
     import torch
 
-    return file.startswith(str(Path(torch.__file__).parent))
+    return file.startswith(str(Path(inspect.getfile(torch)).parent))
 
 
 def source(file: str, number: int) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.handlers.origin import is_the_users_function
+from speedkit_jupyter.measure.undo.ownership import is_the_users_function
 from speedkit_jupyter.profiling.recorder import Recorder
 
 # What is at hand already makes nobody wait; torch's loaders are seen wherever they are used.

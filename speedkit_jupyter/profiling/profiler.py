@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.costs import Costing
@@ -106,7 +106,7 @@ class Profiler:
         """Measure; yield after every call. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.isolated() as visit:
+        with self.step.guarded() as visit:
             self._context = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
             self._generators = generator_functions(visit.state.walk.found.values())
@@ -140,7 +140,7 @@ class Profiler:
                 self.afterwards(self._isolated(state))
 
     def _in_full(
-        self, first: Split, state: State, budget: Budget
+        self, first: Split, state: Snapshot, budget: Budget
     ) -> Generator[Progress, None, None]:
         """Find parts, then lines, then modules and operators, each from calls of their own."""
         __tracebackhide__ = True
@@ -169,7 +169,7 @@ class Profiler:
         yield Progress(budget.share, "modules and operators")
         self._find_costs(state, budget)
 
-    def _isolated(self, state: State) -> Isolated:
+    def _isolated(self, state: Snapshot) -> Isolated:
         return Isolated(
             call=lambda: self._aside(self._call),
             settle=state.restore,
@@ -177,12 +177,13 @@ class Profiler:
             device=self._device,
         )
 
-    def _in_turn(self, state: State, budget: Budget) -> Generator[Progress, None, None]:
+    def _in_turn(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Make some plain calls, as many profiled ones, each from the same state and with data of
         its own.
         """
         __tracebackhide__ = True
         profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
+        others = clock.Interruptions()
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -190,7 +191,7 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
-                others = clock.Interruptions()
+                others.begin()
                 plain_s.append(counters.counted(self._plain))
                 profile.held_up_s += others.seconds(plain_s[-1])
             with self._installed() as recorder:
@@ -213,7 +214,7 @@ class Profiler:
             state.restore()
             profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
 
-    def _sample_lines(self, state: State, budget: Budget, enough_s: float) -> None:
+    def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
         __tracebackhide__ = True
         sampler = LineSampler()
@@ -227,7 +228,7 @@ class Profiler:
     def _found_lines(self, sampler: LineSampler) -> None:
         self._profile.lines = sampler.result({part: self._profile.share(part) for part in PARTS})
 
-    def _find_costs(self, state: State, budget: Budget) -> None:
+    def _find_costs(self, state: Snapshot, budget: Budget) -> None:
         """Find those of modules and operators. What can't be traced hides nothing else."""
         __tracebackhide__ = True
         profile = self._profile
@@ -248,7 +249,7 @@ class Profiler:
         with self.step.around_blocks(), self._loops.told_to(None):
             return call()
 
-    def _settle(self, state: State) -> None:
+    def _settle(self, state: Snapshot) -> None:
         """Go back to the state; a short step is called once more, so that caches are warm."""
         __tracebackhide__ = True
         state.restore()

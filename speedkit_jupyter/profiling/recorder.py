@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from speedkit_jupyter.profiling.split import LineSample, Part, Split
+from speedkit_jupyter.support.torch_private import innermost_function_mode
 
 # What `begin` returns where no part has begun.
 NOTHING = object()
@@ -98,16 +99,12 @@ class Recorder:
 
     def _pop(self) -> Any:
         """Take the mode off torch's stack, where no other mode lies on top."""
-        import torch
-
-        top = torch._C._len_torch_function_stack() - 1
         mode = self._mode
-        if mode is None or top < 0 or torch._C._get_function_stack_at(top) is not mode:
+        if mode is None or innermost_function_mode() is not mode:
             return None
-        return torch._C._pop_torch_function_stack()
+        mode.__exit__(None, None, None)
+        return mode
 
     def _push(self, mode: Any) -> None:
-        import torch
-
         if mode is not None:
-            torch._C._push_on_torch_function_stack(mode)
+            mode.__enter__()

@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.profiling.module_calls import ModuleCalls
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.torch_private import is_profiled
 
 if TYPE_CHECKING:
     import torch
@@ -62,7 +63,7 @@ class Trace:
         """
         from torch.profiler import record_function
 
-        if torch_profiler.is_in_use():
+        if is_profiled():
             raise StepError(IN_USE)
         session = torch_profiler.Session()
         with session.running(), modules.followed(lambda name: record_function(MODULE + name)):
@@ -101,8 +102,6 @@ def _placed(
     events: Iterable[Any], modules: ModuleCalls, operators: Collection[str]
 ) -> Iterator[tuple[Any, Place]]:
     """Yield each event of the processor's with its place; those around it come before it."""
-    from torch._C._autograd import DeviceType
-
     known: dict[int, Place] = {}
 
     def place(event: Any) -> Place:
@@ -118,7 +117,7 @@ def _placed(
         return around._replace(operator=event.name)
 
     for event in events:
-        if event.device_type != DeviceType.CPU or event.is_async:
+        if event.device_type.name != "CPU" or event.is_async:
             continue
         waiting = []  # torch lists an event before what is around it where both begin at once
         while event is not None and id(event) not in known:
@@ -135,12 +134,10 @@ def _own_us(event: Any, on_device: bool) -> float:
 
 def _busy_s(events: Iterable[Any]) -> float:
     """Return seconds in which any kernel ran: of those that overlap each moment once."""
-    from torch._C._autograd import DeviceType
-
     spans = sorted(
         (event.time_range.start, event.time_range.end)
         for event in events
-        if event.device_type != DeviceType.CPU and not event.is_user_annotation
+        if event.device_type.name != "CPU" and not event.is_user_annotation
     )
     busy, until = 0.0, float("-inf")
     for start, end in spans:

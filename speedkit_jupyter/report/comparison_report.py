@@ -210,7 +210,7 @@ def _compilations(comparison: Comparison, record: Record) -> list[str]:
         lines.append(
             Urgent(
                 "fell back to plain PyTorch at torch's recompile limit "
-                "(torch._dynamo.config.recompile_limit)"
+                "(torch.compiler.config.recompile_limit)"
             )
         )
     return lines
@@ -247,7 +247,7 @@ def _legend(comparison: Comparison) -> list[str]:
         lines.append(
             Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
         )
-    urgent = [comparison.busy, comparison.repeats, *comparison.beyond]
+    urgent = [comparison.busy, comparison.repeats, *comparison.unrestorable]
     lines += [Urgent(f"{_begun(line)}.") for line in urgent if line]
     if comparison.has_too_few_rounds:
         lines.append(Urgent(f"Too few rounds for an interval: {LONGER}."))

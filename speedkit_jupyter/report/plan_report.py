@@ -13,9 +13,9 @@ from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.facts.attention import Call, Measured, Timed
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.reaching import to_write, trained_by

@@ -13,7 +13,6 @@ from speedkit_jupyter.report.elements import Code, Row, Section, Table
 from speedkit_jupyter.report.plan_report import TITLE, attention_table
 from speedkit_jupyter.report.score_words import judged
 from speedkit_jupyter.report.units import between, day, ratio, seconds, size
-from speedkit_jupyter.session import Found
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
@@ -51,23 +50,10 @@ def tuning_report(tuning: Tuning) -> Document:
     undone = "All that measuring did to model, optimizer and random state is undone."
     sections.append(Section(undone))
     if tuning.helped:
-        found = found_by(tuning)
-        in_force = bool(tuning.models) and all(map(found.is_in_force, tuning.models))  # --apply
+        models = list(tuning.models)
+        in_force = bool(models) and all(map(tuning.found.is_in_force, models))  # --apply
         sections.append(Section(Code(_next_steps(tuning.named, in_force))))
     return Document(_headline(tuning), tuple(sections), tuning.to_dict())
-
-
-def found_by(tuning: Tuning) -> Found:
-    """Return what the session remembers of a search, so that every view speaks of it."""
-    proof = tuning.winner.name if tuning.helped else ""
-    if tuning.helped and tuning.comparison is not None and tuning.record is not None:
-        proof = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
-    return Found(tuning.config, proof, ",".join(tuning.named))
-
-
-def is_settled(tuning: Tuning) -> bool:
-    """Whether the search came to an answer: a confirmed plan, or that nothing helps."""
-    return tuning.confirmed or bool(tuning.seconds and not (tuning.helped or tuning.unclear))
 
 
 def _next_steps(named: Sequence[str], in_force: bool) -> str:
@@ -123,7 +109,7 @@ def _headline(tuning: Tuning) -> str:
         return f"Could not tell: {tuning.unclear} ({took})"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    outcome = found_by(tuning).proof
+    outcome = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
     if tuning.confirmed:
         return f"{outcome}, confirmed in fresh rounds ({took})"
     return f"Best so far: {outcome}; interrupted before it was confirmed"

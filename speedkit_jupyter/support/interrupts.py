@@ -176,7 +176,7 @@ _LATER: deque[Callable[[], object]] = deque()
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Let neither a signal nor another thread of ours in between: both wait for the end."""
     with held_back():
         try:

@@ -11,6 +11,7 @@ from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import CURRENT, config_of, variant
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.tracebacks import lets_go
@@ -63,6 +64,8 @@ def tune(
     measured = step_of(step, model, optimizer)
     search = Search(measured, budget_s, steps, objective, fresh, keep, named, within)
     search.begun_s = begun_s
+    session = current(notebook())
+    search.result().named = tuple(filter(None, (session.name_of(m, "") for m in measured.models)))
     try:
         for _ in search.run():
             pass

@@ -13,8 +13,8 @@ from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.attention import timings
-from speedkit_jupyter.optimizations.attention.timings import Call, Measured
+from speedkit_jupyter.optimizations.facts import attention as timings
+from speedkit_jupyter.optimizations.facts.attention import Call, Measured
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.tuning import tasks
 from speedkit_jupyter.tuning.outcome import Tuning

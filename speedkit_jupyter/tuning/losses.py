@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 # How many operations may lie between what a scaler gave and what backward runs on.
 MOST_NODES = 64
@@ -93,7 +94,6 @@ def _scalers() -> list[type]:
 def _noting(scale: Any, scales: dict[Any, float]) -> Callable[..., Any]:
     """Remembers what came out, by its node in the graph."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     def call(scaler: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         result = scale(scaler, outputs, *args, **kwargs)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
@@ -18,7 +18,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan, together
 from speedkit_jupyter.plans.reaching import to_write
-from speedkit_jupyter.session import current, notebook
+from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak_references import Alive
@@ -110,6 +110,21 @@ class Tuning(Shown):
         if self.comparison is None or self.record is None:
             return None
         return self.comparison.ratio(self.record)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the search came to an answer: a confirmed plan, or that nothing helps."""
+        return self.confirmed or bool(self.seconds and not (self.helped or self.unclear))
+
+    @property
+    def found(self) -> Found:
+        """What the session remembers of the search, so that every view speaks of it."""
+        proof, ratio = self.winner.name if self.helped else "", self.ratio
+        if self.helped and ratio is not None and self.comparison is not None:
+            against = f"as fast as {self.comparison.baseline.name}"
+            proof += f" is {ratio.median:.2f}× {against}"
+            proof += f", {INTERVAL} {ratio.low:.2f}× to {ratio.high:.2f}×" * ratio.is_bounded
+        return Found(self.config, proof, ",".join(self.named))
 
     @property
     def config(self) -> SpeedConfig:

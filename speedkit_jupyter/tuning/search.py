@@ -23,9 +23,10 @@ from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.attention.timings import Call
+from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import attention, learning, other_models, parts, tasks
 from speedkit_jupyter.tuning.allowance import Allowance
@@ -165,6 +166,8 @@ class Search:
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
             self._calls.clear()
+        if tuning.is_settled:
+            current(notebook()).tuned(tuning.models, tuning.found)
 
     def _ahead(self) -> str:
         """Say how long it will take, and whether that is enough."""

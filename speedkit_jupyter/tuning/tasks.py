@@ -21,11 +21,12 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.optimizations.attention.timings import Call
+from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.support.thread_origin import is_here
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def identify(
         facts = Facts.read(step.models[0], step.optimizers)
         watched = step.models if facts.compiled == "no" else ()
         looked_at = nullcontext() if attention is None or not watched else noted_in(attention)
-        start = stack.enter_context(step.isolated()).state
+        start = stack.enter_context(step.guarded()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         noted = optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers)
@@ -154,7 +155,6 @@ def _watched(models: Sequence[torch.nn.Module], calls: list[tuple[str, ...]]) ->
 def _tensors(values: Any) -> tuple[str, ...]:
     """`32x3x224x224 float32` for every tensor in there."""
     import torch
-    from torch.utils._pytree import tree_leaves
 
     return tuple(
         f"{'x'.join(map(str, leaf.shape)) or 'scalar'} {str(leaf.dtype).removeprefix('torch.')}"

@@ -20,8 +20,8 @@ from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.isolation import State
-from speedkit_jupyter.measure.undo.iterators import Replays
+from speedkit_jupyter.measure.undo.replay import Replays
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
@@ -95,7 +95,7 @@ class Verifier:
         with ExitStack() as stack:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
-            start = stack.enter_context(self.step.isolated()).state
+            start = stack.enter_context(self.step.guarded()).state
             with made_inside(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
                 if self._scorer is not None and self._before is None:
@@ -122,7 +122,7 @@ class Verifier:
         is_open = result.score is not None and result.score.is_open
         return is_open or any(curve.is_open for curve in result.curves)
 
-    def _train_another(self, start: State) -> Iterator[Progress]:
+    def _train_another(self, start: Snapshot) -> Iterator[Progress]:
         """A baseline with another seed, or from other weights where the seed changes nothing."""
         __tracebackhide__ = True
         result, baselines = self._result, self._result.runs.others

@@ -195,15 +195,14 @@ class Choice:
     def _take(self, run: Run) -> None:
         """What was found, in a form that keeps no model alive, as a search does."""
         from speedkit_jupyter.report.panel_report import result_report
-        from speedkit_jupyter.report.tuning_report import found_by, is_settled
         from speedkit_jupyter.tuning.outcome import Tuning
 
         result, self.message = run.result, run.message
         self.report = None if result is None else result_report(result)
         self.result = result.comparison if isinstance(result, Tuning) else result
-        if isinstance(result, Tuning) and is_settled(result):
+        if isinstance(result, Tuning) and result.is_settled:
             self._chosen = False
-            self.session.tuned(result.models, found_by(result))
+            self._take_found()
 
     def _begun(self) -> SpeedConfig:
         """What `%speedkit apply` starts from: the session's config, or the learned plan."""

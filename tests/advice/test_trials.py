@@ -41,7 +41,7 @@ def test_tables_and_what_nobody_trains_are_as_before_after_the_trial():
     assert all(one.requires_grad for one in model.parameters())
 
 
-@pytest.mark.parametrize("settings", [Settings(whole_batches=True), Settings(1, 2, True)])
+@pytest.mark.parametrize("settings", [Settings(whole_batches=True), Settings(1, 2)])
 def test_a_loader_gives_the_same_batches_with_other_settings_for_a_while(settings):
     loader = DataLoader(TensorDataset(torch.arange(8)), 2, shuffle=True)
 

@@ -43,7 +43,6 @@ WISHES: dict[str, tuple[Any, ...]] = {
     "sdpa": ("math",),
     "tf32": ("medium", "highest"),
     "precision": ("bf16", "fp16"),
-    "rewrites": (True, True, False),  # in place, which is exact: there is nothing else for it
 }
 TOLD = 500  # sequences between two lines that say how far it is
 OPTIMIZERS = {

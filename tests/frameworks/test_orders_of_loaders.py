@@ -128,7 +128,7 @@ def test_the_next_epochs_come_in_the_same_order(kind, way, begun):
     step = step_of(steps[way])
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", StateWarning)
-        with step.isolated():
+        with step.guarded():
             before = " ".join(str(one.message) for one in said)
             for _ in range(3):
                 step.rewind()

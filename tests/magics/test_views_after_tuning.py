@@ -80,3 +80,20 @@ def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_what_the_function_tune_has_found_is_what_all_views_name(shell, made_time, machine):
+    machine("cpu_avx512_bf16")
+    shell.names["sleep"] = made_time.sleep
+    said(shell, "%speedkit apply --fused_optimizer false")
+    shell.run(
+        "import speedkit_jupyter\n"
+        f"def step():\n    {FUSED_HELPS}\n"
+        "kept = ('threads', 'tf32', 'gemm', 'compile')\n"
+        "found = speedkit_jupyter.tune(step, budget_s=30, keep=kept)"
+    )
+    for view in ("%speedkit", "%speedkit report", "%speedkit panel"):
+        told = said(shell, view)
+        assert "Worth measuring" not in told, view
+        assert "fused_optimizer is" in told or "measured: fused_optimizer" in told, view
+    assert "not in force yet" in said(shell, "%speedkit code")

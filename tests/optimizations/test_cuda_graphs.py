@@ -29,12 +29,10 @@ SMALL = Facts(device="cuda:0", parameters=8 * 64 * 64, linears=8)
 # --- what is decided ---
 
 
-def test_rules_leave_it_and_a_search_tries_it_where_there_are_many_small_layers(hardware):
+def test_rules_leave_it_and_a_search_tries_it_on_nvidias_gpus(hardware):
     assert not plan(SpeedConfig(compile=False), hardware("a100"), SMALL)["cuda_graphs"].active
-    few, large = Facts(device="cuda:0", linears=3), Facts(device="cuda:0", linears=8,
-                                                         parameters=10**9)  # fmt: skip
-    for facts, tried in ((SMALL, True), (few, False), (large, False)):
-        names = [one.name for one in candidates(hardware("a100"), facts)]
+    for machine, facts, tried in (("a100", SMALL, True), ("cpu", Facts(linears=8), False)):
+        names = [one.name for one in candidates(hardware(machine), facts)]
         assert ("cuda_graphs" in names) == tried
 
 
@@ -221,7 +219,7 @@ def test_a_loop_leaves_the_same_behind(loop, recorded):
     assert all(map(torch.equal, found, expected))
     assert recorded
     assert all(recorded)
-    assert not counted.endswith(" 0 replayed")
+    assert not counted.startswith("0 ")
 
 
 def test_what_can_not_be_recorded_is_said_and_never_tried_again(recorded, monkeypatch):
@@ -252,7 +250,7 @@ def test_hooks_and_objects_are_seen_as_without_it(recorded):
             with pytest.raises(TypeError):
                 model(object())
     assert len(seen) == 4
-    assert layer.counted == "0 recorded, 0 replayed"
+    assert layer.counted == "0 recorded"
 
 
 def test_nothing_keeps_a_model_alive(recorded):
@@ -279,8 +277,7 @@ def test_on_a_gpu_a_loop_leaves_the_same_behind():
         config = SpeedConfig(cuda_graphs=on, compile=False).alone()
         with apply_speedups(model, config)[1] as context:
             plainly(lambda x, model=model, **more: model(x.cuda(), **more), optimizer)
-            assert not on or "2 recorded" not in str(context.changes())
-            assert not on or "replayed" in str(context.changes())
+            assert not on or "1 recorded" in str(context.changes())
         found.append([tensor.clone() for tensor in model.state_dict().values()])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)

@@ -12,7 +12,7 @@ from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 
-KINDS = ("instance_norm", "gelu", "inplace")
+KINDS = ("instance_norm", "gelu")
 INPUTS = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -23,7 +23,7 @@ class Block(nn.Module):
         super().__init__()
         self.conv = nn.Sequential(nn.Conv2d(3, 16, 3), nn.InstanceNorm2d(16, affine=True))
         self.act = nn.GELU()
-        self.mlp = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU6())
+        self.mlp = nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.mlp(self.act(self.conv(x)).mean((2, 3)))
@@ -42,7 +42,7 @@ def chosen(*kinds: str) -> SpeedConfig:
 def looks(model: nn.Module) -> list:
     """All that a rewrite may touch, by identity where there is one."""
     return [
-        (id(part), sorted(part.__dict__), part.training, getattr(part, "inplace", None),
+        (id(part), sorted(part.__dict__), part.training,
          [(name, id(p)) for name, p in part.named_parameters()])
         for part in model.modules()
     ]  # fmt: skip
@@ -64,19 +64,10 @@ def test_rules_leave_it_and_say_that_it_has_to_be_asked_for():
         nn.Sequential(nn.InstanceNorm2d(12, affine=True)),
         nn.Sequential(nn.InstanceNorm2d(16)),
         nn.Sequential(nn.InstanceNorm2d(16, affine=True, track_running_stats=True)),
-        nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True)),
-        nn.Sequential(nn.Sigmoid(), nn.ReLU()),
-        nn.Sequential(nn.Linear(2, 2), nn.SiLU()),
     ],
 )
 def test_what_there_is_nothing_for_is_declined(model):
     assert plan(SpeedConfig(rewrites=True), facts=Facts.read(model))["rewrites"].declined
-
-
-def test_it_changes_the_model_unless_all_is_in_place():
-    for kinds in itertools.chain.from_iterable(itertools.combinations(KINDS, n) for n in (1, 2, 3)):
-        found = plan(chosen(*kinds), facts=Facts.read(block()))
-        assert bool(found.changes_model()) is (kinds != ("inplace",)), kinds
 
 
 @pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
@@ -84,14 +75,12 @@ def test_it_changes_the_model_unless_all_is_in_place():
 def test_modules_are_others_meanwhile_and_the_users_own_afterwards(kinds, ending):
     model = block()
     before, plain = looks(model), model(INPUTS)
-    words = {"instance_norm": "GroupNorm(8, 16", "gelu": "GELU(approximate='tanh')",
-             "inplace": "ReLU(inplace=True)"}  # fmt: skip
+    words = {"instance_norm": "GroupNorm(8, 16", "gelu": "GELU(approximate='tanh')"}
     try:
         with apply_speedups(model, chosen(*kinds))[1] as context:
             assert {k for k in KINDS if words[k] in str(model)} == {*kinds}
             assert all(f"model.{kind}" in str(context.changes()) for kind in kinds)
-            found = model(INPUTS)
-            assert torch.equal(found, plain) == (kinds == ("inplace",))
+            assert not torch.equal(model(INPUTS), plain)
             if ending:
                 raise ending
     except (ValueError, KeyboardInterrupt):
@@ -112,25 +101,6 @@ def test_a_model_trains_on_with_the_same_parameters_and_modes():
     assert not any(map(torch.equal, before, model.parameters()))
 
 
-def test_in_place_trains_to_the_same_bits():
-    found = []
-    for config in (chosen("inplace"), SpeedConfig().alone()):
-        model = block()
-        with apply_speedups(model, config)[1]:
-            model(INPUTS).pow(2).sum().backward()
-        found.append([p.grad for p in model.parameters()])
-    assert all(map(torch.equal, *found))
-
-
-def test_what_a_hook_looks_at_stays_as_it_is():
-    model, seen = block(), []
-    model.mlp[0].register_forward_hook(lambda *given: seen.append(given[2]))
-    with apply_speedups(model, chosen("inplace"))[1] as context:
-        assert "1 ReLU6 in place" in context.plan["rewrites"].reason
-        model(INPUTS)
-    assert bool((seen[0] < 0).any())
-
-
 def test_a_module_in_two_places_is_another_in_both():
     shared = nn.GELU()
     model = nn.Sequential(shared, nn.Sequential(shared))
@@ -143,7 +113,7 @@ def test_a_module_in_two_places_is_another_in_both():
 def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
     model = block()
     before = looks(model)
-    wishes = ((model, KINDS), (model.mlp, ("inplace",)), (nn.Sequential(model.conv), KINDS))
+    wishes = ((model, KINDS), (model, ("gelu",)), (nn.Sequential(model.conv), KINDS))
     contexts = [apply_speedups(part, chosen(*kinds))[1] for part, kinds in wishes]
     for number in order:
         contexts[number].restore()

@@ -12,7 +12,7 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import Draws
 from speedkit_jupyter.loading.samples import is_iterable
 from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.ways import Ways, why_no_workers
+from speedkit_jupyter.loading.ways import why_no_workers
 from speedkit_jupyter.support.words import count, share
 
 if TYPE_CHECKING:
@@ -58,34 +58,38 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
         )
 
 
-# Drawing samples takes at least this share of the step, and each as long as several copies of it.
-KEEPING, COPIES = 0.2, 2
+# Drawing samples takes at least this share of the step, and each this long: to index tensors in
+# memory takes some 5 µs, to decode or parse a sample hundreds. Kept, they may take this share of
+# the memory that is free.
+KEEPING, LEAST_S, KEPT_SHARE = 0.2, 5e-5, 0.25
 
 
 def kept_samples(seen: Situation) -> Iterator[Opportunity]:
     """Find samples that are made anew each time, are always the same, and fit into memory."""
+    import psutil
+
     data = seen.share("data")
-    for number, loader, draws in _drawn(seen, KEEPING):
-        if not draws.next_s or loader.num_workers or loader.batch_size is None:
+    for _, loader, draws in _drawn(seen, KEEPING):
+        dataset: Any = loader.dataset
+        if not draws.next_s or loader.num_workers or not hasattr(dataset, "__len__"):
             continue
         drawn = None if _is_in_memory(loader) else seen.samples(loader)
-        if drawn is None or drawn.draw_s < COPIES * drawn.copy_s:
+        if drawn is None or drawn.draw_s < LEAST_S or drawn.is_random:
             continue
-        ways = Ways(loader, drawn, seen.cores, seen.device)
+        size = drawn.size_bytes * len(dataset)
         # Of what the profile says: watching slows Python's calls down.
         batch_s = data * seen.step_s * seen.steps / len(draws.next_s)
-        taken = data * min(drawn.draw_s * loader.batch_size / batch_s, 0.95)
-        if ways.why_not_kept() or taken < KEEPING:
+        taken = data * min(drawn.draw_s * (loader.batch_size or 1) / batch_s, 0.95)
+        if size > KEPT_SHARE * psutil.virtual_memory().available or taken < KEEPING:
             continue
         yield Opportunity(
             f"make the samples of {seen.name(loader, 'the DataLoader')} once, and keep them",
             f"data: {share(data)} of the step; each sample is made anew whenever it is drawn, "
             "and is the same each time",
             Gain(amdahl(taken, 3.0).low, without(min(data, 0.95))),
-            "samples = [dataset[i] for i in range(len(dataset))] in place of the data set; "
-            "%speedkit loader does it, and measures",
-            f"the first epoch takes as long as now; memory: {ways.kept_bytes / 2**20:,.3g} MiB",
-            trial=trials.other_loader(seen.lasting, number, Settings(kept=True)),
+            "samples = [dataset[i] for i in range(len(dataset))] in place of the data set, and "
+            "again where it was changed",
+            f"the first epoch takes as long as now; memory: {size / 2**20:,.3g} MiB",
             part="data",
         )
 
@@ -108,10 +112,8 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
             f"load the batches of {seen.name(loader, 'DataLoader')} in worker processes",
             f"data: {share(data)} of the step waits for the loader, 0 workers, {seen.cores} cores",
             _gain_of_workers(seen, data, many),
-            f"DataLoader(…, num_workers={many}, persistent_workers=True); %speedkit loader "
-            "finds how many are best, and gives the same order",
-            "random numbers that the data set draws are each worker's own; a shuffled order is "
-            "another one from the second loop on",
+            f"DataLoader(…, num_workers={many}); %speedkit loader finds how many are best",
+            "random numbers that the data set draws are each worker's own",
             trial=trials.other_loader(seen.lasting, number, settings),
             part="data",
         )

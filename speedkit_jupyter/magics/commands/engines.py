@@ -149,7 +149,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     asked = f" --step {arguments.step}" if arguments.step else ""
     tuner = LoaderTuner(
         step, found, device_of(step), arguments.budget,
-        keep=not arguments.no_keep, name=name, against=against,
+        name=name, against=against,
         command=f"{LOADING} {name}{asked}",
     )  # fmt: skip
     measured(tuner, "loading", names, arguments.v, lambda result: result.loader)
@@ -186,7 +186,6 @@ def _loader_options(parser: Parser) -> None:
         "%%speedbench cell where that does, else loading alone",
     )
     add_budget(parser, "for all of it (20)")
-    parser.switch("--no-keep", "keep no samples in memory")
     add_result(parser, "the variable that the rebuilt loader gets")
 
 

@@ -43,8 +43,8 @@ from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.support.words import count
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.optimizations.attention.timings import Call, Measured
     from speedkit_jupyter.optimizations.base.optimization import Optimization
+    from speedkit_jupyter.optimizations.facts.attention import Call, Measured
 
 # Of models without a plan, so many for a first look.
 MOST_MODELS = 3

@@ -17,8 +17,14 @@ from speedkit_jupyter.measure.results.statistics import (
     paired_ratio,
 )
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.optimizations.attention.sdp_kernels import chosen, taken
-from speedkit_jupyter.optimizations.attention.timings import AUTO, Call, Measured, Timed
+from speedkit_jupyter.optimizations.facts.attention import (
+    AUTO,
+    Call,
+    Measured,
+    Timed,
+    chosen,
+    taken,
+)
 from speedkit_jupyter.optimizations.gemm import by_onednn
 
 if TYPE_CHECKING:

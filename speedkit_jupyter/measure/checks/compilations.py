@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from speedkit_jupyter.support import torch_private
+
 
 @dataclass
 class Compilations:
@@ -50,11 +52,9 @@ class _Totals:
 
 def _totals() -> _Totals:
     """Counters of the process; all zero while Dynamo has not been loaded."""
-    if "torch._dynamo.utils" not in sys.modules:
+    if f"{torch_private.COMPILERS[0]}.utils" not in sys.modules:
         return _Totals()
-    from torch._dynamo.utils import counters, get_compilation_metrics
-
-    metrics = get_compilation_metrics()
+    counters, metrics = torch_private.compile_counters(), torch_private.compilations()
     return _Totals(
         counters["stats"]["unique_graphs"],
         sum(counters["graph_break"].values()),
@@ -70,10 +70,8 @@ def _is_limit(reason: str) -> bool:
 
 def _recompiles_since(newest: Any) -> int:
     """Compilations whose guards name the reason why earlier code did not fit."""
-    from torch._dynamo.utils import get_compilation_metrics
-
     count = 0
-    for metrics in reversed(get_compilation_metrics()):
+    for metrics in reversed(torch_private.compilations()):
         if metrics is newest:
             break
         count += bool(metrics.recompile_reason)

@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.checks.trials import Trials, is_compiled
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.samples import of_a_step as samples_of
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16
@@ -25,7 +25,9 @@ class Examination:
     One that raises is a row that says so; the others go on.
     """
 
-    def __init__(self, runners: Sequence[Runner], start: State, check: Sequence[str] = ()) -> None:
+    def __init__(
+        self, runners: Sequence[Runner], start: Snapshot, check: Sequence[str] = ()
+    ) -> None:
         self._runners, self._trials = runners, Trials(start, check)
         self._judge: Judge | None = None
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.support.storage import size_in_memory
+from speedkit_jupyter.support.torch_private import is_profiled
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +71,7 @@ def _allocated(step: Callable[[], object]) -> int | None:
 
     None beside a profiler of the user's own.
     """
-    if torch_profiler.is_in_use():
+    if is_profiled():
         step()
         return None
     session = torch_profiler.Session(profile_memory=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.support.torch_private import allow_onednn, onednn_is_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,13 +81,14 @@ def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     modules = [part for model in models for part in model.modules()]
     on_cpu = all(p.device.type == "cpu" for model in models for p in model.parameters())
-    flags = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
     with ExitStack() as stack:
-        stack.callback(torch.backends.mha.set_fastpath_enabled, flags[0])
-        stack.callback(torch._C._set_mkldnn_enabled, flags[1])
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
         torch.backends.mha.set_fastpath_enabled(False)
         if on_cpu and any(isinstance(module, torch.nn.RNNBase) for module in modules):
-            torch._C._set_mkldnn_enabled(False)
+            stack.callback(allow_onednn, onednn_is_allowed()())
+            allow_onednn(False)
         if on_cpu:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         yield

@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 
@@ -37,7 +37,7 @@ class Scorer:
         self._before: Score | None = None
         self.took_s = 0.0
 
-    def of_baseline(self, runner: Runner, start: State, budget: Budget) -> Iterator[Progress]:
+    def of_baseline(self, runner: Runner, start: Snapshot, budget: Budget) -> Iterator[Progress]:
         """For its record; from the state `start` and back to it, on top of the budget."""
         __tracebackhide__ = True
         yield self._ahead(runner)
@@ -46,7 +46,7 @@ class Scorer:
         runner.record.score = self._scored(self._before, self._before)
 
     def of_others(
-        self, runners: Sequence[Runner], start: State, budget: Budget
+        self, runners: Sequence[Runner], start: Snapshot, budget: Budget
     ) -> Iterator[Progress]:
         """Likewise; what is wrong is not asked, which may take long."""
         __tracebackhide__ = True
@@ -117,7 +117,7 @@ class Scorer:
             return interrupts.in_a_window(self._call)
 
     @contextmanager
-    def _on_top(self, start: State, budget: Budget) -> Iterator[None]:
+    def _on_top(self, start: Snapshot, budget: Budget) -> Iterator[None]:
         begun_s = clock.now()
         start.restore()  # before the plan is applied: settings are part of the state
         try:

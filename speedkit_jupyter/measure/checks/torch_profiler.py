@@ -21,13 +21,6 @@ SAID_BY = (
 )
 
 
-def is_in_use() -> bool:
-    """Whether one is at work here, which is the user's: nothing may be profiled now."""
-    from torch._C._autograd import _profiler_enabled
-
-    return _profiler_enabled()
-
-
 class Session:
     """What happens in `running()`, or until `end()` in it: `trace` is torch's own object."""
 

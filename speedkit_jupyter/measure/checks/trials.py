@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.checks.observing.observer import Look, Run
 from speedkit_jupyter.measure.checks.reference import draws, promotion, rounding
 from speedkit_jupyter.measure.checks.values.plain_tensors import plain
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.optimizations.properties import calls
 
 Surrounding = Callable[[], AbstractContextManager[object]]
@@ -29,7 +29,7 @@ class Trials:
     names kernels whose draws can't be made to agree.
     """
 
-    def __init__(self, start: State, check: Sequence[str]) -> None:
+    def __init__(self, start: Snapshot, check: Sequence[str]) -> None:
         self._start, self._check = start, check
         self.dropout_off = False
         self.is_random: bool | None = None

@@ -45,7 +45,7 @@ class Comparison(Shown):
     variants share it, so that their intervals hold together. `flops` are the floating-point
     operations of one step, by torch's counter. `command` repeats the benchmark;
     `dropout_off` says that dropout layers were off while accuracy was checked (each kernel draws
-    other masks). `beyond` names what the step uses and nobody can put back; `repeats` says what is
+    other masks). `unrestorable` names what can't be put back; `repeats` says what is
     measured where a call after another does less than the first.
     """
 
@@ -58,7 +58,7 @@ class Comparison(Shown):
     command: str = ""
     skipped_rounds: int = 0
     dropout_off: bool = False
-    beyond: tuple[str, ...] = ()
+    unrestorable: tuple[str, ...] = ()
     repeats: str = ""
 
     @property
@@ -170,7 +170,7 @@ class Comparison(Shown):
             "round_s": self.round_s,
             "skipped_rounds": self.skipped_rounds,
             "dropout_off": self.dropout_off,
-            "beyond": list(self.beyond),
+            "unrestorable": list(self.unrestorable),
             "repeats": self.repeats,
             "busy": self.busy,
             "flops": self.flops,
@@ -197,7 +197,7 @@ class Comparison(Shown):
             values.get("command", ""),
             values.get("skipped_rounds", 0),
             values.get("dropout_off", False),
-            tuple(values.get("beyond", ())),
+            tuple(values.get("unrestorable", ())),
             values.get("repeats", ""),
         )
 

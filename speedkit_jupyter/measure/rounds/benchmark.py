@@ -33,7 +33,7 @@ from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
 from speedkit_jupyter.plans.applying import hidden
@@ -114,7 +114,7 @@ class Benchmark:
             flops=self._flops,
             command=self.command,
             dropout_off=self._dropout_off,
-            beyond=tuple(self.step.said),
+            unrestorable=tuple(self.step.said),
             repeats="" if self.step.repeats is None else self.step.repeats.line,
             skipped_rounds=0 if sampler is None else sampler.skipped_rounds,
         )
@@ -142,7 +142,7 @@ class Benchmark:
             for model in step.models:
                 stack.enter_context(hidden(model))
             keep_copies_where_they_fit(step, len(self.variants) + 1)
-            visit = stack.enter_context(step.isolated())
+            visit = stack.enter_context(step.guarded())
             start, self.budget.reserved_s = visit.state, visit.taking_s
             pauses.append(lambda: visit.paused_s)
             runners = yield from self._warm_up(start)
@@ -156,7 +156,7 @@ class Benchmark:
             if not self._within:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
-    def _warm_up(self, start: State) -> Generator[Progress, None, list[Runner]]:
+    def _warm_up(self, start: Snapshot) -> Generator[Progress, None, list[Runner]]:
         """Return a runner for each variant, those that work warm."""
         __tracebackhide__ = True
         step, first = self.step, self._runner(0, start.walk)
@@ -195,7 +195,7 @@ class Benchmark:
             )
         return text
 
-    def _weigh(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+    def _weigh(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Where memory decides it comes first: what saves none needs neither rounds nor checks."""
         __tracebackhide__ = True
         if not self._policy.weighs:
@@ -262,7 +262,7 @@ class Benchmark:
             yield Progress(0.0, warning)
         yield from self._sampler.run(self._policy, self.result)
 
-    def _examine(self, runners: Sequence[Runner], start: State) -> Iterator[Progress]:
+    def _examine(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Accuracy, memory and limits, from untimed steps; what there is no time for is named."""
         __tracebackhide__ = True
         if not runners:  # the baseline itself has failed since it was warmed up

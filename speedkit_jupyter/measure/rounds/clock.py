@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines import devices
@@ -12,6 +13,10 @@ from speedkit_jupyter.machines.devices import synchronize
 
 if TYPE_CHECKING:
     import torch
+
+# A machine is never quite still: what others take is counted from this share of the cores on, and
+# from some ticks of the system's clock. It is read no more often than this.
+QUIET, QUIET_S, READ_S = 0.05, 0.03, 0.05
 
 
 def now() -> float:
@@ -30,22 +35,39 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 
 
 class Interruptions:
-    """Seconds for which other processes may have held up this one since the object was made."""
+    """Seconds for which other processes may have held up this one.
+
+    A thread waits for a core where another process has it, or another thread of its own process.
+    Linux does not tell the two apart, but it tells the CPU time that other processes take: all
+    waiting since this object was made can't be longer than that.
+    """
 
     def __init__(self) -> None:
-        self._cpu, self._waited = time.process_time(), waited_s()
+        self._made_s, self._others_s = now(), taken_by_others_s()
+        self._total_s = self._read_s = self._share = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a block."""
+        self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """At most so many, of `wall_s` since then; 0 where the system does not tell."""
-        return held_up_s(waited_s() - self._waited, wall_s, time.process_time() - self._cpu)
+        """At most so many of the `wall_s` since `begin()`; 0 where the system does not tell."""
+        waiting_s = waited_s() - self._waited_s
+        idle_s = _cores() * wall_s - (time.process_time() - self._cpu_s)
+        held_up_s = max(min(waiting_s, idle_s, wall_s), 0.0)
+        self._total_s += held_up_s
+        return held_up_s * self._share_of_others() if held_up_s else 0.0
 
-
-def held_up_s(waited_s: float, wall_s: float, cpu_s: float) -> float:
-    """What threads waited for a core, as far as other processes can have had one meanwhile.
-
-    Threads of one process may wait for one another, too.
-    """
-    return max(min(waited_s, _cores() * wall_s - cpu_s, wall_s), 0.0)
+    def _share_of_others(self) -> float:
+        """The share of all waiting that others explain, read anew every READ_S."""
+        elapsed_s = now() - self._made_s
+        if elapsed_s - self._read_s >= READ_S:
+            self._read_s = elapsed_s
+            taken_s = taken_by_others_s() - self._others_s
+            is_quiet = taken_s < QUIET * _cores() * elapsed_s + QUIET_S
+            self._share = 0.0 if is_quiet else min(taken_s / self._total_s, 1.0)
+        return self._share
 
 
 def waited_s() -> float:
@@ -58,6 +80,35 @@ def waited_s() -> float:
     except (OSError, IndexError, ValueError):  # another system; a thread that has just ended
         pass
     return waited_ns / 1e9
+
+
+def taken_by_others_s() -> float:
+    """CPU seconds that other processes have taken on the cores of this one, by Linux's count in
+    ticks of 10 ms; 0 where it does not tell.
+    """
+    times = os.times()
+    own_s = time.process_time() + times.children_user + times.children_system
+    try:
+        with open("/proc/stat") as counts:
+            lines = [line.split() for line in counts if line.startswith("cpu")]
+        ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        known = [counts for name, *counts in lines if name in ours]
+        ticks = sum(int(n) for counts in known for n in counts[:3] + counts[5:8])  # all but idle
+        tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        return ticks * tick_s - own_s - sum(_ticks_of_children("self")) * tick_s
+    except (OSError, AttributeError, ValueError):
+        return 0.0
+
+
+def _ticks_of_children(process: str) -> Iterator[int]:
+    """Of each living process below this one: its own, and those of its children that ended."""
+    for thread in os.scandir(f"/proc/{process}/task"):
+        with suppress(OSError), open(f"{thread.path}/children") as children:
+            for child in children.read().split():
+                with suppress(OSError), open(f"/proc/{child}/stat") as counts:
+                    yield sum(map(int, counts.read().rpartition(")")[2].split()[11:15]))
+                with suppress(OSError):
+                    yield from _ticks_of_children(child)
 
 
 def _cores() -> int:
@@ -75,8 +126,9 @@ class Stopwatch:
     """
 
     def __init__(
-        self, device: torch.device, timer: Callable[[], float] = time.perf_counter
+        self, device: torch.device, timer: Callable[[], float], interruptions: Interruptions
     ) -> None:
+        self._interruptions = interruptions
         self.wall_s = self.cpu_s = self.waited_s = 0.0
         self.device_s: float | None = None
         self._device, self._timer = device, timer
@@ -87,7 +139,7 @@ class Stopwatch:
         synchronize(self._device)
         if self._events:
             self._events[0].record()
-        self._waited = waited_s()
+        self._interruptions.begin()
         self._cpu = time.process_time()
         self._start = self._timer()
 
@@ -103,7 +155,7 @@ class Stopwatch:
         else:  # nothing between the last statement and the timer: a `pass` takes nanoseconds
             self.wall_s = self._timer() - self._start
             self.cpu_s = time.process_time() - self._cpu
-        self.waited_s = held_up_s(waited_s() - self._waited, self.wall_s, self.cpu_s)
+        self.waited_s = self._interruptions.seconds(self.wall_s)
         if self._events:
             self.device_s = self._events[0].elapsed_time(self._events[1]) / 1e3
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.repeats import Repeats, Work, counted, judged
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 
 
-def of_runner(runner: Runner, start: State) -> Repeats:
+def of_runner(runner: Runner, start: Snapshot) -> Repeats:
     """Judge a variant whose warm state is known; leave the models as they come out."""
     __tracebackhide__ = True
     step = runner.step
@@ -24,7 +24,7 @@ def of_runner(runner: Runner, start: State) -> Repeats:
     return judged(first, later, bool(step.said))
 
 
-def of_loop(step: Step, start: State, run: Callable[[], object]) -> Repeats:
+def of_loop(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
     """Judge a step as it stands, which ran before."""
     __tracebackhide__ = True
     later = _work(step, start, run)
@@ -32,7 +32,7 @@ def of_loop(step: Step, start: State, run: Callable[[], object]) -> Repeats:
     return judged(_work(step, start, run), later, bool(step.said))
 
 
-def _work(step: Step, start: State, run: Callable[[], object]) -> Work:
+def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:
     """With the user's random numbers: a step whose length is drawn does no less for that."""
     __tracebackhide__ = True
     start.restore_randomness()

@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
@@ -57,7 +57,7 @@ class Runner:
     step: Step
     contexts: list[SpeedContext]
     record: Record
-    warm: State | None = field(default=None, repr=False)
+    warm: Snapshot | None = field(default=None, repr=False)
     step_s: float = 0.0
     fastest_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
@@ -238,7 +238,7 @@ class Runner:
         gc.collect()
         devices.release_cached()
 
-    def restarted(self, start: State) -> float:
+    def restarted(self, start: Snapshot) -> float:
         """From now on each call begins in the state `start`, under this plan; seconds of one."""
         __tracebackhide__ = True
         start.restore()  # before the plan is applied: settings are part of the state
@@ -249,7 +249,7 @@ class Runner:
         self.recent_s.append(self.step_s)
         return self.step_s
 
-    def state(self) -> State:
+    def state(self) -> Snapshot:
         """A copy of what the step changes, as it is now, the variant's own scalers with it.
 
         Not so where every call begins in it: a scaler that was set back would skip each step.

@@ -62,7 +62,7 @@ class Sampler:
         now: Callable[[], float] = time.perf_counter,
         budget: Budget | None = None,
     ) -> None:
-        self._now = now
+        self._now, self._interruptions = now, clock.Interruptions()
         self._budget = Budget(max(budget_s, 1e-9), now) if budget is None else budget
         self._blocks_s: dict[int, deque[float]] = {}
         self._comparisons = len(runners) - 1
@@ -246,7 +246,8 @@ class Sampler:
                 runner.warm.restore()
             for _ in range(self._lead_in):
                 runner.timed()
-            scale, interruptions = runner.scale(), clock.Interruptions()
+            scale = runner.scale()
+            self._interruptions.begin()
             if self.throughput and not runner.step.afresh:
 
                 def block() -> None:
@@ -256,7 +257,7 @@ class Sampler:
                 seconds = clock.timed(block, device)
             else:
                 seconds = sum(runner.timed() for _ in range(self._length))
-            waited_s = interruptions.seconds(seconds)
+            waited_s = self._interruptions.seconds(seconds)
             skipped = runner.scale() < scale
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
         return None if skipped else (seconds / self._length, waited_s / self._length)

@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.reaching import unreached
 from speedkit_jupyter.support import interrupts
@@ -56,6 +56,9 @@ class Timer:
     timer: Callable[[], float] = time.perf_counter
     begun_s: float | None = None
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
+    _interruptions: clock.Interruptions = field(
+        default_factory=clock.Interruptions, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
@@ -79,7 +82,7 @@ class Timer:
         )
         for context in filter(None, map(applied_to, self.step.models)):
             context.asked.clear()
-        with self.step.isolated() as visit:
+        with self.step.guarded() as visit:
             state = visit.state
             self._budget.reserved_s = visit.taking_s  # to put it back takes as long
             if not exact:
@@ -128,7 +131,7 @@ class Timer:
         first_s = self.timing.first_call_s or 0.0
         return self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
 
-    def _begins_afresh(self, start: State) -> bool:
+    def _begins_afresh(self, start: Snapshot) -> bool:
         """Whether a call after the first does less, so that each run begins in the user's state."""
         try:
             later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
@@ -170,7 +173,7 @@ class Timer:
 
     def _once(self, loops: int) -> Stopwatch:
         __tracebackhide__ = True
-        watch, window = Stopwatch(self.device, self.timer), interrupts.window()
+        watch, window = Stopwatch(self.device, self.timer, self._interruptions), interrupts.window()
         with _without_garbage_collection():
             try:
                 if window is not None:

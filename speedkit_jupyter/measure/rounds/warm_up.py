@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support.exceptions import StepError
 
 # All of it takes at most this part of the budget.
@@ -39,7 +39,7 @@ class WarmUp:
     policy: Policy
     variants: int
 
-    def baseline(self, runner: Runner, start: State) -> Iterator[Progress]:
+    def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
         """What the others are compared with; what it raises is the user's error, as it is.
 
         Which optimizers the step makes, and whether it does its work again, is seen with it.
@@ -68,7 +68,9 @@ class WarmUp:
             runner.restarted(start)
         start.restore()  # every variant warms up from the user's values
 
-    def others(self, first: Runner, others: Sequence[Runner], start: State) -> Iterator[Progress]:
+    def others(
+        self, first: Runner, others: Sequence[Runner], start: Snapshot
+    ) -> Iterator[Progress]:
         """One after another; what fails is a row, and those that there is no time for are named."""
         __tracebackhide__ = True
         for number, runner in enumerate(others, 2):

@@ -91,12 +91,12 @@ def ended(error: Exception) -> Repeats:
     return Repeats(Work(), Work(), afresh=True, alone=True, line=line)
 
 
-def judged(first: Work, later: Work, beyond: bool) -> Repeats:
-    """`beyond` says that the step reaches what can't be put back."""
+def judged(first: Work, later: Work, unrestorable: bool) -> Repeats:
+    """`unrestorable` says that the step reaches what can't be put back."""
     unit, most, least = "backward pass", first.passes, later.passes
     if not most:
         unit, most, least = "model call", first.calls, later.calls
-    if not first.passes and not first.calls and beyond:
+    if not first.passes and not first.calls and unrestorable:
         return Repeats(first, later, line=USED_UP)
     if least >= most:
         return Repeats(first, later)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.wrappers import layers
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ def of_a_step(step: Callable[[], object], models: Sequence[torch.nn.Module]) -> 
 
 def _rows(values: Any) -> int | None:
     import torch
-    from torch.utils._pytree import tree_leaves
 
     tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
     return next((len(tensor) for tensor in tensors if tensor.ndim), None)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.subject.discovery import (
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.handlers.names import Names
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
@@ -86,7 +86,7 @@ class Step:
     off_device: bool = False
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = _warn
-    _begun: State | None = field(default=None, repr=False)
+    _begun: Snapshot | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)
     # Optimizers that it was seen to make itself, and whether it does its work again: known once it
     # ran, and for as long as it is measured.
@@ -104,30 +104,19 @@ class Step:
         """Whether each measured call has to begin in the user's own state."""
         return self.repeats is not None and self.repeats.afresh
 
-    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> State:
-        """A copy of what the step changes, as it is now."""
-        return State(
-            self.models,
-            self.optimizers,
-            scalers,
-            self.names,
-            self.assigned,
-            [*self._variables(), *self.others, *self.bystanders],
-            self.off_device,
-            self._begun,
-        )
+    def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
+        """Return the objects from which all that it can change is reached."""
+        space = [] if self.names is None else [Names(self.names, self.iterators, self.assigned)]
+        others = [*self.others, *self.bystanders]
+        return [*space, *others, *self.models, *self.optimizers, *scalers]
 
     def walk(self) -> Walk:
-        """Over all that it can change."""
-        return Walk([*self._variables(), *self.others, *self.models, *self.optimizers])
+        """Return a walk over all that it can change."""
+        return Walk(self.roots())
 
-    def begin(self, state: State, rewind: Callable[[], None]) -> None:
-        """A visit has taken the user's state, with which later ones are compared."""
-        self._begun, self.rewind = state, rewind
-
-    def end(self) -> None:
-        """Nothing of the visit is kept alive."""
-        self._begun, self.rewind = None, _nothing
+    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> Snapshot:
+        """Return a copy of what the step changes, as it is now."""
+        return Snapshot(Walk(self.roots(scalers)), self.off_device, self._begun)
 
     def tell(self, lines: Sequence[str]) -> None:
         """Each only once."""
@@ -135,9 +124,6 @@ class Step:
             if line not in self.said:
                 self.said.append(line)
                 self.say(line)
-
-    def _variables(self) -> list[Names]:
-        return [Names(self.names, self.iterators)] if self.names is not None else []
 
     def values(self, names: Sequence[str]) -> list[Any]:
         """What the step left in these names; raises StepError where there is no such name."""
@@ -162,14 +148,22 @@ class Step:
             return NO_PARAMETERS
         return f"no model is used in this step, so there is nothing to {aim}"
 
-    def isolated(self) -> MeasurementGuard:
-        """Whatever the block does is undone at its end; iterators replay their first draws.
+    @contextmanager
+    def guarded(self) -> Iterator[MeasurementGuard]:
+        """Undo at the end whatever the block does; iterators replay their first draws.
 
-        Raises StepError while another step is isolated, and where a model can't begin anew.
+        Raises StepError while another step is measured, and where a model can't begin anew.
         """
         if any(map(_begins_static_graph, (*self.models, *self.bystanders))):
             raise StepError(STATIC_GRAPH)
-        return MeasurementGuard(self)
+        shows_first = self.asked is None
+        guard = MeasurementGuard(self.roots(), self.models, self.tell, shows_first, self.off_device)
+        with guard:
+            self._begun, self.rewind = guard.state, guard.rewind
+            try:
+                yield guard
+            finally:
+                self._begun, self.rewind = None, _nothing
 
     def with_others(self, *more: Any) -> Step:
         """The same step, where these are called between its steps, and reach what they reach."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from speedkit_jupyter.support.torch_private import COMPILERS
 from speedkit_jupyter.support.tracebacks import is_door
 
 TEXT = "the step {what}: that can't be put back"
@@ -29,7 +30,7 @@ EVENTS = FILES | PROCESSES | SOCKETS | THREADS | {"open"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Code that writes caches and starts helpers of its own: imports, compilers, workers of loaders.
 OF_THEIR_OWN = (
-    "importlib", "_frozen_importlib", "torch._inductor", "torch._dynamo", "torch._functorch",
+    "importlib", "_frozen_importlib", *COMPILERS,
     "torch.utils.data", "torch.utils.cpp_extension", "triton", "tqdm", "ctypes", "linecache",
     "matplotlib", "IPython", "ipykernel",
 )  # fmt: skip

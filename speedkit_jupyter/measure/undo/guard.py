@@ -8,18 +8,16 @@ and the measurement ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.undo import audit, process, unrestorable
-from speedkit_jupyter.measure.undo.concurrent_changes import refuse_changed_elsewhere
-from speedkit_jupyter.measure.undo.displays import Displays
-from speedkit_jupyter.measure.undo.fingerprint import Fingerprint
-from speedkit_jupyter.measure.undo.handlers.names import Namespace
-from speedkit_jupyter.measure.undo.iterators import Replays
+from speedkit_jupyter.measure.undo import audit, process
+from speedkit_jupyter.measure.undo.output import Output
 from speedkit_jupyter.measure.undo.process import Settings
-from speedkit_jupyter.measure.undo.repeated_warnings import RepeatedWarnings
+from speedkit_jupyter.measure.undo.replay import Replays
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
+from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.plans.applying import applied_to, hide, show
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import StepError
@@ -27,38 +25,18 @@ from speedkit_jupyter.support.exceptions import StepError
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.measure.undo.isolation import State
-    from speedkit_jupyter.measure.undo.walk import Walk
-
 BUSY = (
     "another measurement is in progress, between the cells: stop it in its panel, or let it end, "
     "and run this again"
 )
+GIVEN_AGAIN = (
+    "drawn from: an object in its place gives the same again to callers of next(), and a later "
+    "epoch's order may be another than without the measurement"
+)
+# A line has no more names than this.
+MOST_NAMES = 5
 # State at module level, on purpose: all measurements share one process, its flags and its clock.
 _IN_PROGRESS: list[MeasurementGuard] = []
-
-
-class MeasuredStep(Protocol):
-    """What a guard needs of a step: where to begin looking, and whom to tell."""
-
-    models: Sequence[torch.nn.Module]
-    names: MutableMapping[str, Any] | None
-    asked: frozenset[str] | None
-
-    def walk(self) -> Walk:
-        """Return a walk over all that it can change."""
-
-    def state(self) -> State:
-        """Return a copy of what it changes, as it is now."""
-
-    def begin(self, state: State, rewind: Callable[[], None]) -> None:
-        """Compare later states with this one; call `rewind` before each call."""
-
-    def end(self) -> None:
-        """Keep nothing of the measurement alive."""
-
-    def tell(self, lines: Sequence[str]) -> None:
-        """Say each line once."""
 
 
 class ChangedMeanwhile(StepError):
@@ -73,68 +51,70 @@ def in_progress() -> MeasurementGuard | None:
 class MeasurementGuard:
     """Copies what a step changes at its beginning, and puts it back at its end.
 
-    One at a time: raises StepError while there is another. `state` is the user's, `paused_s` are
-    the seconds that were given away, `taking_s` those that copying took.
+    What the step begins from are `roots`; plans lie on `models`. `tell` is called with lines that
+    name what can't be put back. One at a time: raises StepError while there is another. `state` is
+    the user's, `rewind` lets the next step draw the same again, `paused_s` are the seconds that
+    were given away, `taking_s` those that copying took.
     """
 
-    def __init__(self, step: MeasuredStep) -> None:
+    def __init__(
+        self,
+        roots: Sequence[Any],
+        models: Sequence[torch.nn.Module],
+        tell: Callable[[Sequence[str]], None],
+        shows_first: bool = True,
+        off_device: bool = False,
+    ) -> None:
         if _IN_PROGRESS:
             raise StepError(BUSY)
-        self.step = step
+        self._roots, self._models, self._tell = roots, models, tell
+        self._off_device = off_device
+        self._output = Output(shows_first)
         self.paused_s = self.taking_s = 0.0
         self._at_home = False  # whether the user has everything back
         self._watch = ExitStack()
 
     def __enter__(self) -> MeasurementGuard:
         begun_s = time.perf_counter()
-        self._iterators = Replays(self.step.walk())
-        self._displays = Displays(shows_first=self.step.asked is None)
+        walk = Walk(self._roots)
+        self._iterators = Replays(walk)
         try:
             _IN_PROGRESS.append(self)
             with interrupts.held_back():
                 self._iterators.take()
-                self.state = self.step.state()
-                self._look_around()
-            refuse_changed_elsewhere(self.state.overwritten, self.state.walk.name)
-            self.step.begin(self.state, self._iterators.rewind)
-            self.step.tell(unrestorable.before(self.state, self._iterators))
-            self._watch.enter_context(audit.named(self.step.tell))
-            self._displays.hold()
-            self._warnings = RepeatedWarnings()
-            self._warnings.hold()
+                self.state = Snapshot(walk, self._off_device)
+                self._surroundings = Settings(process.surroundings())
+            self._tell(_unrestorable(self.state, self._iterators))
+            self._watch.enter_context(audit.named(self._tell))
+            self._output.hold()
             self.taking_s = time.perf_counter() - begun_s
         except BaseException:  # also a warning that the user has made an error
             self._watch.close()
-            self.step.end()
             self._iterators.hand_back()
-            if self in _IN_PROGRESS:
-                _IN_PROGRESS.remove(self)
+            _IN_PROGRESS.clear()
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
         _IN_PROGRESS.remove(self)
         self._watch.close()
-        self.step.end()
         if not self._at_home:
             with interrupts.held_back():
-                self._displays.release()
-                self._warnings.release()
+                self._output.release()
                 self._go_home()
-        self.step.tell(unrestorable.after(self.state, self._iterators))
+        failed = self.state.failed.items()
+        self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
 
-    def _go_home(self, for_good: bool = True) -> None:
+    def rewind(self) -> None:
+        """Let the next step draw the same from iterators."""
+        self._iterators.rewind()
+
+    def _go_home(self) -> None:
         try:
             self.state.restore()
-            self._names.restore()
             self.state.failed.update(self._surroundings.restore())
         finally:
-            self._iterators.hand_back(for_good)
-
-    def _look_around(self) -> None:
-        """Copy what is to come back beside the step's own state."""
-        self._surroundings = Settings(process.surroundings())
-        self._names = Namespace(self.step.names)
+            self._iterators.hand_back()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -143,28 +123,68 @@ class MeasurementGuard:
         Raises ChangedMeanwhile if the block changed what is measured; the change stays.
         """
         start = time.perf_counter()
-        plans = [plan for plan in map(applied_to, self.step.models) if plan is not None]
+        plans = self._plans()
         with interrupts.held_back():
-            self._displays.release(for_good=False)
-            self._warnings.release()
-            self._go_home(for_good=False)
+            self._output.release(for_good=False)
+            self._go_home()
             for plan in plans:
                 show(plan)
             self._at_home = True
-        fingerprint = Fingerprint(self.step.models, self.state)
+        before = [*plans, *(plan.active for plan in plans)]
         yield
         with interrupts.held_back():
-            fact = fingerprint.difference()
-            if self._iterators.used():
-                fact = "a cell drew from an iterator that the step draws from"
-            if fact:
-                raise ChangedMeanwhile(f"ended: {fact} meanwhile. That stays, as the cell left it")
-            self.state.adopt_random_state()
-            self._at_home = False
+            now = self._plans()
+            if [*now, *(plan.active for plan in now)] != before:
+                raise _ended("a plan was applied or restored")
             for plan in plans:
                 hide(plan)
             self._iterators.take()
-            self._look_around()  # also at what another cell has bound meanwhile
-            self._displays.hold()
-            self._warnings.hold()
+            if changed := self.state.changed():
+                self._iterators.hand_back()
+                for plan in plans:
+                    show(plan)
+                raise _ended(f"a cell changed {changed}")
+            self.state.adopt_randomness()
+            self._surroundings = Settings(process.surroundings())
+            self._at_home = False
+            self._output.hold()
         self.paused_s += time.perf_counter() - start
+
+    def _plans(self) -> list[Any]:
+        return [plan for plan in map(applied_to, self._models) if plan is not None]
+
+
+def _ended(fact: str) -> ChangedMeanwhile:
+    return ChangedMeanwhile(f"ended: {fact} meanwhile. That stays, as the cell left it")
+
+
+def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
+    """Return a line for each reason why something that the step reaches can't be put back."""
+    walk = state.walk
+    unknown = [
+        f"{walk.name(instance)} ({type(instance).__name__})"
+        for instance in walk.found.values()
+        if any(handler.is_unrestorable(instance) for handler in walk.handlers(instance))
+    ]
+    lines = [
+        _line(iterators.given_again, GIVEN_AGAIN),
+        _line(iterators.drawn, "drawn from: only an iterator in a variable of its own is replayed"),
+        _line([*unknown, *walk.elsewhere], "can't be copied, nor put back", "", ""),
+        _line(state.too_large, "too large to copy: what the step writes there stays"),
+        *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
+    ]
+    if walk.cut:
+        lines.append(
+            f"more than {len(walk.found):,} objects are reached: what lies behind "
+            f"{walk.name(walk.cut[0])} can't be put back"
+        )
+    return [line for line in lines if line]
+
+
+def _line(names: Iterable[str], text: str, one: str = "is", several: str = "are") -> str:
+    labels = list(dict.fromkeys(names))
+    if not labels:
+        return ""
+    more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+    names = ", ".join(labels[:MOST_NAMES]) + more
+    return " ".join(filter(None, [names, several if labels[1:] else one, text]))

@@ -12,19 +12,14 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
 
-C = "torch._C"
-# Name, module, the functions that read and write. `machines.flags` has the precision flags.
+# Module, and the functions that read and write. `machines.flags` has the precision flags.
 SWITCHES = (
-    ("grad mode", "torch", "is_grad_enabled", "set_grad_enabled"),
-    ("multithreaded backward", C, "_is_multithreading_enabled", "_set_multithreading_enabled"),
-    ("mha's fast path", "torch.backends.mha", "get_fastpath_enabled", "set_fastpath_enabled"),
-    ("nnpack", C, "_get_nnpack_enabled", "_set_nnpack_enabled"),
-    *(
-        (f"the preferred {name}", "torch.backends.cuda", f"preferred_{name}", f"preferred_{name}")
-        for name in ("linalg_library", "blas_library", "rocm_fa_library")
-    ),
+    ("torch", "is_grad_enabled", "set_grad_enabled"),
+    ("torch.backends.mha", "get_fastpath_enabled", "set_fastpath_enabled"),
+    ("torch.backends.cuda", "preferred_linalg_library", "preferred_linalg_library"),
+    ("torch.backends.cuda", "preferred_blas_library", "preferred_blas_library"),
 )
-# Attributes of modules; cudnn's and the like are checked by their own setters.
+# Attributes of modules.
 ATTRIBUTES = {
     "torch.backends.cudnn": "enabled benchmark_limit",
     "torch.backends.mkldnn": "enabled deterministic",
@@ -40,6 +35,7 @@ class Setting(NamedTuple):
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    same: Callable[[Any, Any], bool] = lambda now, saved: bool(now == saved)
 
 
 class Settings:
@@ -53,39 +49,34 @@ class Settings:
             except Exception:  # not in this version of torch, or not on this machine
                 continue
 
+    def changed(self) -> bool:
+        """Return whether one of them has another value now."""
+        return any(not setting.same(setting.read(), value) for setting, value in self._values)
+
     def restore(self) -> Iterator[tuple[str, str]]:
         """Write those that differ; yield the names of those that fail, and why."""
         for setting, value in self._values:
             try:
-                if not _is_same(setting.read(), value):
+                if not setting.same(setting.read(), value):
                     with flags.allowed():
                         setting.write(value)
             except Exception as error:
-                yield setting.name, failure(error)
+                yield setting.name, f"could not be put back ({in_a_line(error)})"
 
 
-def failure(error: Exception) -> str:
-    """Return why something could not be put back, in a line."""
+def in_a_line(error: Exception) -> str:
+    """Return an error's kind and the beginning of what it says."""
     first = (str(error).strip().splitlines() or [""])[0]
-    return f"could not be put back ({f'{type(error).__name__}: {first:.100}'.rstrip(': ')})"
-
-
-def _is_same(now: Any, saved: Any) -> bool:
-    if now is saved:
-        return True
-    if type(now) is list and type(saved) is list:
-        return len(now) == len(saved) and all(map(_is_same, now, saved))
-    try:
-        return bool(type(now) is type(saved) and now == saved)
-    except Exception:  # an object of the user's
-        return False
+    return f"{type(error).__name__}: {first:.100}".rstrip(": ")
 
 
 def switches() -> Iterator[Setting]:
     """Yield what changes how a step computes: put back between rounds, too."""
     import torch
 
-    yield Setting("torch's switches", lambda: _Known(flags.snapshot()), flags.restore)
+    yield Setting(
+        "torch's switches", flags.snapshot, flags.restore, lambda a, b: not flags.diff(b, a)
+    )
     yield Setting("the default device", _default_device, torch.set_default_device)
     yield Setting(
         "deterministic algorithms",
@@ -100,22 +91,11 @@ def switches() -> Iterator[Setting]:
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.autograd.set_detect_anomaly(*value),
     )
-    for name, path, read, write in SWITCHES:
-        yield Setting(name, _function(path, read), _function(path, write))
+    for path, read, write in SWITCHES:
+        yield Setting(f"{path}.{read}", _function(path, read), _function(path, write))
     for path, names in ATTRIBUTES.items():
         for name in names.split():
             yield _attribute(path, name)
-
-
-class _Known(dict[Any, Any]):
-    """Equal where both know a name: a library that is loaded meanwhile has others."""
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, dict):
-            return NotImplemented
-        return all(_is_same(self[name], other[name]) for name in self.keys() & other.keys())
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _function(path: str, name: str) -> Callable[..., Any]:
@@ -149,9 +129,7 @@ def surroundings() -> Iterator[Setting]:
 def _write_environment(value: dict[str, str]) -> None:
     for name in os.environ.keys() - value.keys():
         del os.environ[name]
-    for name, content in value.items():
-        if os.environ.get(name) != content:
-            os.environ[name] = content
+    os.environ.update(value)
 
 
 def _write_filters(value: list[Any]) -> None:
@@ -161,39 +139,18 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the process's own random generators, and those of accelerators in use."""
+    """Yield the process's own random generators, and those of accelerators in use.
+
+    Their states are written without a comparison, which would take as long.
+    """
     import torch
 
-    yield Setting("Python's random numbers", random.getstate, random.setstate)
-    yield _of_tensors("torch's random numbers", torch.get_rng_state, torch.set_rng_state)
+    ways: list[tuple[str, Any, Any]] = [
+        ("Python's", random.getstate, random.setstate),
+        ("torch's", torch.get_rng_state, torch.set_rng_state),
+    ]
     if (numpy := sys.modules.get("numpy")) is not None:
-        yield Setting("NumPy's random numbers", lambda: _numpy_state(numpy), numpy.random.set_state)
-    for kind in devices.in_use():
-        yield _of_tensors(f"{kind.name}'s random numbers", *kind.generators())
-
-
-def _numpy_state(numpy: Any) -> tuple[Any, ...]:
-    name, words, *rest = numpy.random.get_state()
-    return name, tuple(words.tolist()), *rest
-
-
-def _of_tensors(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> Setting:
-    """States of torch's generators: one tensor, or one for each device."""
-
-    def states() -> _States:
-        state = read()
-        return _States(state if isinstance(state, list | tuple) else [state])
-
-    def put(value: _States) -> None:
-        write(list(value) if isinstance(read(), list | tuple) else value[0])
-
-    return Setting(name, states, put)
-
-
-class _States(list[Any]):
-    def __eq__(self, other: object) -> bool:
-        import torch
-
-        return isinstance(other, _States) and all(map(torch.equal, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
+        ways.append(("NumPy's", numpy.random.get_state, numpy.random.set_state))
+    ways += [(f"{kind.name}'s", *kind.generators()) for kind in devices.in_use()]
+    for name, read, write in ways:
+        yield Setting(f"{name} random numbers", read, write, lambda now, saved: False)

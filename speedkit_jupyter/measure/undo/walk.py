@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from types import CellType, FunctionType
+from time import process_time, sleep, thread_time
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.concurrent_changes import refuse_trained_elsewhere
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
 from speedkit_jupyter.measure.undo.handlers.instances import Attributes
-from speedkit_jupyter.measure.undo.handlers.leading import PROXIES
 from speedkit_jupyter.measure.undo.handlers.names import Names
-from speedkit_jupyter.measure.undo.handlers.opaque import works_elsewhere
-from speedkit_jupyter.measure.undo.handlers.origin import is_the_users_class
-from speedkit_jupyter.measure.undo.handlers.registry import Registry
+from speedkit_jupyter.measure.undo.handlers.registry import PROXIES, handlers_of
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, is_trainable
+from speedkit_jupyter.measure.undo.ownership import is_the_users_class, works_elsewhere
+from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
 
 # No more objects are looked into. Containers of more elements than LARGE come last, so that they
 # hide nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
 SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
+# A thread at work uses this much CPU time while ours sleeps for `GLANCE_S`: threads that wait use
+# some microseconds, one that adds a number each millisecond 200.
+GLANCE_S, AT_WORK_S = 0.01, 5e-5
+# A loop that trains in another thread makes a step in this time, or is waiting for something.
+LOOK_S = 0.1
 
 
 class Walk:
@@ -33,19 +38,16 @@ class Walk:
     StepError if another thread trains one of the tensors.
     """
 
-    def __init__(self, roots: Iterable[Any], most: int = MOST_OBJECTS) -> None:
-        self.registry = Registry()
+    def __init__(self, roots: Iterable[Any]) -> None:
         self.found: dict[int, Any] = {}
         self.near: list[Any] = []
         self.cut: list[Any] = []
         self.elsewhere: list[str] = []
         self.holders: dict[int, list[tuple[Any, StateHandler]]] = {}
+        self._known: dict[type, tuple[StateHandler, ...]] = {}
         self._before: dict[int, int] = {}
         self._trainable: list[Any] = []
-        self._most = most
-        self._waiting: deque[Any] = deque()
-        self._large: deque[Any] = deque()
-        self._classes: deque[Any] = deque()
+        self._waiting, self._large, self._classes = deque[Any](), deque[Any](), deque[Any]()
         self._add(list(roots), 0, self._waiting)
         self._run()
         self.near = list(self.found.values())
@@ -55,7 +57,15 @@ class Walk:
 
     def handlers(self, instance: Any) -> tuple[StateHandler, ...]:
         """Return the handlers of one object."""
-        return self.registry.of(type(instance))
+        return self._handlers(type(instance))
+
+    def _handlers(self, cls: type) -> tuple[StateHandler, ...]:
+        try:
+            if cls not in self._known:
+                self._known[cls] = handlers_of(cls)
+            return self._known[cls]
+        except Exception:  # its metaclass compares or hashes in a way of its own
+            return handlers_of(cls)
 
     def before(self, instance: Any) -> Any:
         """Return the object through which it was reached; None for a root."""
@@ -86,6 +96,25 @@ class Walk:
                 return holder
         return None
 
+    def _word(self, holder: Any, part: Any) -> str:
+        """Return the step from one object to the next, as it is written in Python."""
+        if isinstance(holder, Names):
+            return next((n for n in holder.all if holder.space.get(n) is part), "")
+        if isinstance(holder, CellType):
+            function = self.before(holder)
+            cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
+            names = [i for i, cell in enumerate(cells) if cell is holder]
+            return str(function.__code__.co_freevars[names[0]]) if names else ""
+        if isinstance(holder, ModuleType):
+            return next((f".{name}" for name, v in vars(holder).items() if v is part), "")
+        if isinstance(holder, dict):
+            key = next((k for k, v in dict.items(holder) if v is part), "")
+            is_own = attribute_dict(self.before(holder)) is holder
+            return f".{key}" if is_own else f"[{key!r:.40}]"
+        if isinstance(holder, list | tuple):
+            return f"[{next((i for i, v in enumerate(holder) if v is part), 0)}]"
+        return ""
+
     def _run(self) -> None:
         while self._waiting or self._large or self._trainable:
             if not self._waiting and not self._large:
@@ -96,7 +125,7 @@ class Walk:
                 self._large.append(instance)
                 continue
             instance = self._large.popleft() if instance is None else instance
-            if len(self.found) > self._most:
+            if len(self.found) > MOST_OBJECTS:
                 self.cut.append(instance)
             else:
                 self._look_into(instance)
@@ -104,7 +133,11 @@ class Walk:
     def _look_at_gradients(self) -> None:
         """Look behind parameters last: nobody may read `.grad` while another thread writes it."""
         waiting, self._trainable = self._trainable, []
-        refuse_trained_elsewhere(waiting, self.name)
+        if (trained := _trained_elsewhere(waiting)) is not None:
+            raise StepError(
+                f"another thread changes {self.name(trained)}, which the step reaches: measure "
+                "when it has ended"
+            )
         for parameter in waiting:
             self._look_at(Gradients(), parameter)
 
@@ -129,7 +162,7 @@ class Walk:
             del self.found[id(holder)]
             self._add(_models_in(children[0]), 0, self._waiting)
             return False
-        changing = {cls for cls in set(map(type, children)) if self.registry.of(cls)}
+        changing = {cls for cls in set(map(type, children)) if self._handlers(cls)}
         children = [child for child in children if type(child) in changing]
         for child in children:
             if is_a(child, Iterator) and type(child) not in PROXIES:
@@ -139,27 +172,10 @@ class Walk:
 
     def _add(self, objects: list[Any], before: int, waiting: deque[Any]) -> None:
         for instance in objects:
-            if id(instance) not in self.found and self.registry.of(type(instance)):
+            if id(instance) not in self.found and self.handlers(instance):
                 self.found[id(instance)] = instance
                 self._before[id(instance)] = before
                 waiting.append(instance)
-
-    def _word(self, holder: Any, part: Any) -> str:
-        """Return the step from one object to the next, as it is written in Python."""
-        if isinstance(holder, Names):
-            return next((n for n in holder.all if holder.space.get(n) is part), "")
-        if isinstance(holder, CellType):
-            function = self.before(holder)
-            cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
-            names = [i for i, cell in enumerate(cells) if cell is holder]
-            return str(function.__code__.co_freevars[names[0]]) if names else ""
-        if isinstance(holder, dict):
-            key = next((k for k, v in dict.items(holder) if v is part), "")
-            is_own = attribute_dict(self.before(holder)) is holder
-            return f".{key}" if is_own else f"[{key!r:.40}]"
-        if isinstance(holder, list | tuple):
-            return f"[{next((i for i, v in enumerate(holder) if v is part), 0)}]"
-        return ""
 
 
 def _models_in(attributes: dict[str, Any]) -> list[Any]:
@@ -173,3 +189,20 @@ def _models_in(attributes: dict[str, Any]) -> list[Any]:
 def _length(instance: Any) -> int:
     base = next((base for base in SIZED if issubclass(type(instance), base)), None)
     return 0 if base is None else int(base.__len__(instance))
+
+
+def _trained_elsewhere(tensors: list[Any]) -> Any:
+    """Return one of these tensors that another thread writes to at the moment, if there is any.
+
+    Frames of other threads are not looked at: reading those of a running thread can crash Python.
+    """
+    if not tensors or threading.active_count() == 1:
+        return None
+    begun_s = process_time() - thread_time()
+    sleep(GLANCE_S)
+    if process_time() - thread_time() - begun_s <= AT_WORK_S:
+        return None
+    versions = [tensor._version for tensor in tensors]
+    sleep(LOOK_S)
+    pairs = zip(tensors, versions, strict=True)
+    return next((tensor for tensor, version in pairs if tensor._version != version), None)

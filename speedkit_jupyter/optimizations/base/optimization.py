@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ClassVar
 
@@ -16,6 +17,9 @@ from speedkit_jupyter.optimizations.base.options import choices, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.torch_private import moved
+
+BY_REQUEST = "changes what the model computes, so it is there on request only"
 
 
 class Optimization(ABC):
@@ -90,6 +94,10 @@ class Optimization(ABC):
             if "true" not in words:
                 every = (word for word in words if word != "auto")
                 changes |= {f"{self.name}:{word}": {first: True, name: word} for word in every}
+        switches = [name for name in names if self.fields[name].annotation is bool]
+        for one in switches if len(switches) > 1 else ():  # each kind by itself
+            alone = {name: name == one for name in switches}
+            changes[f"{self.name}:{one}"] = {first: True, **alone}
         return changes
 
     def freely(self, value: Any) -> Any:
@@ -100,10 +108,6 @@ class Optimization(ABC):
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide from records alone: reads no state of torch, so it plans for any machine."""
-
-    def effect_of(self, decision: Decision, facts: Facts) -> Effect:
-        """Return what this decision does to the numbers, where an entry has several parts."""
-        return self.effect
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that stands for leaving everything as it is."""
@@ -167,3 +171,41 @@ class Optimization(ABC):
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Return further values where memory is the objective: they save some and cost time."""
         return ()
+
+
+def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
+    """Return why this environment's `library` is of no use; empty where it is."""
+    installed = hardware.libraries.get(library)
+    if installed is None:
+        return f"needs {library}: pip install {library}"
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
+        return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
+    return ""
+
+
+def dotted(version: Iterable[int]) -> str:
+    """Return `8.0` for (8, 0)."""
+    return ".".join(map(str, version))
+
+
+def decided(
+    optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
+) -> Decision:
+    """Return its decision; declined where torch has moved one of its switches, or what it asks.
+
+    No rule turns on, or offers, what changes the model's arithmetic.
+    """
+    try:
+        optimization.switches()
+        decision = optimization.decide(request, hardware, facts)
+    except (AttributeError, ImportError) as error:
+        missing = moved(error)
+        if not missing:
+            raise
+    else:
+        is_rules = decision.active or decision.worth_measuring is not None
+        if optimization.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
+            return request.leave(optimization.as_is(facts), BY_REQUEST)
+        return decision
+    rule = f"torch {hardware.torch} has no {missing}, which this stands on"
+    return request.decline(optimization.as_is(facts), rule, hint="a newer SpeedKit may know it")

@@ -40,11 +40,11 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls, `graphed` what is recorded of its calls, `twins` what stands in for
-    weights or layers, with a checksum of what it was made of. `followed` says of each convolution
-    whether other tensors follow its weight's memory, as it was when the plan first came to it.
-    `unrecorded` is the layer of `inference`. `strangers` are optimizers that were there before the
-    plan, `met_later` those made after it, with their facts.
+    what a compiled model calls, `graphed` what is recorded of its calls, `quantized` what stands in
+    for weights, with a checksum of what it was made of. `followed` says of each convolution whether
+    other tensors follow its weight's memory, as it was when the plan first came to it. `strangers`
+    are optimizers that were there before the plan, `met_later` those made after it, with their
+    facts.
     """
 
     autocast: str | None = None
@@ -53,8 +53,9 @@ class Memo:
     steps_watched: bool = False
     compiled_call: Any = None
     graphed: Any = None
-    unrecorded: Any = None
-    twins: MutableMapping[torch.nn.Module, Any] = field(default_factory=weakref.WeakKeyDictionary)
+    quantized: MutableMapping[torch.nn.Module, Any] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
     followed: MutableMapping[torch.nn.Module, bool] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -66,7 +67,7 @@ class Memo:
     def let_go(self) -> None:
         """Keep nothing that was made of the model's weights."""
         self.compiled_call = self.graphed = None
-        self.twins.clear()
+        self.quantized.clear()
 
 
 @dataclass(eq=False)

@@ -1,21 +1,28 @@
-"""What a layer is, and how its weight lies in memory."""
+"""What a layer is, how its weight lies in memory, and what `rewrites` can put in its place."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
+from speedkit_jupyter.optimizations.properties.calls import is_watched
+from speedkit_jupyter.optimizations.properties.tensors import weight_of
 
 if TYPE_CHECKING:
     import torch
 
+# The groups of a GroupNorm in the place of an InstanceNorm2d.
+GROUPS = 8
+
 
 def is_convolution(module: torch.nn.Module) -> bool:
     """Whether this is a 2-D or 3-D convolution with a plain weight that can be laid out anew."""
-    from torch.nn.modules.conv import _ConvNd
+    import torch
 
-    return isinstance(module, _ConvNd) and has_channels(module._parameters.get("weight"))
+    convolution: Any = torch.nn.Conv2d.__base__
+    return isinstance(module, convolution) and has_channels(module._parameters.get("weight"))
 
 
 def has_channels(weight: torch.Tensor | None) -> bool:
@@ -72,3 +79,25 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 def attribute(module: torch.nn.Module, name: str) -> Any:
     """Its own or its class's; a module looks long for what it does not have."""
     return vars(module).get(name, getattr(type(module), name, None))
+
+
+def rewritable(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Module, str]]:
+    """Yield kind and path of each module that `rewrites` has another one for, with the module that
+    holds it and its name there; a shared one once for each.
+    """
+    for path, parent in model.named_modules():
+        for name, child in parent._modules.items():
+            if child is not None and not is_watched(child) and (kind := _rewriting(child)):
+                yield kind, f"{path}.{name}" if path else name, parent, name
+
+
+def _rewriting(module: Any) -> str:
+    from torch import nn
+
+    theirs = getattr(sys.modules.get("transformers.activations"), "GELUActivation", None)
+    if type(module) is nn.GELU and module.approximate == "none":
+        return "gelu"
+    if type(module) is theirs and module.__dict__.get("act") is nn.functional.gelu:
+        return "gelu"
+    is_norm = type(module) is nn.InstanceNorm2d and not module.num_features % GROUPS
+    return "instance_norm" if is_norm and module.affine and not module.track_running_stats else ""

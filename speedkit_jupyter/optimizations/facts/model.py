@@ -7,23 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.optimizations.attention.timings import Measured, kept
-from speedkit_jupyter.optimizations.facts import backends
+from speedkit_jupyter.optimizations.facts.attention import Measured, kept
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
     is_convolution,
     is_linear,
+    rewritable,
 )
 from speedkit_jupyter.optimizations.facts.optimizers import (
     OptimizerFacts,
     distinct,
     words,
 )
-from speedkit_jupyter.optimizations.facts.rewritable import Rewritable, rewritable
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
-from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
+from speedkit_jupyter.optimizations.properties.tensors import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:
@@ -44,10 +43,10 @@ class Facts:
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
     `block_classes` the names of their classes; `training` says that some module is in training
     mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
-    pass by) and `compiles` are filled in while planning. `rewritable` are the modules that
-    `rewrites` can make others of, `model_type` is what transformers calls such a model.
+    pass by) and `compiles` are filled in while planning. `rewritable` are kinds and paths of
+    modules that `rewrites` can make others of, `model_type` is transformers' word for the model.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
-    that their forward is torch's own; `backends` are those of torch.compile that are loaded.
+    that their forward is torch's own.
     `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
     each kernel took on the calls that the model's step makes, where that was measured.
     """
@@ -67,11 +66,10 @@ class Facts:
     training: bool = True
     lazy: bool = False
     compiled: Compiled = "no"
-    rewritable: tuple[Rewritable, ...] = ()
+    rewritable: tuple[tuple[str, str], ...] = ()
     model_type: str = ""
     block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
-    backends: tuple[str, ...] = backends.OWN
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
@@ -112,7 +110,6 @@ class Facts:
         Every user pays for this at each plan: the model is gone through as few times as may be.
         """
         import torch
-        from torch.nn.modules.conv import _ConvNd
         from torch.nn.parameter import is_lazy
 
         from speedkit_jupyter.machines import flags
@@ -120,7 +117,7 @@ class Facts:
         parameters, modules = list(model.parameters()), list(model.modules())
         tensors = [*parameters, *model.buffers()]
         shaped = [tensor for tensor in tensors if not is_lazy(tensor)]
-        convolutions = [m for m in modules if isinstance(m, _ConvNd) and is_convolution(m)]
+        convolutions = [m for m in modules if is_convolution(m)]
         weights = {id(weight): weight for weight in map(weight_of, convolutions)}
         devices = Counter(tensor.device for tensor in tensors)
         layered, repeated = layers(model), repeated_blocks(model)
@@ -141,11 +138,10 @@ class Facts:
             training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
-            rewritable=tuple(place for place, *_ in rewritable(model)),
+            rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
             model_type=_model_type(layered[-1]),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
-            backends=backends.loaded(),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),

@@ -63,15 +63,12 @@ class Calls(Property):
     """The layers around the calls of a module, the last plan's outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
-        """Return what the user has there; MISSING for nothing."""
         return thing.__dict__.get(SLOT, MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
-        """Whether nobody has put something over it."""
         return thing.__dict__.get(SLOT) is override
 
     def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
-        """Put one around the other, from the module's own call outwards."""
         layers = self._all()[thing]
         own = None if layers.original is MISSING else layers.original
         inner = own
@@ -84,7 +81,6 @@ class Calls(Property):
     def put_back(
         self, thing: torch.nn.Module, original: Any, override: Call, optimizers: Optimizers
     ) -> None:
-        """Put back what the user had there; what came since stays."""
         if self.holds(thing, override):
             put_back_entries(thing.__dict__, {SLOT: original})
 

@@ -19,9 +19,16 @@ from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.checks.attention_calls import noted
 from speedkit_jupyter.measure.checks.attention_kernels import measured
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.optimizations.attention import timings
-from speedkit_jupyter.optimizations.attention.sdp_kernels import chosen, taken
-from speedkit_jupyter.optimizations.attention.timings import Call, Measured, Timed, ahead, speedups
+from speedkit_jupyter.optimizations.facts import attention as timings
+from speedkit_jupyter.optimizations.facts.attention import (
+    Call,
+    Measured,
+    Timed,
+    ahead,
+    chosen,
+    speedups,
+    taken,
+)
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.report.plan_report import context_report, describe_call
 from speedkit_jupyter.tuning.attention import of_step

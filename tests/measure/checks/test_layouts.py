@@ -10,7 +10,7 @@ from torch.masked import masked_tensor
 
 from speedkit_jupyter.measure.checks.values.leaves import Leaves
 from speedkit_jupyter.measure.checks.values.plain_tensors import plain
-from speedkit_jupyter.measure.undo.isolation import isolated
+from speedkit_jupyter.measure.undo.snapshot import isolated
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -88,7 +88,7 @@ def test_every_layout_is_copied_and_comes_back(name, x):
     held = {"one": WITH_VALUES[name](x.clone()) if name in WITH_VALUES else ALL[name](x)}
     before = [value.clone() for value in Leaves().add(held["one"]).numbers.values()]
 
-    with isolated([held]) as state:
+    with isolated(held) as state:
         assert not state.failed
         one = held["one"]
         if name not in WITHOUT_VALUES and name not in ("quantized", "float8", "mkldnn"):

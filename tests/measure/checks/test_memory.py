@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter.measure.checks import memory
-from speedkit_jupyter.measure.undo.isolation import State
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
+from speedkit_jupyter.measure.undo.walk import Walk
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -60,7 +61,7 @@ def test_copies_off_the_device_put_back_the_same_values():
 
     train()
     before = [one.detach().clone() for one in memory.state_tensors([network], [optimizer])]
-    state = State([network], [optimizer], off_device=True)
+    state = Snapshot(Walk([network, optimizer]), off_device=True)
     train()
     state.restore()
     assert all(map(torch.equal, before, memory.state_tensors([network], [optimizer])))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,6 +16,7 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.rounds import clock
 
 pytestmark = [
     pytest.mark.real_time,
@@ -29,10 +33,12 @@ def held_cores() -> Iterator[None]:
         subprocess.Popen([sys.executable, "-c", "while True: pass"])
         for _ in range(2 * (os.cpu_count() or 1))
     ]
-    yield
-    for one in others:
-        one.kill()
-        one.wait()
+    try:
+        yield
+    finally:
+        for one in others:
+            one.kill()
+            one.wait()
 
 
 def compared(inner: int) -> Comparison:
@@ -55,6 +61,53 @@ def test_where_others_hold_the_cores_the_interval_is_wide_and_the_load_is_said(h
     assert ratio.high > 2 * ratio.low
     assert "other processes held up" in found.busy
     assert "other processes held up" in repr(found)
+
+
+def sleeping() -> Comparison:
+    model, x = nn.Linear(64, 64), torch.randn(64, 64)
+
+    def step() -> None:
+        time.sleep(0.01)
+        with torch.no_grad():
+            model(x)
+
+    return benchmark(step, "baseline,sdpa:math", model=model, budget_s=3.0)
+
+
+def test_a_step_that_sleeps_is_held_up_by_others_alone(monkeypatch):
+    waited_s = itertools.count(step=0.002)  # its own threads wait for one another
+    monkeypatch.setattr(clock, "waited_s", lambda: float(next(waited_s)))
+    monkeypatch.setattr(clock, "taken_by_others_s", lambda: 0.0)
+    found = sleeping()
+    assert not found.busy
+    assert not any(map(any, [record.waited_s for record in found.records]))
+
+
+def test_a_step_that_sleeps_beside_busy_processes_says_so(held_cores):
+    found = sleeping()
+    assert "other processes held up" in found.busy
+
+
+@pytest.mark.parametrize(
+    ("taken_s", "held_up_s"),
+    [(0.0, 0.0), (0.1, 0.0), (0.3, 0.3), (5.0, 1.0)],
+    ids=["none", "little, in a second", "less than was waited", "more"],
+)
+def test_nothing_waits_longer_for_others_than_these_compute(monkeypatch, taken_s, held_up_s):
+    numbers = {"now": 0.0, "waited_s": 0.0, "taken_by_others_s": 0.0, "_cores": 2}
+    for name in numbers:
+        monkeypatch.setattr(clock, name, functools.partial(numbers.get, name))
+    interruptions = clock.Interruptions()
+    numbers |= {"now": 1.0, "waited_s": 1.5, "taken_by_others_s": taken_s}
+    assert interruptions.seconds(1.0) == pytest.approx(held_up_s)
+
+
+def test_a_living_process_of_our_own_is_counted():
+    spin = "import time\nend = time.monotonic() + 9\nwhile time.monotonic() < end: pass"
+    with subprocess.Popen([sys.executable, "-c", spin]) as child:
+        time.sleep(0.8)
+        assert sum(clock._ticks_of_children("self")) > 10
+        child.kill()
 
 
 def test_a_busy_result_keeps_its_waiting_when_it_is_saved(held_cores):

@@ -238,11 +238,11 @@ def test_an_iterator_gives_a_cell_what_it_would_have_given(kind, uses):
     measured = Step(step, [notebook.model], [], names=names, iterators=["it"])
     drawn = []
     run = run_with(
-        Benchmark(measured, parse("baseline,channels_last"), 0.3 if not uses else 20),
+        Benchmark(measured, parse("baseline,channels_last"), 0.3),
         lambda turn: drawn.append(float(next(names["it"])[0, 0, 0, 0])) if uses else None,
         most_turns=1,
     )
-    assert run.state == ("failed" if uses else "done"), run.message
+    assert run.state == "done", run.message
     assert drawn == ([1.0] if uses else [])
     assert float(next(names["it"])[0, 0, 0, 0]) == (2.0 if uses else 1.0)
 

@@ -41,7 +41,7 @@ def training(fails: bool = False) -> tuple[Any, weakref.ref[Any], weakref.ref[An
 
 def test_a_visit_frees_what_it_visited(no_collector):
     step, model, weight = training()
-    with step_of(step).isolated():
+    with step_of(step).guarded():
         step()
     del step
     assert model() is None

@@ -19,7 +19,8 @@ from torch import nn
 
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.undo.handlers import base
-from speedkit_jupyter.measure.undo.isolation import State, isolated
+from speedkit_jupyter.measure.undo.snapshot import Snapshot, isolated
+from speedkit_jupyter.measure.undo.walk import Walk
 
 
 class Case(NamedTuple):
@@ -172,7 +173,7 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
     for make, change, look in CASES[kind]:
         found = make()
         before = str(look(found))
-        state = State(others=[[found]])
+        state = Snapshot(Walk([[found]]))
         for _ in range(3):
             change(found)
             assert str(look(found)) != before
@@ -185,10 +186,10 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
 def test_a_state_that_is_taken_later_shares_what_did_not_change(kind: str) -> None:
     for make, change, look in CASES[kind]:
         found, untouched = make(), torch.ones(100)
-        first = State(others=[[found, untouched]])
+        first = Snapshot(Walk([[found, untouched]]))
         change(found)
         later = str(look(found))
-        second = State(others=[[found, untouched]], base=first)
+        second = Snapshot(Walk([[found, untouched]]), base=first)
         first.restore()
         for _ in range(4):
             change(found)
@@ -201,7 +202,7 @@ def test_tensors_keep_their_memory_and_their_graphs() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = (weight**2).sum()  # a graph of before
     address = weight.data_ptr()
-    with isolated(others=[[weight]]):
+    with isolated([weight]):
         weight.data = torch.zeros(3)
         with torch.no_grad():
             weight.add_(1)
@@ -215,7 +216,7 @@ def test_gradients_behind_a_graph_of_before_come_back() -> None:
     hidden = nn.Linear(2, 2)
     features = hidden(torch.ones(1, 2))
     del_me = features.sum()
-    with isolated(others=[[features]]):
+    with isolated([features]):
         del_me.backward(retain_graph=True)
         assert hidden.weight.grad is not None
     assert hidden.weight.grad is None
@@ -223,7 +224,7 @@ def test_gradients_behind_a_graph_of_before_come_back() -> None:
 
 def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
     closed, log = io.StringIO("a"), [1]
-    state = State(others=[[closed, log]])
+    state = Snapshot(Walk([[closed, log]]))
     closed.close()
     log.append(2)
     state.restore()
@@ -234,8 +235,8 @@ def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
 def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MOST_BYTES", 100)
     for data in (torch.zeros(1000), np.zeros(1000)):
-        state = State(others=[{"data": data}])
-        assert any("data" in one for one in state.too_large())
+        state = Snapshot(Walk([{"data": data}]))
+        assert any("data" in one for one in state.too_large)
 
 
 def test_parameters_and_optimizer_state_are_copied_whatever_their_size(
@@ -247,7 +248,7 @@ def test_parameters_and_optimizer_state_are_copied_whatever_their_size(
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     before = [str(model.state_dict()), str(optimizer.state_dict())]
-    with isolated([model], [optimizer]):
+    with isolated(model, optimizer):
         optimizer.step()
     assert [str(model.state_dict()), str(optimizer.state_dict())] == before
 
@@ -261,7 +262,7 @@ def test_names_of_closures_and_globals_come_back() -> None:
         count += 1
         space["add"]()  # type: ignore[operator]
 
-    with step_of(step).isolated():
+    with step_of(step).guarded():
         step()
         assert (count, space["n"]) == (1, 1)
     assert (count, space["n"], "made" in space) == (0, 0, False)

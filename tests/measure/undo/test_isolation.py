@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from speedkit_jupyter.measure.undo.isolation import State, isolated
+from speedkit_jupyter.measure.undo.handlers.names import Names
+from speedkit_jupyter.measure.undo.snapshot import Snapshot, isolated
+from speedkit_jupyter.measure.undo.walk import Walk
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True),
@@ -110,7 +112,7 @@ def test_training_inside_leaves_no_trace(kind, sparse, scaled, before, during, e
     train(network, optimizer, scaler, before)
     found = everything(network, optimizer, scaler)
     try:
-        with isolated([network], [optimizer], [scaler] if scaler else []):
+        with isolated(network, optimizer, scaler):
             network.eval()
             network.train()
             train(network, optimizer, scaler, during)
@@ -125,7 +127,7 @@ def test_training_inside_leaves_no_trace(kind, sparse, scaled, before, during, e
 def test_replaced_parameters_and_new_submodules_are_gone():
     network = nn.Sequential(nn.Linear(2, 2))
     weight = network[0].weight
-    with isolated([network]):
+    with isolated(network):
         network[0].weight = nn.Parameter(torch.ones(2, 2))
         network.extra = nn.Linear(2, 2)
         network.count = 3
@@ -136,7 +138,7 @@ def test_replaced_parameters_and_new_submodules_are_gone():
 
 def test_assigned_names_are_as_before():
     names = {"loss": 1, "kept": 2}
-    with isolated(names=names, assigned=["loss", "new"]):
+    with isolated(Names(names, (), ["loss", "new"])):
         names.update(loss=5, new=6)
     assert names == {"loss": 1, "kept": 2}
 
@@ -147,7 +149,7 @@ def test_a_state_can_be_restored_again_and_again():
     network(torch.ones(1, 2)).sum().backward()
     optimizer.step(lambda: network(torch.ones(1, 2)).sum())
     found = copy.deepcopy((network.state_dict(), optimizer.state_dict()))
-    state = State([network], [optimizer])
+    state = Snapshot(Walk([network, optimizer]))
     for _ in range(3):
         optimizer.step(lambda: network(torch.ones(1, 2)).sum())
         state.restore()
@@ -162,7 +164,7 @@ def test_a_scaler_in_the_middle_of_a_step_is_put_back(made):
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     if made == "before":
         scaler.scale(network(torch.ones(1, 2)).sum()).backward()
-    state = State([network], [optimizer], [scaler])
+    state = Snapshot(Walk([network, optimizer, scaler]))
     before = (scaler.state_dict(), len(scaler._per_optimizer_states))
     scaler.scale(network(torch.ones(1, 2)).sum()).backward()
     scaler.unscale_(optimizer)
@@ -177,7 +179,7 @@ def test_a_scaler_in_the_middle_of_a_step_is_put_back(made):
 def test_the_order_of_replaced_parts_comes_back():
     network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     keys = list(network.state_dict())
-    with isolated([network]):
+    with isolated(network):
         first = network[0]
         del network._modules["0"]
         network.add_module("0", first)
@@ -195,7 +197,7 @@ def test_groups_and_containers_of_an_optimizer_are_the_same_objects_again(steppe
         optimizer.step()
     state, groups, group = optimizer.state, optimizer.param_groups, optimizer.param_groups[0]
     found = str(optimizer.state_dict())
-    with isolated([network], [optimizer]):
+    with isolated(network, optimizer):
         optimizer.add_param_group({"params": [network.bias]})
         optimizer.step()
         rate.mul_(0.5)
@@ -216,7 +218,7 @@ def test_lists_in_an_optimizers_state_hold_what_they_held():
     optimizer.state[network.weight] = {"history": history, "inner": inner}
     optimizer.state["all"] = history  # type: ignore[index]
     tensor = history[0]
-    with isolated([network], [optimizer]):
+    with isolated(network, optimizer):
         history[0].add_(1)
         history.append(torch.zeros(2))
         inner["seen"].append(2)

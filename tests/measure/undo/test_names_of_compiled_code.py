@@ -57,7 +57,7 @@ def test_code_that_a_step_compiles_runs_after_a_turn_and_after_the_end(source: s
         assigned=["made"],
         others=[Names(space, code.co_names)],
     )
-    with step.isolated() as visit:
+    with step.guarded() as visit:
         exec(code, space)
         with visit.paused():
             assert "made" not in space

@@ -44,7 +44,7 @@ step()
 before = state()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always", StateWarning)
-    with step_of(step).isolated() as guard:
+    with step_of(step).guarded() as guard:
         for _ in range(3):
             step()
             guard.state.restore()

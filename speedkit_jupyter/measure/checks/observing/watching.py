@@ -11,6 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol
 
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
+from speedkit_jupyter.support.torch_private import is_transforming, without_dispatch_modes
 
 if TYPE_CHECKING:
     import torch
@@ -51,11 +52,10 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> None:
         import torch
-        from torch.utils._python_dispatch import _disable_current_modes
 
-        if torch._C._functorch.peek_interpreter_stack() is not None:
+        if is_transforming():
             return
-        with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
+        with torch.DisableTorchFunction(), without_dispatch_modes(), torch.no_grad():
             method(*args, **kwargs)
 
     return call

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import dispatch_mode
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +23,10 @@ def replayed() -> Iterator[list[str]]:
     that can't be had. Compiled code draws its own numbers.
     """
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     beyond: list[str] = []
 
-    class Replaying(TorchDispatchMode):
+    class Replaying(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -119,12 +119,12 @@ def _dropout(given: Any, p: float, train: bool | None = None) -> Any:
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
     """Dropout layers off for the block, since each kernel draws other masks; yields if any was."""
     import torch
-    from torch.nn.modules.dropout import _DropoutNd
 
+    dropouts: Any = torch.nn.Dropout.__base__
     layers: list[tuple[Any, str, float]] = []
     for module in (part for model in models for part in model.modules()):
-        name = "p" if isinstance(module, _DropoutNd) else "dropout"
-        kinds = (_DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase)
+        name = "p" if isinstance(module, dropouts) else "dropout"
+        kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
         if isinstance(module, kinds) and getattr(module, name) and module.training:
             layers.append((module, name, getattr(module, name)))
             setattr(module, name, 0.0)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks.reference.rounding import of_parameters
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import is_transformed, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -58,11 +59,10 @@ def in_float64(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     """
     import torch
     from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_leaves, tree_map
 
     leaves = _Leaves(models)
     promoted = leaves.promoted
-    grad, data = vars(torch._C.TensorBase)["grad"], vars(torch._C.TensorBase)["data"]
+    grad, data = (vars(torch.Tensor.__base__)[name] for name in ("grad", "data"))
     own = (grad.__get__, grad.__set__, grad.__delete__, data.__get__, data.__set__)
 
     class Promoting(TorchFunctionMode):
@@ -145,7 +145,7 @@ class _Leaves:
             return value
         if not _can_be_promoted(value):
             return value.to(self._dtypes[value.dtype])
-        with torch._C.DisableTorchFunction(), torch.no_grad():
+        with torch.DisableTorchFunction(), torch.no_grad():
             self._before.append((value, value.data, value.grad))
             self.promote(value)
         return value
@@ -176,12 +176,7 @@ def _can_be_promoted(tensor: torch.Tensor) -> bool:
     import torch
 
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return (
-        plain
-        and tensor.requires_grad
-        and tensor.is_leaf
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
+    return plain and tensor.requires_grad and tensor.is_leaf and not is_transformed(tensor)
 
 
 def _in_the_dtype_of_the_first(args: Any) -> Any:

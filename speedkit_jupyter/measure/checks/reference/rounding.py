@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -85,8 +86,6 @@ def rounded(
     `autocast(enabled=False)` keeps that away, which it does not from a model in the lower dtype.
     `digits` are those of another significand.
     """
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     everything, digits = precision == "fp32", digits or DIGITS[precision]
     lowered = _Lowered(everything)
@@ -94,11 +93,10 @@ def rounded(
     def low_digits(value: Any) -> Any:
         if precision != "fp16":
             return to_digits(value, digits, scale)
-        in_backward = torch._C._current_graph_task_id() != -1
-        smallest = SMALLEST_FP16 / loss_scale if in_backward else SMALLEST_FP16
+        smallest = SMALLEST_FP16 / loss_scale if _in_backward() else SMALLEST_FP16
         return to_digits(value, digits, scale, smallest)
 
-    class Rounding(TorchDispatchMode):
+    class Rounding(torch_private.dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
             self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -158,9 +156,7 @@ class _Lowered:
 
 
 def _in_backward() -> bool:
-    import torch
-
-    return bool(torch._C._current_graph_task_id() != -1)
+    return torch_private.current_node() is not None
 
 
 def _computes(function: Any) -> bool:

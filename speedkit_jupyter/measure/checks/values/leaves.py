@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.values.plain_tensors import plain
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +121,6 @@ def _parts(value: Any, depth: int, above: frozenset[int]) -> Iterator[tuple[str,
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     import torch
-    from torch.utils._pytree import tree_leaves
 
     if isinstance(value, Mapping):
         keys = [("", key) for key in value if isinstance(key, str)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import is_made_of_tensors
+from speedkit_jupyter.support.torch_private import is_transformed as is_transformed
 
 if TYPE_CHECKING:
     import torch
@@ -46,17 +47,9 @@ def has_values(tensor: torch.Tensor) -> bool:
     Not on the meta device, not a fake, not out of one of `torch.func`'s transforms, and with
     memory behind it: to read a tensor whose memory was given back ends the process.
     """
-    fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    if tensor.is_meta or (fakes is not None and isinstance(tensor, fakes.FakeTensor)):
+    if tensor.is_meta or hasattr(tensor, "fake_mode"):
         return False
     return not is_transformed(tensor) and is_in_memory(tensor)
-
-
-def is_transformed(tensor: torch.Tensor) -> bool:
-    """Return whether it belongs into `vmap`, `grad` or another of `torch.func`'s transforms."""
-    import torch
-
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
@@ -69,12 +62,12 @@ def is_made_of_others(tensor: torch.Tensor) -> bool:
 def _inside(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return what a tensor consists of, one after the other; of a masked one what is not masked."""
     import torch
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     if hasattr(tensor, "get_mask") and hasattr(tensor, "get_data"):
         return torch.where(tensor.get_mask(), tensor.get_data(), 0)
-    if not is_traceable_wrapper_subclass(tensor):
+    if not is_made_of_tensors(tensor):
         return None
-    inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    names = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+    inner = [getattr(tensor, name) for name in names]
     parts = [plain(part) for part in inner if isinstance(part, torch.Tensor)]
     return torch.cat([part.flatten() for part in parts if part is not None])

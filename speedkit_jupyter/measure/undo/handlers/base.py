@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from types import FunctionType, MethodType
 from typing import Any
 
 MISSING = object()
 # Larger tensors and arrays that are neither parameters nor optimizer state are data, which steps
 # read: they are named, not copied. The second number limits all copies of data together.
 MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
-PACKAGE = __name__.partition(".")[0]
 
 
 class Copies:
@@ -21,16 +19,18 @@ class Copies:
     the originals, or in main memory where `off_device` is set.
     """
 
-    def __init__(self, off_device: bool = False, most_bytes: int = MOST_BYTES_IN_ALL) -> None:
+    def __init__(self, off_device: bool = False, required: Iterable[int] = ()) -> None:
         self.off_device = off_device
-        self.required: set[int] = set()
-        self._left = most_bytes
+        self.too_large: list[Any] = []
+        self._required = frozenset(required)
+        self._left = MOST_BYTES_IN_ALL
 
     def fits(self, instance: Any, size: int) -> bool:
         """Return whether an object of `size` bytes is to be copied, and count it."""
-        if id(instance) in self.required:
+        if id(instance) in self._required:
             return True
         if size > min(MOST_BYTES, self._left):
+            self.too_large.append(instance)
             return False
         self._left -= size
         return True
@@ -45,12 +45,10 @@ class StateHandler:
     """
 
     # Whether it holds many bytes of values; whether there is anything to put back; whether it can
-    # hold another object in place of one (`replace`); whether it also handles objects of threads,
-    # event loops and compilers, which are left alone otherwise.
+    # hold another object in place of one (`replace`).
     bulky = False
     has_state = True
     can_replace = False
-    anywhere = False
 
     def recognizes(self, cls: type) -> bool:
         """Return whether instances of this class have this kind of state."""
@@ -63,10 +61,6 @@ class StateHandler:
     def copy(self, instance: Any, copies: Copies) -> Any:
         """Return a memory of what it holds; raise what copying raises."""
         return None
-
-    def glance(self, instance: Any) -> Any:
-        """Return a cheap memory of what it holds now, to compare by `same`."""
-        return self.copy(instance, Copies())
 
     def same(self, instance: Any, memory: Any) -> bool:
         """Return whether it holds what it held: by default, the same parts by identity."""
@@ -82,10 +76,6 @@ class StateHandler:
         """Return whether the values are the same, wherever they lie by now."""
         return self.same(instance, memory)
 
-    def is_too_large(self, memory: Any) -> bool:
-        """Return whether it has values that were not copied."""
-        return False
-
     def put_back(self, instance: Any, memory: Any) -> None:
         """Make it hold again what it held."""
 
@@ -95,20 +85,6 @@ class StateHandler:
     def is_unrestorable(self, instance: Any) -> bool:
         """Return whether it can't be put back, which is then said before the run."""
         return False
-
-
-def is_the_plans(value: Any) -> bool:
-    """Return whether a plan of ours made this value: a hook or a patched call, say."""
-    function = value.__func__ if type(value) is MethodType else value
-    for _ in range(4):
-        if type(function) is not FunctionType:
-            break
-        if function.__globals__.get("__name__", "").partition(".")[0] == PACKAGE:
-            return True
-        function = vars(function).get("__wrapped__")
-    cls = type(value)
-    home = getattr(cls, "__module__", "") or ""
-    return home.partition(".")[0] == PACKAGE and not hasattr(cls, "replays")
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import array
 import operator
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from types import FunctionType, MethodType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.handlers.base import (
-    MISSING,
-    Copies,
-    StateHandler,
-    is_the_plans,
-)
+from speedkit_jupyter.measure.undo.handlers.base import MISSING, Copies, StateHandler
+from speedkit_jupyter.measure.undo.handlers.iterators import Replay
+from speedkit_jupyter.measure.undo.ownership import PACKAGE
+
+Items = tuple[list[Any], list[Any], Any]
 
 
 class Dicts(StateHandler):
@@ -30,26 +31,26 @@ class Dicts(StateHandler):
         keys, values, factory = self.copy(instance, Copies())
         return [*keys, *values, *([] if factory is MISSING else [factory])]
 
-    def copy(self, instance: Any, copies: Copies) -> tuple[list[Any], list[Any], Any]:
+    def copy(self, instance: Any, copies: Copies) -> Items:
         base = _base(instance)
         factory = instance.default_factory if isinstance(instance, defaultdict) else MISSING
         return [*base.keys(instance)], [*base.values(instance)], factory
 
-    def same(self, instance: Any, memory: tuple[list[Any], list[Any], Any]) -> bool:
-        base, (keys, values, factory) = _base(instance), memory
+    def same(self, instance: Any, memory: Items) -> bool:
+        keys, values, factory = self.copy(instance, Copies())
         return (
-            len(instance) == len(keys)
-            and all(map(operator.is_, base.values(instance), values))
-            and all(map(operator.is_, base.keys(instance), keys))
-            and (factory is MISSING or instance.default_factory is factory)
+            len(keys) == len(memory[0])
+            and all(map(operator.is_, values, memory[1]))
+            and all(map(operator.is_, keys, memory[0]))
+            and factory is memory[2]
         )
 
-    def put_back(self, instance: Any, memory: tuple[list[Any], list[Any], Any]) -> None:
+    def put_back(self, instance: Any, memory: Items) -> None:
         base, (keys, values, factory) = _base(instance), memory
-        of_a_plan = [pair for pair in base.items(instance) if is_the_plans(pair[1])]
+        of_a_plan = [pair for pair in base.items(instance) if _is_a_plans(pair[1])]
         base.clear(instance)
         for key, value in zip(keys, values, strict=True):
-            if not is_the_plans(value):
+            if not _is_a_plans(value):
                 base.__setitem__(instance, key, value)
         for key, value in of_a_plan:
             base.__setitem__(instance, key, value)
@@ -67,6 +68,19 @@ def _base(instance: Any) -> Any:
     return OrderedDict if isinstance(instance, OrderedDict) else dict
 
 
+def _is_a_plans(value: Any) -> bool:
+    """Return whether a plan of ours made this value: a hook or a patched call, say."""
+    function = value.__func__ if type(value) is MethodType else value
+    for _ in range(4):
+        if type(function) is not FunctionType:
+            break
+        if function.__globals__.get("__name__", "").partition(".")[0] == PACKAGE:
+            return True
+        function = vars(function).get("__wrapped__")
+    home = str(getattr(type(value), "__module__", ""))
+    return home.partition(".")[0] == PACKAGE and type(value) is not Replay
+
+
 class Lists(StateHandler):
     """The elements of lists and deques, in order."""
 
@@ -76,10 +90,11 @@ class Lists(StateHandler):
         return issubclass(cls, list | deque)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        return _elements(instance)
+        return self.copy(instance, Copies())
 
     def copy(self, instance: Any, copies: Copies) -> list[Any]:
-        return _elements(instance)
+        iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
+        return list(iterate(instance))
 
     def put_back(self, instance: Any, memory: list[Any]) -> None:
         if isinstance(instance, list):
@@ -89,12 +104,8 @@ class Lists(StateHandler):
             deque.extend(instance, memory)
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
-        self.put_back(instance, [new if part is old else part for part in _elements(instance)])
-
-
-def _elements(instance: Any) -> list[Any]:
-    iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
-    return list(iterate(instance))
+        parts = self.copy(instance, Copies())
+        self.put_back(instance, [new if part is old else part for part in parts])
 
 
 class Sets(StateHandler):
@@ -112,3 +123,23 @@ class Sets(StateHandler):
     def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
         set.clear(instance)
         set.update(instance, memory.values())
+
+
+class Buffers(StateHandler):
+    """The values of a `bytearray` or an `array.array`."""
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, bytearray | array.array)
+
+    def copy(self, instance: Any, copies: Copies) -> Any:
+        return instance[:] if copies.fits(instance, memoryview(instance).nbytes) else None
+
+    def same(self, instance: Any, memory: Any) -> bool:
+        return memory is None or bytes(memoryview(instance)) == bytes(memoryview(memory))
+
+    def put_back(self, instance: Any, memory: Any) -> None:
+        """Write in place; raise BufferError if the size changed while a view is in use."""
+        if len(instance) == len(memory):
+            memoryview(instance).cast("B")[:] = memoryview(memory).cast("B")
+        else:
+            instance[:] = memory

@@ -1,13 +1,9 @@
-"""Instances of any class, with a dictionary or slots, the user's own classes, callables."""
+"""Attributes: of instances, of instances with slots, of classes and modules of the user's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from types import (
-    MappingProxyType,
-    MemberDescriptorType,
-    ModuleType,
-)
+from types import MemberDescriptorType, ModuleType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import (
@@ -16,16 +12,7 @@ from speedkit_jupyter.measure.undo.handlers.base import (
     StateHandler,
     attribute_dict,
 )
-from speedkit_jupyter.measure.undo.handlers.origin import is_the_users_class
-
-# What a class has beside what its body says.
-OF_EVERY_CLASS = frozenset(
-    [
-        "__dict__", "__weakref__", "_abc_impl", "__annotate__", "__annotations_cache__",
-        "__slots__", "__static_attributes__", "__firstlineno__", "__parameters__",
-        "__orig_bases__", "__type_params__",
-    ]
-)  # fmt: skip
+from speedkit_jupyter.measure.undo.ownership import is_installed, is_the_users_class
 
 
 class Attributes(StateHandler):
@@ -55,17 +42,14 @@ class Attributes(StateHandler):
 class Slots(StateHandler):
     """Attributes without a dictionary."""
 
-    can_replace = True
-
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        values = (_value(slot, instance) for slot in _slots(type(instance)))
-        return [value for value in values if value is not MISSING]
+        return [value for _, value in self.copy(instance, Copies()) if value is not MISSING]
 
     def copy(self, instance: Any, copies: Copies) -> list[tuple[Any, Any]]:
-        return [(slot, _value(slot, instance)) for slot in _slots(type(instance))]
+        return [(slot, _value(slot, instance)) for slot in slots(type(instance))]
 
     def same(self, instance: Any, memory: list[tuple[Any, Any]]) -> bool:
         return all(_value(slot, instance) is value for slot, value in memory)
@@ -78,13 +62,9 @@ class Slots(StateHandler):
             elif _value(slot, instance) is not MISSING:
                 slot.__delete__(instance)
 
-    def replace(self, instance: Any, old: Any, new: Any) -> None:
-        for slot, value in self.copy(instance, Copies()):
-            if value is old:
-                slot.__set__(instance, new)
 
-
-def _slots(cls: type) -> Iterator[Any]:
+def slots(cls: type) -> Iterator[Any]:
+    """Yield the descriptors of the attributes that a class keeps without a dictionary."""
     for base in cls.__mro__:
         if "__slots__" in vars(base):
             yield from (s for s in vars(base).values() if isinstance(s, MemberDescriptorType))
@@ -97,39 +77,47 @@ def _value(slot: Any, instance: Any) -> Any:
         return MISSING
 
 
-class Classes(StateHandler):
-    """The attributes of the user's own classes; methods lead to what they name."""
+class Definitions(StateHandler):
+    """The attributes of the user's own classes and modules; functions lead to what they name.
 
-    can_replace = True
+    Names that begin with two underscores are Python's, or torch.compile's, which looks its own up
+    when compiled code runs.
+    """
 
     def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, type)
+        return issubclass(cls, type | ModuleType)
 
-    def children(self, instance: type) -> Iterable[Any]:
-        if is_the_users_class(instance):
-            yield from _own(instance).values()
+    def children(self, instance: Any) -> Iterable[Any]:
+        if not _is_the_users(instance):
+            return
+        if isinstance(instance, type):
             yield from instance.__bases__
+            yield from vars(instance).values()
+        else:
+            yield from self.copy(instance, Copies()).values()
 
-    def copy(self, instance: type, copies: Copies) -> dict[str, Any] | None:
-        return _own(instance) if is_the_users_class(instance) else None
+    def copy(self, instance: Any, copies: Copies) -> dict[str, Any]:
+        if not _is_the_users(instance):
+            return {}
+        return {
+            name: value
+            for name, value in list(vars(instance).items())
+            if name[:2] != "__" and not isinstance(value, MemberDescriptorType)
+        }
 
-    def put_back(self, instance: type, memory: dict[str, Any] | None) -> None:
-        saved, now = memory or {}, _own(instance)
-        for name in now.keys() - saved.keys():
-            type.__delattr__(instance, name)
-        for name, value in saved.items():
+    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
+        base = type if isinstance(instance, type) else ModuleType
+        now = self.copy(instance, Copies())
+        for name in now.keys() - memory.keys():
+            base.__delattr__(instance, name)
+        for name, value in memory.items():
             if now.get(name, MISSING) is not value:
-                type.__setattr__(instance, name, value)
-
-    def replace(self, instance: type, old: Any, new: Any) -> None:
-        for name in [name for name, value in _own(instance).items() if value is old]:
-            type.__setattr__(instance, name, new)
+                base.__setattr__(instance, name, value)
 
 
-def _own(cls: type) -> dict[str, Any]:
-    attributes: MappingProxyType[str, Any] = type.__dict__["__dict__"].__get__(cls)
-    return {
-        name: value
-        for name, value in attributes.items()
-        if name not in OF_EVERY_CLASS and not isinstance(value, MemberDescriptorType)
-    }
+def _is_the_users(instance: Any) -> bool:
+    """Return whether the user wrote it; the names of the notebook itself are followed singly."""
+    if isinstance(instance, type):
+        return is_the_users_class(instance)
+    home: Any = vars(instance).get("__name__")
+    return isinstance(home, str) and home != "__main__" and not is_installed(home.split(".")[0])

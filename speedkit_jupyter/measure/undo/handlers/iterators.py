@@ -1,32 +1,90 @@
-"""Iterators and files: what is drawn from or read on."""
+"""Iterators, which can't go back, and what stands in their place while a step is measured."""
 
 from __future__ import annotations
 
 import gc
 import io
 import itertools
-import sys
 from collections.abc import Iterable, Iterator
-from types import GeneratorType
+from types import FrameType, GeneratorType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
+from speedkit_jupyter.measure.undo.handlers.base import StateHandler
 from speedkit_jupyter.measure.undo.handlers.names import Names, global_names
-from speedkit_jupyter.measure.undo.handlers.origin import is_installed
+from speedkit_jupyter.measure.undo.ownership import is_installed
 
 # Iterators of Python's own tell only the garbage collector what they hold.
 KEPT_IN_C = ("builtins", "itertools")
+# What an iterator of a DataLoader holds of the user's.
+OF_A_LOADER = ("_dataset", "_index_sampler", "_collate_fn")
+
+
+class Replay:
+    """An iterator whose first draws are repeated at every step, so that all do the same work.
+
+    `next()` begins anew at the end, since a step that is timed draws more often than the notebook
+    would; a loop over it ends there. It draws from `source` and has the other attributes of
+    `original`.
+    """
+
+    def __init__(self, original: Iterator[Any], source: Iterator[Any]) -> None:
+        self.original, self.drawn = original, list[Any]()
+        self._source, self._position = source, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            try:
+                yield self._draw()
+            except StopIteration:
+                return
+
+    def __next__(self) -> Any:
+        try:
+            return self._draw()
+        except StopIteration:
+            if not self.drawn:
+                raise
+            self.rewind()
+            return self._draw()
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__" or name == "original":  # Python asks for these by itself
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __len__(self) -> int:
+        return len(self.original)  # type: ignore[arg-type]
+
+    def _draw(self) -> Any:
+        if self._position == len(self.drawn):
+            self.drawn.append(next(self._source))
+        self._position += 1
+        return self.drawn[self._position - 1]
+
+    def rewind(self) -> None:
+        """Let the next step draw the same again."""
+        self._position = 0
+
+
+class Replays(StateHandler):
+    """Ours, which lead to what they replay."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        return cls is Replay
+
+    def children(self, instance: Replay) -> Iterable[Any]:
+        return (instance.original,)
 
 
 class Iterators(StateHandler):
-    """What can't go back, but whose draws can be given again (`Replays`).
+    """Generators, iterators written in C, and those of DataLoaders."""
 
-    These are generators, iterators written in C, and a loader's that has worker processes.
-    """
+    has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        has_workers = cls.__name__ == "_MultiProcessingDataLoaderIter"
-        if issubclass(cls, GeneratorType) or has_workers or hasattr(cls, "resumes"):
+        if issubclass(cls, GeneratorType) or is_a_loaders(cls):
             return True
         if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase):
             return False
@@ -34,15 +92,23 @@ class Iterators(StateHandler):
 
     def children(self, instance: Any) -> Iterable[Any]:
         """Return what a generator of the user's works on, and what one in C calls and gives out."""
-        if not isinstance(instance, GeneratorType):
+        if is_a_loaders(type(instance)):
+            yield from (getattr(instance, name, None) for name in OF_A_LOADER)
+        elif not isinstance(instance, GeneratorType):
             if type(instance).__module__ in KEPT_IN_C:
                 yield from _behind(instance)
-            return
-        frame = instance.gi_frame
-        if frame is None or is_installed(str(frame.f_globals.get("__name__")).partition(".")[0]):
-            return
-        yield from frame.f_locals.values()
-        yield Names(frame.f_globals, global_names(instance.gi_code)[0])
+        elif (frame := instance.gi_frame) is not None and not _is_a_librarys(frame):
+            yield from frame.f_locals.values()
+            yield Names(frame.f_globals, global_names(instance.gi_code)[0])
+
+
+def is_a_loaders(cls: type) -> bool:
+    """Return whether this is the class of a DataLoader's iterator."""
+    return cls.__name__ in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
+
+
+def _is_a_librarys(frame: FrameType) -> bool:
+    return is_installed(str(frame.f_globals.get("__name__")).partition(".")[0])
 
 
 def _behind(iterator: Any) -> Iterator[Any]:
@@ -51,47 +117,3 @@ def _behind(iterator: Any) -> Iterator[Any]:
     for referent in gc.get_referents(iterator):
         parts = referent if type(referent) in own else (referent,)
         yield from (part for part in parts if not issubclass(type(part), Iterator))
-
-
-class Replaying(StateHandler):
-    """Ours, in place of an iterator while a step is measured."""
-
-    has_state = False
-
-    def recognizes(self, cls: type) -> bool:
-        return hasattr(cls, "replays")
-
-    def children(self, instance: Any) -> Iterable[Any]:
-        return () if isinstance(instance._source, GeneratorType) else (instance._source,)
-
-
-class Files(StateHandler):
-    """The position of a file that is read. A file that can be written can't be put back."""
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, io.IOBase) and not issubclass(cls, io.StringIO | io.BytesIO)
-
-    def copy(self, instance: Any, copies: Copies) -> int | None:
-        try:
-            if instance.closed or self.is_unrestorable(instance):
-                return None
-            return int(instance.tell())
-        except (OSError, ValueError):  # in the middle of a loop over its lines
-            return None
-
-    def same(self, instance: Any, memory: int | None) -> bool:
-        return memory is None or (not instance.closed and instance.tell() == memory)
-
-    def put_back(self, instance: Any, memory: int) -> None:
-        """Seek; raise ValueError if the step closed it."""
-        instance.seek(memory)
-
-    def is_unrestorable(self, instance: Any) -> bool:
-        """Return whether it can be written, or read only once. Standard streams are left alone."""
-        streams = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-        if any(instance in (s, getattr(s, "buffer", s)) for s in streams):
-            return False
-        try:
-            return not instance.closed and (instance.writable() or not instance.seekable())
-        except (OSError, ValueError, AttributeError):
-            return False

@@ -1,19 +1,15 @@
-"""Names: the globals that code reads and rebinds, a module's own, the cells of closures."""
+"""Names: the globals that code reads and rebinds, the cells of closures, defaults of functions."""
 
 from __future__ import annotations
 
 import dis
 from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import MISSING, Copies, StateHandler
-from speedkit_jupyter.measure.undo.handlers.origin import (
-    is_machinerys_function,
-    is_the_users_function,
-    is_the_users_module,
-)
+from speedkit_jupyter.measure.undo.ownership import is_machinery, is_the_users_function
 
 
 class Names:
@@ -66,14 +62,17 @@ class Cells(StateHandler):
         return cls is CellType
 
     def children(self, instance: CellType) -> Iterable[Any]:
-        value = _content(instance)
+        value = self.copy(instance, Copies())
         return () if value is MISSING else (value,)
 
     def copy(self, instance: CellType, copies: Copies) -> Any:
-        return _content(instance)
+        try:
+            return instance.cell_contents
+        except ValueError:  # no value yet
+            return MISSING
 
     def same(self, instance: CellType, memory: Any) -> bool:
-        return _content(instance) is memory
+        return self.copy(instance, Copies()) is memory
 
     def put_back(self, instance: CellType, memory: Any) -> None:
         if memory is MISSING:
@@ -82,66 +81,8 @@ class Cells(StateHandler):
             instance.cell_contents = memory
 
     def replace(self, instance: CellType, old: Any, new: Any) -> None:
-        instance.cell_contents = new
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # no value yet
-        return MISSING
-
-
-class Namespace:
-    """Every name of a namespace at one moment: code may bind some by `exec` or `globals()`."""
-
-    def __init__(self, space: MutableMapping[str, Any] | None) -> None:
-        self._space: MutableMapping[str, Any] = {} if space is None else space
-        self._saved = dict(self._space)
-
-    def changed(self) -> list[str]:
-        """Return the names that are new, gone, or mean something else.
-
-        Names such as `__resume_at_6_2` are left out: torch.compile binds them, the user's own
-        compiled functions look them up when they run, and torch deletes them with their code.
-        """
-        names = [*(self._space.keys() - self._saved.keys()), *self._saved]
-        return [
-            name
-            for name in names
-            if self._space.get(name, MISSING) is not self._saved.get(name, MISSING)
-            and (not name.startswith("__") or name.endswith("__"))
-        ]
-
-    def restore(self) -> None:
-        """Bind each name to what it meant, and remove new ones."""
-        for name in self.changed():
-            if name in self._saved:
-                self._space[name] = self._saved[name]
-            else:
-                self._space.pop(name, None)
-
-
-class Modules(StateHandler):
-    """All names of a module that the user wrote."""
-
-    anywhere = True
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, ModuleType)
-
-    def children(self, instance: ModuleType) -> Iterable[Any]:
-        if is_the_users_module(instance):
-            yield Names(vars(instance), [name for name in vars(instance) if name[:2] != "__"])
-
-    def copy(self, instance: ModuleType, copies: Copies) -> Namespace:
-        return Namespace(vars(instance) if is_the_users_module(instance) else None)
-
-    def same(self, instance: ModuleType, memory: Namespace) -> bool:
-        return not memory.changed()
-
-    def put_back(self, instance: ModuleType, memory: Namespace) -> None:
-        memory.restore()
+        if self.copy(instance, Copies()) is old:
+            instance.cell_contents = new
 
 
 class Functions(StateHandler):
@@ -151,7 +92,7 @@ class Functions(StateHandler):
         return cls is FunctionType
 
     def children(self, instance: FunctionType) -> Iterable[Any]:
-        if is_machinerys_function(instance):
+        if is_machinery(instance.__globals__.get("__name__")):
             return
         yield from instance.__closure__ or ()
         yield from instance.__defaults__ or ()

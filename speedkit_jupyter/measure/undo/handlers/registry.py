@@ -3,54 +3,124 @@
 from __future__ import annotations
 
 import datetime
+import functools
+import gc
 import re
+import weakref
+from collections.abc import Callable, Iterable, MappingView
 from types import (
+    BuiltinFunctionType,
     CodeType,
     EllipsisType,
     FrameType,
+    FunctionType,
     GenericAlias,
     GetSetDescriptorType,
+    MappingProxyType,
     MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
     NoneType,
     NotImplementedType,
     TracebackType,
     WrapperDescriptorType,
 )
+from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.arrays import Arrays
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
-from speedkit_jupyter.measure.undo.handlers.containers import (
-    Dicts,
-    Lists,
-    Sets,
-)
-from speedkit_jupyter.measure.undo.handlers.instances import Attributes, Classes, Slots
-from speedkit_jupyter.measure.undo.handlers.iterators import Files, Iterators, Replaying
-from speedkit_jupyter.measure.undo.handlers.leading import LEADING, BitGenerators
-from speedkit_jupyter.measure.undo.handlers.names import (
-    Cells,
-    Functions,
-    Modules,
-    Names,
-    NamesHandler,
-)
-from speedkit_jupyter.measure.undo.handlers.opaque import (
-    Caches,
-    Unknown,
-    hides_memory,
-    is_elsewhere,
-)
-from speedkit_jupyter.measure.undo.handlers.origin import is_machinery
+from speedkit_jupyter.measure.undo.handlers.containers import Buffers, Dicts, Lists, Sets
+from speedkit_jupyter.measure.undo.handlers.instances import Attributes, Definitions, Slots, slots
+from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replays
+from speedkit_jupyter.measure.undo.handlers.names import Cells, Functions, NamesHandler
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, Tensors
-from speedkit_jupyter.measure.undo.handlers.values import Buffers, Generators, Texts
+from speedkit_jupyter.measure.undo.handlers.values import Files, Generators
+from speedkit_jupyter.measure.undo.ownership import (
+    INNER_MODULES,
+    is_elsewhere,
+    is_machinery,
+    is_the_users_function,
+)
 
+PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+LruCache = type(functools.lru_cache(None)(len))
+POINTER_BYTES = object.__basicsize__ // 2
+
+
+class Leading(StateHandler):
+    """Instances that hold nothing which changes, and lead to others that may."""
+
+    has_state = False
+
+    def __init__(self, types: Any, behind: Callable[[Any], Iterable[Any]]) -> None:
+        self._types, self._behind = types, behind
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, self._types)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return [part for part in self._behind(instance) if part is not None]
+
+
+def _views(view: Any) -> Iterable[Any]:
+    """Return the dict behind a view; a class's own attributes are no dict that can be written."""
+    return [d for d in gc.get_referents(view) if not (type(d) is dict and "__dict__" in d)]
+
+
+def _bound(method: Any) -> Iterable[Any]:
+    owner = getattr(method, "__self__", None)
+    return getattr(method, "__func__", None), None if isinstance(owner, ModuleType) else owner
+
+
+def _referents(reference: Any) -> Iterable[Any]:
+    if type(reference) in PROXIES:  # a proxy gives its object away in a bound method
+        return (reference.__reduce_ex__.__self__,)
+    return (weakref.ref.__call__(reference),)
+
+
+class Unknown(StateHandler):
+    """What no other handler recognizes and is no plain value: a library keeps its state in C."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        """Return whether it may change: a class that hashes by value does not."""
+        own: Any = cls.__hash__
+        return cls is not object and (own is None or own is object.__hash__)
+
+    def is_unrestorable(self, instance: Any) -> bool:
+        return True
+
+
+class Caches(StateHandler):
+    """`lru_cache`, whose entries can be cleared, and not put back. A library's is its own."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, LruCache)
+
+    def is_unrestorable(self, instance: Any) -> bool:
+        function = getattr(instance, "__wrapped__", None)
+        return type(function) is FunctionType and is_the_users_function(function)
+
+
+METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType, staticmethod, classmethod)
 # In the order in which they put back: what holds before what is held, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
-    NamesHandler(), Cells(), Functions(), Classes(), Attributes(), Slots(), Dicts(), Lists(),
-    Sets(), *LEADING, BitGenerators(), Modules(), Buffers(), Tensors(), Arrays(), Generators(),
-    Texts(), Files(), Iterators(), Caches(), Gradients(),
+    NamesHandler(), Cells(), Functions(), Definitions(), Attributes(), Slots(), Dicts(), Lists(),
+    Sets(), Buffers(), Tensors(), Arrays(), Generators(), Files(), Iterators(), Replays(),
+    Leading(tuple, tuple.__iter__),
+    Leading(frozenset, frozenset.__iter__),
+    Leading((MappingView, MappingProxyType), _views),
+    Leading(METHODS, _bound),
+    Leading(property, lambda p: (p.fget, p.fset, p.fdel)),
+    Leading((functools.partial, functools.partialmethod), lambda p: (p.func, *p.args, p.keywords)),
+    Leading((weakref.ref, *PROXIES), _referents),
+    Caches(), Gradients(),
 )  # fmt: skip
-UNKNOWN, REPLAYING = Unknown(), Replaying()
+UNKNOWN = Unknown()
 # Plain values, which can't change.
 ATOMS: frozenset[type] = frozenset(
     {
@@ -69,37 +139,39 @@ INNER = frozenset(
 )  # fmt: skip
 
 
-class Registry:
-    """Remembers the handlers of each type that it has been asked about."""
-
-    def __init__(self) -> None:
-        self._known: dict[type, tuple[StateHandler, ...]] = dict.fromkeys(ATOMS, ())
-
-    def of(self, cls: type) -> tuple[StateHandler, ...]:
-        """Return the handlers of a class's instances; none for plain values."""
-        try:
-            handlers = self._known.get(cls)
-            if handlers is None:
-                handlers = self._known[cls] = _handlers(cls)
-        except Exception:  # its metaclass compares or hashes in a way of its own
-            return (UNKNOWN,)
-        return handlers
-
-
-def _handlers(cls: type) -> tuple[StateHandler, ...]:
-    if cls is Names:
-        return HANDLERS[:1]
-    if REPLAYING.recognizes(cls):
-        return (REPLAYING,)
-    handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
-    iterators = tuple(handler for handler in handlers if type(handler) is Iterators)
-    if iterators:
-        return iterators
+def handlers_of(cls: type) -> tuple[StateHandler, ...]:
+    """Return the handlers of a class's instances; none for plain values."""
+    try:
+        if cls in ATOMS:
+            return ()
+        handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
+    except Exception:  # its metaclass compares or hashes in a way of its own
+        return (UNKNOWN,)
+    alone = tuple(one for one in handlers if isinstance(one, NamesHandler | Iterators | Replays))
+    if alone:
+        return alone
     if is_elsewhere(cls):
         return (UNKNOWN,)
-    if is_machinery(cls) and not issubclass(cls, type):
-        return tuple(handler for handler in handlers if handler.anywhere)
+    if _is_left_alone(cls):
+        return ()
     known = any(not isinstance(handler, Attributes | Slots) for handler in handlers)
     if known or str(cls.__module__).partition(".")[0] in INNER or not UNKNOWN.recognizes(cls):
         return handlers
-    return (*handlers, UNKNOWN) if not handlers or hides_memory(cls) else handlers
+    return (*handlers, UNKNOWN) if not handlers or _hides_memory(cls) else handlers
+
+
+def _is_left_alone(cls: type) -> bool:
+    """Return whether instances are part of a compiler, a shell or the like."""
+    import torch
+
+    home = cls.__dict__.get("__module__", "builtins")
+    if issubclass(cls, type) or not is_machinery(home):
+        return False
+    kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
+    return not (home.startswith(INNER_MODULES) and issubclass(cls, kinds))
+
+
+def _hides_memory(cls: type) -> bool:
+    """Return whether an instance takes more bytes than its dictionary and slots do."""
+    pointers = len([*slots(cls)]) + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
+    return cls.__basicsize__ > object.__basicsize__ + pointers * POINTER_BYTES

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values.plain_tensors import has_values, is_transformed
-from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
-from speedkit_jupyter.measure.undo.handlers.memory import (
-    equal,
-    flat,
-    laid_out,
-    write,
+from speedkit_jupyter.measure.checks.values.plain_tensors import (
+    has_values,
+    is_plain,
+    is_transformed,
+    plain,
 )
+from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +25,9 @@ MOST_NODES = 50_000
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """A copy of the values, unless they are `too_large`; `home` shares the tensor's memory."""
+    """A copy of the values, if they are copied; `home` shares the tensor's memory."""
 
     saved: torch.Tensor | None
-    too_large: bool
     home: torch.Tensor | None
     layout: tuple[Any, ...]
     is_leaf: bool
@@ -53,20 +51,17 @@ class Tensors(StateHandler):
         return issubclass(cls, torch.Tensor)
 
     def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
-        saved, too_large, home = None, False, None
-        if not _consists_of_others(instance) and has_values(instance):
-            once = flat(instance.detach())
-            if copies.fits(instance, instance.numel() * instance.element_size()):
-                saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
-            else:
-                too_large = True
+        saved = home = None
+        readable = has_values(instance) and not _consists_of_others(instance)
+        if readable and copies.fits(instance, instance.numel() * instance.element_size()):
+            once = _flat(instance.detach())
+            saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
             # Main memory is meant to free the device, which `home` would not.
-            if saved is not None and not copies.off_device and not instance.is_inference():
+            if not copies.off_device and not instance.is_inference():
                 home = instance.data
-        return Memory(saved, too_large, home, *_settings(instance))
-
-    def glance(self, instance: torch.Tensor) -> Memory:
-        return Memory(None, False, None, *_settings(instance))
+        version = None if instance.is_inference() else instance._version
+        leaf, trains = instance.is_leaf, instance.requires_grad
+        return Memory(saved, home, _layout(instance), leaf, trains, version)
 
     def same(self, instance: torch.Tensor, memory: Memory) -> bool:
         now = _layout(instance), instance.is_leaf, instance.requires_grad
@@ -76,14 +71,9 @@ class Tensors(StateHandler):
     def same_values(self, instance: torch.Tensor, memory: Memory) -> bool:
         if memory.saved is None:
             return True
-        layout = _layout(instance)
-        as_it_lay = len(layout) == 5 and layout == memory.layout  # then its memory is there, too
-        if layout[:2] != memory.layout[:2] or not (as_it_lay or has_values(instance)):
+        if _layout(instance)[:2] != memory.layout[:2]:
             return False
-        return equal(flat(instance.detach()), memory.saved)
-
-    def is_too_large(self, memory: Memory) -> bool:
-        return memory.too_large
+        return _equal(_flat(instance.detach()), memory.saved)
 
     def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
         import torch
@@ -98,13 +88,16 @@ class Tensors(StateHandler):
             if home is not None and now != layout:
                 instance.data = home
             elif now[:4] != layout[:4] and saved is not None:
-                instance.data = laid_out(layout, saved)
+                instance.data = _laid_out(layout, saved)
             if saved is not None:
-                write(instance, saved)
+                _write(instance, saved)
         if memory.is_leaf and not instance.is_leaf:  # a graph was written into it
             instance.detach_()
         if memory.is_leaf and instance.requires_grad != memory.requires_grad:
             instance.requires_grad_(memory.requires_grad)
+        if saved is not None and memory.version is not None:
+            # An earlier graph goes on from these values: it asks how often they were written.
+            torch._C._autograd._unsafe_set_version_counter((instance,), (memory.version,))
 
 
 class Gradients(StateHandler):
@@ -117,8 +110,7 @@ class Gradients(StateHandler):
 
     def children(self, instance: torch.Tensor) -> Iterable[Any]:
         yield from (part for part in self.copy(instance, Copies()) if part is not None)
-        if _has_graph(instance):
-            yield from _leaves(instance)
+        yield from _behind(instance)
 
     def copy(self, instance: torch.Tensor, copies: Copies) -> tuple[Any, ...]:
         has_gradient = instance.is_leaf or instance.retains_grad  # others warn
@@ -142,26 +134,12 @@ def is_trainable(tensor: torch.Tensor) -> bool:
     return tensor.is_leaf and tensor.requires_grad and not is_transformed(tensor)
 
 
-def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Set how often tensors count as written: an earlier graph compares this with the value then.
-
-    Only for tensors that hold their values of then again.
-    """
-    import torch
-
-    torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
-
-
-def _has_graph(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.grad_fn is not None
-    except RuntimeError:  # a view of what was written to in a way that autograd does not allow
-        return False
-
-
-def _leaves(tensor: torch.Tensor) -> Iterator[Any]:
+def _behind(tensor: torch.Tensor) -> Iterator[Any]:
     """Yield the tensors behind an earlier graph: a backward pass of the step reaches them."""
-    waiting, seen = [tensor.grad_fn], set[Any]()
+    try:
+        waiting, seen = [tensor.grad_fn], set[Any]()
+    except RuntimeError:  # a view of what was written to in a way that autograd does not allow
+        return
     while waiting and len(seen) < MOST_NODES:
         node = waiting.pop()
         if node is None or node in seen:
@@ -177,10 +155,11 @@ def _leaves(tensor: torch.Tensor) -> Iterator[Any]:
 def _consists_of_others(tensor: torch.Tensor) -> bool:
     """Return whether its values are those of tensors in its attributes."""
     import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
     if type(tensor) in {torch.Tensor, torch.nn.Parameter}:
         return False
-    return bool(torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor))
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
@@ -188,11 +167,6 @@ def _has_storage(tensor: torch.Tensor) -> bool:
     import torch
 
     return tensor.layout == torch.strided and not (tensor.is_nested or is_transformed(tensor))
-
-
-def _settings(tensor: torch.Tensor) -> tuple[Any, ...]:
-    version = None if tensor.is_inference() else tensor._version
-    return _layout(tensor), tensor.is_leaf, tensor.requires_grad, version
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -212,3 +186,78 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     except RuntimeError:  # a subclass without memory of its own
         address = None
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view with each element of memory once: an expanded tensor can't be written."""
+    if not is_plain(tensor) or tensor.numel() < 2:
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((length - 1) * abs(stride) for length, stride in pairs)
+    if tensor.numel() <= span:
+        return tensor
+    return tensor.as_strided((span,), (1,), tensor.storage_offset())
+
+
+def _laid_out(layout: tuple[Any, ...], saved: torch.Tensor) -> torch.Tensor:
+    """Return new memory with the values of a copy, in the layout of the original."""
+    new = saved.to(layout[2], copy=True)  # strides and all
+    if not is_plain(saved) or saved.shape == layout[0]:
+        return new
+    return new.as_strided(layout[0], layout[3])
+
+
+def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
+    """Write the values of a copy into the tensor, where it lies if it is strided."""
+    import torch
+
+    if tensor.layout == torch.strided and not tensor.is_nested:
+        _flat(tensor).copy_(saved)
+        return
+    now, parts = _parts(tensor), _parts(saved)
+    if parts and [part.shape for part in now] == [part.shape for part in parts]:
+        for part, source in zip(now, parts, strict=True):  # which `values()` gives out
+            part.copy_(source)
+    if not parts or tensor.layout is torch.sparse_coo:
+        tensor.data = saved.to(tensor.device, copy=True)
+
+
+def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both hold the same bits: NaN equals itself, and 0 differs from -0."""
+    import torch
+
+    with torch.inference_mode():
+        other = other.to(tensor.device)
+        if tensor.layout != other.layout or tensor.is_nested != other.is_nested:
+            return False
+        if parts := _parts(tensor):
+            return all(map(_equal, parts, _parts(other)))
+        now, before = plain(tensor), plain(other)
+        if now is None or before is None or now.shape != before.shape:
+            return False
+        return torch.equal(_bits(now), _bits(before))
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the strided tensors that a sparse one consists of."""
+    import torch
+
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same memory as integers."""
+    import torch
+
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not (tensor.is_floating_point() or tensor.dtype == torch.bool):
+        return tensor
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.resolve_neg().view(whole[tensor.element_size()])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,19 +40,18 @@ class CompiledCode:
         """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
         if self._compiled is None:
             return module._call_impl(*args, **kwargs)
-        start = time.time()
         try:
             if self._checked:
                 return self._compiled(module, args, kwargs)
             return self._first_run(module, args, kwargs)
         except KeyboardInterrupt:
-            forget_broken_builds(start)
+            forget_broken_builds()
             raise
         except Exception as error:
             if not is_compiler_error(error):
                 raise
             if was_interrupted(error):
-                forget_broken_builds(start)
+                forget_broken_builds()
                 raise KeyboardInterrupt from error
             if removed_half_written_build(error):
                 return self.run(module, args, kwargs)
@@ -147,15 +144,10 @@ def was_interrupted(error: BaseException | None) -> bool:
     return False
 
 
-def forget_broken_builds(since: float | None = None) -> None:
-    """Make Inductor forget builds that were killed, which it remembers as failed.
-
-    What was begun `since` then (seconds of the epoch) and never finished may be half a library,
-    and is deleted: Inductor takes any file of that name for a finished one, also later on.
-    """
+def forget_broken_builds() -> None:
+    """Make Inductor forget builds that were killed, which it remembers as failed."""
     from torch._inductor import cpu_vec_isa
     from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     for cache in (CppCodeCache, CppPythonBindingsCodeCache):
         cache.cache_clear()
@@ -164,31 +156,6 @@ def forget_broken_builds(since: float | None = None) -> None:
         for remembered in list(vars(holder).values()):
             if hasattr(remembered, "cache_clear"):
                 remembered.cache_clear()
-    if since is not None:
-        for library in _unfinished(Path(cache_dir()), since):
-            library.unlink(missing_ok=True)
-
-
-def _unfinished(cache: Path, since: float) -> Iterator[Path]:
-    """Yield the libraries that were begun and that nobody is building any more.
-
-    Other processes use the cache too: who builds a library holds its lock, and leaves a scratch
-    folder beside it that only a finished build takes away.
-    """
-    from filelock import FileLock, Timeout  # torch's own dependency
-    from torch._inductor import cpp_builder
-    from torch._inductor.codecache import get_lock_dir
-
-    scratch = getattr(cpp_builder, "_BUILD_TEMP_DIR", None)
-    for folder in cache.rglob(f"*_{scratch}") if scratch else ():
-        name = folder.name.removesuffix(f"_{scratch}")
-        library = folder.with_name(f"{name}.so")
-        with suppress(OSError, Timeout):
-            if library.stat().st_mtime < since - 1:
-                continue
-            lock = Path(get_lock_dir()) / f"{name.partition('.')[0]}.lock"
-            with FileLock(str(lock), timeout=0):
-                yield library
 
 
 def removed_half_written_build(error: BaseException) -> bool:

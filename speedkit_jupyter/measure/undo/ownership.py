@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from functools import cache
-from types import FunctionType, ModuleType
+from itertools import islice
+from multiprocessing.process import BaseProcess
+from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.handlers.base import PACKAGE
-
+PACKAGE = __name__.partition(".")[0]
 # Threads, event loops, shells and loggers: not what a step trains, and endless to walk.
 MACHINERY = frozenset(
     [
@@ -16,15 +18,22 @@ MACHINERY = frozenset(
         "jupyter_client", "asyncio", "concurrent", "multiprocessing", "threading",
         "_thread", "logging", "importlib", "_frozen_importlib", "inspect", "pytest",
         "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "types", "abc",
+        PACKAGE,
     ]
-) | {PACKAGE}  # fmt: skip
-
+)  # fmt: skip
 # Parts of torch that compile, record and communicate: their objects fit one another.
 INNER_MODULES = (
     "torch._dynamo", "torch._inductor", "torch._functorch", "torch._subclasses", "torch._ops",
     "torch._higher_order_ops", "torch._library", "torch.fx", "torch.cuda.graphs",
     "torch.cuda.streams", "torch.distributed", "torch.profiler", "torch.multiprocessing",
 )  # fmt: skip
+# Modules of objects that have another end, in another thread or process.
+CHANNELS = (
+    "concurrent.futures", "multiprocessing.queues", "multiprocessing.managers",
+    "multiprocessing.connection", "multiprocessing.pool", "subprocess",
+)  # fmt: skip
+# The first elements of a list of workers tell what it is.
+LOOKED_AT = 8
 
 
 @cache
@@ -44,18 +53,7 @@ def is_installed(package: str) -> bool:
 def is_the_users_class(cls: type) -> bool:
     """Return whether it was written in the notebook or in the user's own files."""
     home = cls.__dict__.get("__module__")
-    if not isinstance(home, str):
-        return False
-    return not is_installed(home.partition(".")[0]) or _is_made_for_one(cls, home)
-
-
-def _is_made_for_one(cls: type, home: str) -> bool:
-    """Return whether a library made the class for one module, with parametrizations for example."""
-    import torch
-
-    if not issubclass(cls, torch.nn.Module) or "<" in cls.__qualname__:
-        return False
-    return not hasattr(sys.modules.get(home), cls.__qualname__.partition(".")[0])
+    return isinstance(home, str) and not is_installed(home.partition(".")[0])
 
 
 def is_the_users_function(function: FunctionType) -> bool:
@@ -64,29 +62,29 @@ def is_the_users_function(function: FunctionType) -> bool:
     return not isinstance(home, str) or not is_installed(home.partition(".")[0])
 
 
-def is_the_users_module(module: ModuleType) -> bool:
-    """Return whether the user wrote it; False for the notebook, whose names are followed singly."""
-    home: Any = vars(module).get("__name__")
-    if not isinstance(home, str) or home == "__main__":
-        return False
-    return not is_installed(home.partition(".")[0])
-
-
-def is_machinery(cls: type) -> bool:
-    """Return whether instances of a class are left alone, and not looked into."""
-    import torch
-
-    home = cls.__dict__.get("__module__", "builtins")
-    if not isinstance(home, str):
-        return False
-    if home.startswith(INNER_MODULES):
-        return not issubclass(cls, torch.nn.Module | torch.Tensor | torch.optim.Optimizer)
-    return home.partition(".")[0] in MACHINERY
-
-
-def is_machinerys_function(function: FunctionType) -> bool:
-    """Return whether the function is part of a compiler, a shell or the like."""
-    home = function.__globals__.get("__name__")
+def is_machinery(home: Any) -> bool:
+    """Return whether code of this module is part of a compiler, a shell or the like."""
     if not isinstance(home, str):
         return False
     return home.startswith(INNER_MODULES) or home.partition(".")[0] in MACHINERY
+
+
+def is_elsewhere(cls: type) -> bool:
+    """Return whether the state of its instances lies partly in another thread or process."""
+    if cls in (CoroutineType, AsyncGeneratorType) or issubclass(cls, BaseProcess):
+        return True
+    return str(cls.__module__).startswith(CHANNELS)
+
+
+def works_elsewhere(attributes: dict[str, Any]) -> bool:
+    """Return whether an object with these attributes has a thread or process of its own.
+
+    To put back the part that lies here would part the two: a loader that is set back to a smaller
+    count waits for an answer that came long ago.
+    """
+    parts: list[Any] = []
+    for value in list(attributes.values()):
+        parts.append(value)
+        if type(value) in (list, tuple):
+            parts += islice(value, LOOKED_AT)
+    return any(issubclass(type(p), threading.Thread) or is_elsewhere(type(p)) for p in parts)

@@ -1,4 +1,4 @@
-"""Convolution weights laid out anew in place: the same object, the same values, other strides."""
+"""Tensors laid out anew or moved in place: the same objects and values, with what follows them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
 from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import users_of_storage
 
 if TYPE_CHECKING:
     import torch
@@ -37,28 +38,24 @@ class Layout(Property):
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
-        """Return its strides, and those of followers that lie otherwise."""
         weight = weight_of(thing)
         lying = {name: tensor.stride() for name, tensor in followers(weight, optimizers)}
         odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
         return Found(tuple(weight.shape), weight.stride(), odd)
 
     def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
-        """Lay it out, and whatever must lie like it."""
         weight = weight_of(thing)
         restride(weight, override)
         for _, tensor in followers(weight, optimizers):
             restride(tensor, override)
 
     def holds(self, thing: torch.nn.Module, override: Stride) -> bool:
-        """Whether it lies so still."""
         weight = thing._parameters.get("weight")
         return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
     def put_back(
         self, thing: torch.nn.Module, original: Found, override: Stride, optimizers: Optimizers
     ) -> None:
-        """Lay it out as it lay; what was made meanwhile lies like its weight."""
         if not self.holds(thing, override) or tuple(weight_of(thing).shape) != original.shape:
             return  # laid out by the user, or other values in another shape
         weight = weight_of(thing)
@@ -96,15 +93,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
     """Whether other tensors see its values: a view, one of a `state_dict()`, an array."""
     import torch
 
-    return _users(tensor) > _users(torch.empty(1))
-
-
-def _users(tensor: torch.Tensor) -> int:
-    """Return how many tensors refer to its memory, some of torch's own with them; 0 if unknown."""
-    import torch
-
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return 0 if count is None else int(count(tensor.untyped_storage()._cdata))
+    return users_of_storage(tensor) > users_of_storage(torch.empty(1))
 
 
 def followers(
@@ -126,3 +115,54 @@ def followers(
         for name, value in state.items() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 yield str(name), value
+
+
+class Place(Property):
+    """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
+
+    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
+        return str(thing.device)
+
+    def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
+        for tensor in (thing, *_companions(thing, optimizers)):
+            _move(tensor, override)
+
+    def holds(self, thing: torch.Tensor, override: str) -> bool:
+        return override in (str(thing.device), thing.device.type)
+
+    def put_back(
+        self, thing: torch.Tensor, original: str, override: str, optimizers: Optimizers
+    ) -> None:
+        if self.holds(thing, override) or str(thing.device) == original:
+            self.put(thing, original, optimizers)
+
+
+# State at module level, on purpose: where a tensor lies is known for the whole process.
+PLACE = Place()
+
+
+def _move(tensor: torch.Tensor, device: str) -> None:
+    import torch
+
+    if is_in_memory(tensor):
+        tensor.data = tensor.data.to(device)
+        return
+    moved = torch.empty_like(tensor.data, device=device)  # given back: there is nothing to move
+    moved.untyped_storage().resize_(tensor.untyped_storage().nbytes())
+    tensor.data = moved
+
+
+def _companions(parameter: torch.Tensor, optimizers: Optimizers) -> Iterator[torch.Tensor]:
+    """Yield its gradient, and the optimizer state that lies with it.
+
+    All but `step`, whose place has rules that are the fused optimizer's business.
+    """
+    import torch
+
+    if parameter.is_leaf and parameter.grad is not None:
+        yield parameter.grad
+    for optimizer in optimizers:
+        state: Any = optimizer.state.get(parameter)
+        for key, value in state.items() if isinstance(state, dict) else ():
+            if key != "step" and isinstance(value, torch.Tensor):
+                yield value

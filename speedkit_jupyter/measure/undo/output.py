@@ -1,8 +1,10 @@
-"""Hold back what a measured step displays: pictures, HTML, widgets, and figures it leaves open."""
+"""Hold back what a measured step shows: displays but those of its first call, repeated warnings."""
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -15,25 +17,26 @@ OF_WIDGETS = frozenset(["comm_open", "comm_msg", "comm_close"])
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
-class Displays:
+class Output:
     """Drops what steps display while it holds; the first call is shown if it `shows_first`.
 
     A message belongs to a step if code of ours that calls the user's is among its callers, so that
     progress, panels and other cells show what they always do. Widgets of steps are never shown.
-    At the end they are closed, and so are the figures that steps left open.
+    At the end they are closed, and so are the figures that steps left open. A warning is shown
+    once; processes that are forked meanwhile (workers) are silent.
     """
 
     def __init__(self, shows_first: bool) -> None:
         self._shows_first = shows_first
         self._first: FrameType | None = None  # of the first call that displayed something
-        # Ids of the widgets that steps made, and of those that anything else made meanwhile.
-        self._held: set[str] = set()
-        self._others: set[str] = set()
+        self._widgets_of_steps: set[str] = set()
+        self._warned = set[Any]()
+        self._process = os.getpid()
         self._undo: list[Callable[[], object]] = []
 
     def hold(self) -> None:
         """Begin; may be called again after `release`."""
-        self._known, self._figures = set(_widgets()), set(_figures())
+        self._figures = set(_figures())
         get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
         shell = get_ipython() if get_ipython is not None else None
         if (publisher := getattr(shell, "display_pub", None)) is not None:
@@ -41,12 +44,13 @@ class Displays:
             self._gate(publisher, "clear_output", lambda *given, **named: calling_step() is None)
         if (session := getattr(getattr(shell, "kernel", None), "session", None)) is not None:
             self._gate(session, "send", self._may_send)
+        self._gate(warnings, "showwarning", self._is_new)
 
     def release(self, for_good: bool = True) -> None:
         """End, and close what the steps made."""
         for number in set(_figures()) - self._figures:
             sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
-        for model_id in set(_widgets()) - self._known - self._others:
+        for model_id in self._widgets_of_steps & _widgets().keys():
             with suppress(Exception):  # a class of the user's may close in a way of its own
                 _widgets()[model_id].close()
         while self._undo:
@@ -55,7 +59,7 @@ class Displays:
             self._first = None  # a frame keeps its variables alive
 
     def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
-        """Let a method of one object run only for arguments that `allows` is true of."""
+        """Let a function of one object run only for arguments that `allows` is true of."""
         own, found = vars(holder).get(name), getattr(holder, name)
 
         def put_back() -> None:
@@ -76,9 +80,15 @@ class Displays:
     def _may_send(self, stream: Any, message: Any, content: Any = None, *_: Any, **__: Any) -> bool:
         kind = message if isinstance(message, str) else message.get("msg_type")
         number = (content or {}).get("comm_id", "")
-        if kind == "comm_open":
-            (self._others if calling_step() is None else self._held).add(number)
-        return kind not in OF_WIDGETS or number not in self._held
+        if kind == "comm_open" and calling_step() is not None:
+            self._widgets_of_steps.add(number)
+        return kind not in OF_WIDGETS or number not in self._widgets_of_steps
+
+    def _is_new(self, message: Any, category: Any, filename: str, line: int, *_: Any) -> bool:
+        warning = str(message), category, line
+        is_new = warning not in self._warned
+        self._warned.add(warning)
+        return is_new and os.getpid() == self._process
 
 
 def calling_step() -> FrameType | None:

@@ -1,0 +1,197 @@
+"""The state that a step changes, copied and put back byte for byte."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from speedkit_jupyter.measure.undo import process
+from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
+from speedkit_jupyter.measure.undo.handlers.registry import HANDLERS
+from speedkit_jupyter.measure.undo.handlers.values import Generators
+from speedkit_jupyter.measure.undo.process import Settings, in_a_line
+from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support import interrupts
+
+# A variant's warm state is put back wholly at first and at times, otherwise only what steps were
+# seen to change.
+FIRST, ALL_EVERY = 2, 16
+Memory = tuple[StateHandler, Any, Any]
+
+
+class Snapshot:
+    """A copy of all that a walk found, at one moment.
+
+    `restore` writes the copied values into the objects that were found then: parameters,
+    gradients and optimizer states stay the same objects. Copies of tensors lie beside the
+    originals, or in main memory where `off_device` is set. A snapshot with a `base`, taken
+    earlier, shares the copies of what did not change since, and puts back what no step was seen to
+    change only now and then. `failed` says, by name, why something can't be copied or put back;
+    `too_large` has the names of data that was not copied.
+    """
+
+    def __init__(self, walk: Walk, off_device: bool = False, base: Snapshot | None = None) -> None:
+        self.walk, self._base = walk, base
+        self.failed: dict[str, str] = {}
+        self._changing: set[tuple[int, StateHandler]] = set() if base is None else base._changing
+        self._restored = 0
+        self._settings = Settings(process.switches())
+        self._random = Settings(process.generators())
+        copies = Copies(off_device, _owned(walk))
+        with _without_collecting():
+            self._memories = self._copied(copies)
+        self._by_object = {(id(one), handler): memory for handler, one, memory in self._memories}
+        self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
+
+    def _copied(self, copies: Copies) -> list[Memory]:
+        import torch
+
+        by_handler: dict[StateHandler, list[Memory]] = {handler: [] for handler in HANDLERS}
+        with torch._C.DisableTorchFunctionSubclass():
+            for instance in self.walk.found.values():
+                for handler in self.walk.handlers(instance):
+                    if not handler.has_state:
+                        continue
+                    try:
+                        memory = None if self._base is None else self._base._same(handler, instance)
+                        if memory is None:
+                            memory = handler.copy(instance, copies)
+                    except Exception as error:
+                        name = self.walk.name(instance)
+                        self.failed[name] = f"can't be copied ({in_a_line(error)})"
+                    else:
+                        by_handler[handler].append((handler, instance, memory))
+        return [memory for handler in HANDLERS for memory in by_handler[handler]]
+
+    def _same(self, handler: StateHandler, instance: Any) -> Any:
+        """Return the copy of bulky values that are still the same; None if there is none."""
+        key = (id(instance), handler)
+        if not handler.bulky or key in self._changing or key not in self._by_object:
+            return None
+        memory = self._by_object[key]
+        return memory if handler.same(instance, memory) else None
+
+    def restore(self) -> None:
+        """Put everything back; a failure is noted, and keeps nothing else from being put back."""
+        import torch
+
+        self._restored += 1
+        # Switches first: in inference mode, say, nothing else could be put back.
+        self.failed.update(self._settings.restore())
+        stopped: BaseException | None = None
+        with (
+            torch._C.DisableTorchFunctionSubclass(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
+            for handler, instance, memory in list(self._due()):
+                try:
+                    self._put_back(handler, instance, memory)
+                except Exception as error:
+                    why = f"could not be put back ({in_a_line(error)})"
+                    self.failed[self.walk.name(instance)] = why
+                except BaseException as error:  # Ctrl-C: all else first
+                    stopped = stopped or error
+        self.failed.update(self._random.restore())
+        if stopped is not None:
+            raise stopped
+
+    def restore_randomness(self) -> None:
+        """Put back only what random numbers are drawn from."""
+        self.failed.update(self._random.restore())
+        for handler, instance, memory in self._memories:
+            if isinstance(handler, Generators):
+                handler.put_back(instance, memory)
+
+    def adopt_randomness(self) -> None:
+        """Have the random generators of the process come back to what they are now."""
+        self._random = Settings(process.generators())
+
+    def _due(self) -> Iterator[Memory]:
+        """Yield all; or what is known to change, and what is new since the base."""
+        base = self._base
+        is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
+        for handler, instance, memory in self._memories:
+            key = (id(instance), handler)
+            if base is None or is_whole or key in self._changing or key not in base._by_object:
+                yield handler, instance, memory
+
+    def _put_back(self, handler: StateHandler, instance: Any, memory: Any) -> None:
+        key = (id(instance), handler)
+        if handler.bulky and key in self._changing:  # to compare costs as much as to copy
+            handler.put_back(instance, memory)
+        elif not handler.same(instance, memory):
+            self._changing.add(key)
+            handler.put_back(instance, memory)
+
+    def overwritten(self) -> list[Any]:
+        """Return the tensors and arrays that do not hold the copied values any more."""
+        import torch
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return [
+                instance
+                for handler, instance, memory in self._memories
+                if handler.bulky and not handler.same_values(instance, memory)
+            ]
+
+    def changed(self) -> str:
+        """Return the name of something that is not as it was copied; nothing if all is."""
+        import torch
+
+        if self._settings.changed():
+            return "torch's settings"
+        with torch._C.DisableTorchFunctionSubclass():
+            for handler, instance, memory in self._memories:
+                # A plan that is shown and hidden again lays tensors elsewhere.
+                same = handler.same_values if handler.bulky else handler.same
+                with suppress(Exception):
+                    if not same(instance, memory):
+                        name = self.walk.name(instance)
+                        if name not in self.failed:
+                            return name
+        return ""
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Keep so many small copies from starting the garbage collector again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def isolated(*roots: Any) -> Iterator[Snapshot]:
+    """Undo at the end whatever the block does to what these reach."""
+    snapshot = Snapshot(Walk(roots))
+    try:
+        yield snapshot
+    finally:
+        with interrupts.held_back():
+            snapshot.restore()
+
+
+def _owned(walk: Walk) -> Iterator[int]:
+    """Yield the ids of tensors that are copied whatever their size: a step's own, not its data."""
+    import torch
+
+    for instance in walk.found.values():
+        tensors: list[Any] = []
+        if issubclass(type(instance), torch.nn.Module):
+            tensors = [*instance._parameters.values(), *instance._buffers.values()]
+        elif issubclass(type(instance), torch.optim.Optimizer):
+            tensors = [p for group in instance.param_groups for p in group["params"]]
+            states = getattr(instance, "state", {}).values()  # a wrapper may have none
+            tensors += [value for s in states if isinstance(s, dict) for value in s.values()]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                yield id(tensor)
+                if tensor.is_leaf and tensor.grad is not None:
+                    yield id(tensor.grad)
