@@ -20,7 +20,7 @@ from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_a_window
+from speedkit_jupyter.support.interrupts import held_back, in_a_window
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import door
 
@@ -108,7 +108,8 @@ class Draw:
             has_ended = True
         finally:
             self.was_left |= not has_ended
-            del iterator  # and its workers, unless the loader keeps them
+            with held_back():  # what is raised while its workers end would be lost
+                del iterator
 
     def _next(self, iterator: Iterator[Any]) -> tuple[Any] | None:
         """Return the next batch in a tuple; None at the end."""
