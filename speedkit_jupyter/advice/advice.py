@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # No remedy is expected to remove more of a step than this; what gains less than LEAST at best is
 # not worth a line.
-MOST, LEAST = 0.995, 1.03
+MOST, LEAST = 0.995, 1.05
 
 
 class Gain(NamedTuple):

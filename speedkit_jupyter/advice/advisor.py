@@ -171,10 +171,13 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
 
 @dataclass(frozen=True)
 class Advised:
-    """What was advised last: opportunities by their numbers, and what makes their step again."""
+    """What was advised last, about what: opportunities by their numbers, and what makes their step
+    again.
+    """
 
     opportunities: list[Opportunity]
     step: Callable[[], Step]
+    subject: str = ""
 
     def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
         """Return the benchmark of one, by its number or rule: the step as it is beside the step as

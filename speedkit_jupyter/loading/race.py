@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,7 +78,6 @@ class Candidate:
 
     def fail(self, error: Exception) -> None:
         """Take it out with the last line of what it raised, or as one that is stuck."""
-        traceback.clear_frames(error.__traceback__)  # they keep its workers
         if (found := TIMED_OUT.search(str(error))) and self.settings.num_workers:
             self.is_stuck = True
             self.leave(f"gave no batch within {float(found[1]):.3g} s")

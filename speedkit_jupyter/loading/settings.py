@@ -6,6 +6,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.words import count
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
     from torch.utils.data import default_convert
 
     other = copy.copy(loader)
-    end_workers(other)
+    other._iterator = None
     other.num_workers = settings.num_workers
     other.prefetch_factor = settings.prefetch_factor
     other.pin_memory = settings.pin_memory
@@ -84,8 +85,9 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
-    """End the workers that stay, with the iterator that they work for."""
-    loader._iterator = None
+    """End the workers that stay; the next epoch starts new ones."""
+    iterator, loader._iterator = loader._iterator, None
+    torch_private.end_workers(iterator)
 
 
 def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:

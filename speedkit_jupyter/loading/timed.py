@@ -22,6 +22,7 @@ from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import held_back, in_a_window
 from speedkit_jupyter.support.samples import EMPTY
+from speedkit_jupyter.support.torch_private import end_workers
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -97,7 +98,9 @@ class Draw:
         from torch.utils.data import DataLoader
 
         begun_s = clock.now()
-        iterator = DataLoader.__iter__(loader)  # a subclass's own is in the user's loop already
+        with held_back():  # no worker is left half started
+            # A subclass's own is in the user's loop already.
+            iterator = DataLoader.__iter__(loader)
         self.begun_s += clock.now() - begun_s
         given, has_ended = 0, False
         try:
@@ -108,8 +111,9 @@ class Draw:
             has_ended = True
         finally:
             self.was_left |= not has_ended
-            with held_back():  # what is raised while its workers end would be lost
-                del iterator
+            if not loader.persistent_workers:
+                with held_back():
+                    end_workers(iterator)
 
     def _next(self, iterator: Iterator[Any]) -> tuple[Any] | None:
         """Return the next batch in a tuple; None at the end."""

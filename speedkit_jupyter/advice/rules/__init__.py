@@ -53,6 +53,5 @@ RULES: tuple[Callable[[Situation], Iterator[Opportunity]], ...] = (
 )
 # These save memory or prevent a mistake: they speak also where no time is to be gained.
 ALWAYS = frozenset({
-    "no_grad", "graph_kept", "graphs_of_graphs", "frozen_in_optimizer", "large_logits",
-    "optimizer_state",
+    "graph_kept", "graphs_of_graphs", "frozen_in_optimizer", "large_logits", "optimizer_state"
 })  # fmt: skip

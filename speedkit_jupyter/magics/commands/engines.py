@@ -64,6 +64,11 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.wanted:
         if session.advised is None:
             raise UsageError(f"{ADVISING} --try: nothing was advised yet: {ADVISING}")
+        if arguments.step not in (None, session.advised.subject):
+            raise UsageError(
+                f"{ADVISING} --try: the last advice is about {session.advised.subject}: first "
+                f"{ADVISING} --step {arguments.step}"
+            )
         command = f"{ADVISING} --try {arguments.wanted}"
         engine = session.advised.benchmark(arguments.wanted, arguments.budget, command)
         measured(engine, "trying", names, arguments.v)
@@ -114,7 +119,8 @@ def _remember(names: Names, session: Session, arguments: Namespace, advisor: Any
         assert cell is not None
         return cell.step()
 
-    session.advised = Advised(list(advisor.result().opportunities), step)
+    result = advisor.result()
+    session.advised = Advised(list(result.opportunities), step, result.subject)
 
 
 def _wanted(text: str) -> int | str:

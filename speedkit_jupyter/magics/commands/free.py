@@ -12,8 +12,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from speedkit_jupyter.freeing.freed import free
-from speedkit_jupyter.freeing.holders import Holder, of_process
+from speedkit_jupyter.freeing.freed import Holder, free, of_process
 from speedkit_jupyter.magics.line import Command, Names
 from speedkit_jupyter.session import Session
 
