@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from speedkit_jupyter.advice.code import Code
 from speedkit_jupyter.advice.rules import ALWAYS, RULES
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import watched
+from speedkit_jupyter.loading.api import arguments_of, loop
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import paired_ratio
 from speedkit_jupyter.measure.rounds import clock
@@ -25,14 +27,19 @@ from speedkit_jupyter.measure.subject.variants import BASELINE, Variant, variant
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.planning import plan
+from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profiler import Isolated, Profiler
+from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning import learning
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import DataLoader
 
 # A trial takes this many pairs of calls at most.
@@ -206,3 +213,52 @@ class Advised:
             return self.opportunities[wanted - 1]
         known = ", ".join(f"{number} or {rule}" for number, rule in enumerate(rules, 1))
         raise StepError(f"%speedkit advise --try: there is no {wanted}: {known or 'nothing found'}")
+
+
+@lets_go
+@in_windows
+def advise(
+    step: Callable[..., object],
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    loader: DataLoader[Any] | None = None,
+    budget_s: float | None = None,
+) -> Advice:
+    """Return what would make `step()` faster: opportunities with their evidence, the expected
+    speed-up of the whole step, the risk, and what to write.
+
+    A step that takes a batch needs the `loader` that gives it: a call is an epoch then. It is
+    profiled for `budget_s` seconds (10 without it) as `profile` does, one more call is watched, and
+    every rule is asked. Models, optimizers and loaders that are not given are those that the
+    function's code reaches. Nothing is changed. Raises StepError where the step can't be measured.
+    """
+    begun_s = clock.now()
+    budget_s = arguments.seconds("budget_s", budget_s)
+    name = getattr(step, "__name__", "step")
+    step = over_batches(step, loader, name, "give loader=…")
+    profiler = profiler_of(step, model, optimizer, budget_s, f"advise({name})")
+    profiler.begun_s = begun_s
+    advisor = Advisor(profiler, loaders=[] if loader is None else [loader], subject=name)
+    for _ in advisor.run():
+        pass
+    return advisor.result()
+
+
+def over_batches(
+    step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
+) -> Callable[..., object]:
+    """Return an epoch of the loader for a step that takes batches; another step as it is."""
+    takes = arguments_of(step) if callable(step) else 0
+    if not takes or _is_context(step):
+        return step
+    if loader is None:
+        words = "a batch" if takes == 1 else f"{takes} arguments"
+        raise StepError(f"{name} takes {words}: {advice}, or name a function that takes none")
+    return partial(loop, loader, step, takes > 1)
+
+
+def _is_context(step: Callable[..., object]) -> bool:
+    """Return whether what it takes is SpeedKit's own, as in a benchmark."""
+    parameters = [*inspect.signature(step).parameters.values()] if arguments_of(step) == 1 else []
+    return bool(parameters) and parameters[0].name in ("ctx", "context")

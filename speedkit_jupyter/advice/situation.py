@@ -92,11 +92,11 @@ class Situation:
     def operators(self, *names: str) -> float:
         """Return the share of operators whose names begin so, as `aten::softmax`."""
         found = (one for one in self._operators if one.name.rpartition("#")[2].startswith(names))
-        return sum(one.share for one in found)
+        return float(sum(one.share for one in found))
 
     def operator_calls(self) -> float:
         """Return how many operators run in a step."""
-        return sum(one.times for one in self._operators if "::" in one.name) / self.steps
+        return float(sum(one.times for one in self._operators if "::" in one.name)) / self.steps
 
     def modules(self, names: Collection[str] | None = None) -> tuple[float, float]:
         """Return the share of modules by name (of all without names), and that of their backward

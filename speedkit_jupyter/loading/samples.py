@@ -170,7 +170,7 @@ def _same(one: Any, other: Any) -> bool:
         return same(dict(one), dict(other))
     if is_dataclass(one):
         return same(attributes_of(one), attributes_of(other))
-    if type(one).__eq__ is object.__eq__:
+    if type(one).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return True  # an object of the user's that says nothing of what it holds
     with suppress(Exception):  # of tensors in it, say, which are not one truth
         return bool(one == other)

@@ -166,7 +166,10 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         return
     got = seen.watched.got_gradients
     idle = [one for one in seen.parameters if id(one) in got and id(one) not in seen.held]
-    least, most = _shares_of_backward(seen, idle)
+    every = [one for one in seen.parameters if id(one) in got]
+    # A convolution's few parameters take long, an embedding's many do not.
+    by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in every), 1)
+    least, most = sorted([by_size, len(idle) / max(len(every), 1)])
     if most < 0.1:
         return
     # Of a layer's backward pass the gradient of its weights is a third or more; under no_grad its
@@ -183,26 +186,6 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         trial=trials.without_gradients,
         unread=trials.not_stepped,
     )
-
-
-def _shares_of_backward(seen: Situation, idle: list[torch.nn.Parameter]) -> tuple[float, float]:
-    """Return the least and the largest share of all backward passes: by the time of the modules,
-    or without it by how many parameters there are (a convolution's few take long) and how large.
-    """
-    wanted = {id(one) for one in idle}
-    names = set[str]()
-    for module in (module for model in seen.models for module in model.modules()):
-        own = {id(one) for one in module.parameters(recurse=False)}
-        if own and own <= wanted:
-            names.add(seen.name(module, ""))
-    _, taken = seen.modules(names - {""})
-    _, every = seen.modules()
-    if every:
-        return taken / every, taken / every
-    got = [one for one in seen.parameters if id(one) in seen.watched.got_gradients]
-    by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in got), 1)
-    by_number = len(idle) / max(len(got), 1)
-    return min(by_size, by_number), max(by_size, by_number)
 
 
 def frozen_in_optimizer(seen: Situation) -> Iterator[Opportunity]:

@@ -99,7 +99,7 @@ def _profiler(names: Names, session: Session, arguments: Namespace) -> tuple[Pro
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
     """The function that is named; an epoch of the loader, where it takes batches."""
-    from speedkit_jupyter.advice.api import over_batches
+    from speedkit_jupyter.advice.advisor import over_batches
 
     function = find_function(names, name, ADVISING)
     given = named_loader(names, loader, ADVISING)
