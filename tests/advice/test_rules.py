@@ -343,6 +343,16 @@ def test_a_plan_that_was_learned_needs_no_guess():
     assert found("catalog", TRAIN, shares=COMPUTING, learned=learned) == []
 
 
+def test_a_step_that_other_processes_keep_from_the_cores_is_told():
+    situation, rule = seen(TRAIN, shares=COMPUTING), rule_named("busy_machine")
+    situation.profile.timed_s, situation.profile.held_up_s = 2.0, 2.0
+    (one,) = rule(situation)
+    assert "other processes hold the cores for 100 % of the time" in one.evidence
+    assert one.gain.high <= 4
+    situation.profile.held_up_s = 0.2
+    assert list(rule(situation)) == []
+
+
 def test_logits_that_fill_much_memory_need_not_be_made(monkeypatch):
     monkeypatch.setattr("speedkit_jupyter.advice.rules.settings.LARGE_BYTES", 2**15)
     for number, many in ((4096, 1), (256, 0)):

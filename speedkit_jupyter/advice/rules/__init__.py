@@ -43,6 +43,7 @@ RULES: tuple[Callable[[Situation], Iterator[Opportunity]], ...] = (
     autograd.input_gradients,
     settings.large_logits,
     settings.optimizer_state,
+    settings.busy_machine,
     settings.double_precision,
     settings.attention_by_hand,
     settings.sparse_products,

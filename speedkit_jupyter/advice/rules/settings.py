@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl
+from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.optimizations.base.decision import Effect
@@ -32,6 +32,29 @@ def deterministic(seen: Situation) -> Iterator[Opportunity]:
         "two runs differ by rounding",
         trial=trials.deterministic_off,
     )
+
+
+# Held up for longer than this share of the time, a step takes up to four times its own.
+HELD_UP = 0.75
+
+
+def busy_machine(seen: Situation) -> Iterator[Opportunity]:
+    """Find, on a CPU, a step that waits for cores that other processes hold.
+
+    Threads that wait for one another lose most: one that has no core holds up all the others.
+    """
+    computing = seen.share("forward", "backward", "optimizer")
+    waiting = seen.profile.held_up_s / max(seen.profile.timed_s, 1e-9)
+    if seen.on_cpu and computing >= 0.3 and waiting >= 0.3:
+        yield Opportunity(
+            "wait until the cores are free, or compute with one thread meanwhile",
+            f"other processes hold the cores for {share(waiting)} of the time; forward, backward "
+            f"and optimizer: {share(computing)} of the step",
+            Gain(1.0, without(min(waiting, computing, HELD_UP))),
+            "stop what else runs (`top` lists it), or `%speedkit apply --threads 1`",
+            "rounding; one thread is slower once the cores are free",
+            variant="threads:1",
+        )
 
 
 def double_precision(seen: Situation) -> Iterator[Opportunity]:
