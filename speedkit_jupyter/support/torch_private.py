@@ -347,6 +347,11 @@ def loader_iterator() -> type:
     return dataloader._BaseDataLoaderIter
 
 
+def end_workers(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, if it has some; its destructor does so later."""
+    getattr(iterator, "_shutdown_workers", lambda: None)()
+
+
 # torch.compile.
 
 
