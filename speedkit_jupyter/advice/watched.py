@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.profiling.lines import Spot, user_spot
 from speedkit_jupyter.support.marks import version
+from speedkit_jupyter.support.torch_private import loader_iterator
 
 if TYPE_CHECKING:
     import torch
@@ -132,7 +133,6 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
     import torch
     from torch.distributions import Distribution
     from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     found, optimizer = Watched(), torch.optim.Optimizer
     loaders: dict[int, int] = {}
@@ -144,7 +144,7 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (torch.autograd, "grad", partial(_grad, found)),
             (optimizer, "zero_grad", partial(_zero_grad, found)),
             (DataLoader, "__iter__", partial(_loader, found, loaders)),
-            (_BaseDataLoaderIter, "__next__", partial(_draw, found, loaders)),
+            (loader_iterator(), "__next__", partial(_draw, found, loaders)),
             (Distribution, "__init__", partial(_check, found)),
             (Distribution, "_validate_sample", partial(_check, found)),
         ):

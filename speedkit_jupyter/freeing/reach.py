@@ -90,8 +90,7 @@ def without(values: Iterable[Any], others: Iterable[Any]) -> list[Any]:
 
 def _piece(value: Any) -> tuple[object, int]:
     """Return the piece of memory that a tensor or array lies in, and its bytes."""
-    fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    if fakes is not None and isinstance(value, fakes.FakeTensor):
+    if hasattr(value, "fake_mode"):
         return id(value), 0  # without memory; it warns where it is asked for some
     try:
         storage = value.untyped_storage()

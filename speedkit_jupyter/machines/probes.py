@@ -13,8 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from speedkit_jupyter.support import torch_private
-
 
 def system() -> Literal["Linux", "Windows", "Darwin"]:
     """Return the system; every other one counts as Linux."""
@@ -23,8 +21,11 @@ def system() -> Literal["Linux", "Windows", "Darwin"]:
 
 
 def features(capabilities: dict[str, object]) -> tuple[str, ...]:
-    """Return the instructions that matter here, by torch's `capabilities` (2.11 and later)."""
-    known = capabilities | dict.fromkeys(torch_private.cpu_features(), True)
+    """Return the instructions that matter here, by torch's `capabilities` (2.11 and later) or by
+    Linux.
+    """
+    known = dict(capabilities or dict.fromkeys(_in_cpuinfo("(?:flags|Features)").split(), True))
+    known["avx512_f"] = known.get("avx512_f") or known.get("avx512f")
     known["arm_bf16"] = known.get("arm_bf16") or known.get("bf16")
     every = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16", "arm_bf16")
     return tuple(feature for feature in every if known.get(feature))
@@ -32,13 +33,16 @@ def features(capabilities: dict[str, object]) -> tuple[str, ...]:
 
 def cpu_name(capabilities: dict[str, object]) -> str:
     """Return the name as torch, Linux or Python has it; `unknown` where none does."""
-    name = str(capabilities.get("cpu_name") or "")
-    if not name:
-        with suppress(OSError):
-            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-            match = re.search(r"model name\s*:\s*(.+)", lines)
-            name = match.group(1) if match else ""
+    name = str(capabilities.get("cpu_name") or "") or _in_cpuinfo("model name")
     return name.strip() or platform.processor() or "unknown"
+
+
+def _in_cpuinfo(key: str) -> str:
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        match = re.search(rf"^{key}\s*:\s*(.+)", lines, re.MULTILINE)
+        return match.group(1) if match else ""
+    return ""
 
 
 def memory_bytes() -> int:

@@ -157,7 +157,8 @@ class Graphed(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's own result, which stays the user's."""
         import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
+
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
         leaves, structure = tree_flatten((args, kwargs))
         tensors = {n: t for n, t in enumerate(leaves) if isinstance(t, torch.Tensor)}
@@ -214,7 +215,8 @@ class Graphed(Call):
     def _recorded(self, leaves: list[Any], tensors: dict[int, torch.Tensor], structure: Any) -> Any:
         """Record the call, and leave buffers and random numbers as they are; None if that fails."""
         import torch
-        from torch.utils._pytree import tree_flatten, tree_unflatten
+
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
         device = next(self.module.parameters()).device
         samples = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors.values()]

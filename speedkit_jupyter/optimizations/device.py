@@ -112,7 +112,9 @@ class Device(Optimization):
             arguments = _of_fabric(kind, index)
             return Snippet(decision.why, batch=".to(fabric.device)", arguments=arguments)
         arguments = {"cpu" if form == "accelerate" else "use_cpu": "True"} if kind == "cpu" else {}
-        batch, imports, setup = ".to(accelerator.device)", (), ()
+        imports: tuple[str, ...] = ()
+        setup: tuple[str, ...] = ()
+        batch = ".to(accelerator.device)"
         if index.strip("0") and kind == "cuda":  # both take the first GPU that they see
             imports, setup = ("import os",), (f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"',)
         elif index.strip("0"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, framework_precision
 from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class GradScaler(Optimization):
 
         def first_step(optimizer: torch.optim.Optimizer) -> None:
             if memo.autocast_entered and not memo.steps_watched and not _called_by_a_scaler():
-                warnings.warn(FORGOTTEN, stacklevel=4)
+                messages.warn(FORGOTTEN)
             memo.steps_watched = memo.steps_watched or memo.autocast_entered
 
         memo.scales = True

@@ -16,6 +16,7 @@ from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +113,6 @@ class Unrecorded(Call):
     def _suits(self, inputs: Any) -> bool:
         """Return whether this call is a prediction that autograd would record."""
         import torch
-        from torch.utils._pytree import tree_leaves
 
         if not self.acts() or not torch.is_grad_enabled():
             return False

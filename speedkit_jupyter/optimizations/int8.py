@@ -10,6 +10,7 @@ from pydantic import Field
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import Compression, true_is
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -57,4 +58,4 @@ def overflows() -> bool:
     import torch
 
     most = torch.full((32, 64), 127, dtype=torch.int8)
-    return bool((torch._int_mm(most, most.t()) != 127 * 127 * 64).any())
+    return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())

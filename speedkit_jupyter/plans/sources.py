@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.plans.fields import Origin, allowed_keys
-from speedkit_jupyter.support import database
+from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import did_you_mean
 
 
@@ -51,7 +50,7 @@ def _warn_of_unknown_variables() -> None:
     for name in os.environ:
         if name.startswith("SPEEDKIT_") and name not in variables:
             hint = did_you_mean(name, variables)
-            warnings.warn(f"{name}: no such environment variable.{hint}", stacklevel=4)
+            messages.warn(f"{name}: no such environment variable.{hint}")
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
 from speedkit_jupyter.measure.checks import roofline
 from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.profiling.counted import Work, counted
 from speedkit_jupyter.profiling.module_calls import ModuleCalls
-from speedkit_jupyter.profiling.operators import MODULE, Place, Trace, Work, counted
+from speedkit_jupyter.profiling.traced import MODULE, Place, Trace
 
 if TYPE_CHECKING:
     import torch
@@ -65,31 +66,37 @@ class Costs:
     chrome: bytes = field(default=b"", repr=False)
 
 
-def found(
-    call: Callable[[], object],
-    settle: Callable[[], object],
-    device: torch.device,
-    named: tuple[Mapping[int, str], Mapping[str, str]],
-    call_s: float,
-    budget: Budget,
-) -> Costs:
-    """Count one call, then trace as many as the budget allows, at least one.
-
-    `call` makes the step once, `settle` puts it back to where it began; `named` are the names of
-    modules by their ids, and their classes by these names, in the order of the model. `call_s` are
-    the seconds of a plain call. Raises StepError beside another profiler.
+class Costing:
+    """`call` makes the step once, `settle` puts it back to where it began; `names` are those of
+    modules by their ids, `kinds` their classes by these names, in the order of the model.
     """
-    __tracebackhide__ = True
-    (names, kinds), work, trace = named, Counter[Work](), Trace()
-    modules = ModuleCalls(names)
-    with suppress(Exception):  # some code does not allow the dispatch mode that counts
-        settle()
-        work = counted(call, modules)
-    operators = {one.place.operator for one in work}
-    while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
-        settle()
-        trace.add(call, modules, device, operators)
-    return costs(trace, work, kinds, device, call_s)
+
+    def __init__(
+        self,
+        call: Callable[[], object],
+        settle: Callable[[], object],
+        device: torch.device,
+        names: Mapping[int, str],
+        kinds: Mapping[str, str],
+    ) -> None:
+        self._call, self._settle, self._device = call, settle, device
+        self._modules, self._kinds = ModuleCalls(names), kinds
+
+    def found(self, call_s: float, budget: Budget) -> Costs:
+        """Count one call, then trace as many as the budget allows, at least one.
+
+        `call_s` are the seconds of a plain one. Raises StepError beside another profiler.
+        """
+        __tracebackhide__ = True
+        work, trace = Counter[Work](), Trace()
+        with suppress(Exception):  # some code does not allow the dispatch mode that counts
+            self._settle()
+            work = counted(self._call, self._modules)
+        operators = {one.place.operator for one in work}
+        while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
+            self._settle()
+            trace.add(self._call, self._modules, self._device, operators)
+        return costs(trace, work, self._kinds, self._device, call_s)
 
 
 def costs(

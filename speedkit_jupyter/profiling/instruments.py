@@ -16,7 +16,9 @@ from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.handlers.iterators import Replay
 from speedkit_jupyter.profiling.lines import is_torchs, user_spot
-from speedkit_jupyter.profiling.split import Line, LineSample, Part, Split
+from speedkit_jupyter.profiling.recorder import Recorder
+from speedkit_jupyter.profiling.split import Line, Part
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -38,106 +40,6 @@ WAITING = (
 )
 MOVING = ("to", "cuda", "cpu")
 
-# What `begin` returns where no part has begun.
-NOTHING = object()
-
-
-class Recorder:
-    """Tells a `split` which part begins and ends, and what is computed outside of all."""
-
-    def __init__(self, split: Split) -> None:
-        self.split = split
-        self._mode: Any = None
-
-    def begin(self, part: Part) -> Any:
-        """Begin this part, with nothing of ours between torch and its functions; `end` takes what
-        it returns. What both take is "overhead".
-
-        Nothing begins where the split does not run (an iterator outlives the step), or hides it.
-        """
-        split = self.split
-        if not split.depth or split.hides(part):
-            return NOTHING
-        split.enter("overhead")
-        mode = self._pop()
-        split.enter(part)
-        return mode
-
-    def end(self, begun: Any) -> None:
-        """End the part that `begin` has begun."""
-        if begun is NOTHING:
-            return
-        self.split.leave()
-        self._push(begun)
-        self.split.leave()
-
-    @contextmanager
-    def within(self, part: Part) -> Iterator[None]:
-        """Count the block as this part."""
-        begun = self.begin(part)
-        try:
-            yield
-        finally:
-            self.end(begun)
-
-    @contextmanager
-    def functions(self) -> Iterator[None]:
-        """See torch's functions between the parts: what leads to a gradient (a loss that is a
-        function) is forward, what does not (a metric) stays the rest.
-
-        Not for a step that was compiled: it would be compiled anew for the mode. To be entered once
-        what stands in for methods of tensors is in place.
-        """
-        import torch
-        from torch.overrides import TorchFunctionMode
-
-        recorder = self
-        # torch finds a method by its name, and so what stands in for it, again.
-        methods = {
-            method: method.stands_in_for
-            for method in vars(torch.Tensor).values()
-            if hasattr(method, "stands_in_for")
-        }
-
-        class Seen(TorchFunctionMode):
-            def __torch_function__(
-                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
-                function, split = methods.get(function, function), recorder.split
-                if split.part != "rest":
-                    return function(*args, **(kwargs or {}))
-                mark, samples = split.mark(), list[LineSample]()
-                split.undecided = samples
-                try:
-                    result = function(*args, **(kwargs or {}))
-                finally:
-                    split.undecided = None
-                if isinstance(result, torch.Tensor) and result.requires_grad:
-                    split.moved(mark, "forward")
-                    for sample in samples:
-                        sample.part = "forward"
-                return result
-
-        with Seen() as self._mode:
-            yield
-        self._mode = None
-
-    def _pop(self) -> Any:
-        """Take the mode off torch's stack, where no other mode lies on top."""
-        import torch
-
-        top = torch._C._len_torch_function_stack() - 1
-        mode = self._mode
-        if mode is None or top < 0 or torch._C._get_function_stack_at(top) is not mode:
-            return None
-        return torch._C._pop_torch_function_stack()
-
-    def _push(self, mode: Any) -> None:
-        import torch
-
-        if mode is not None:
-            torch._C._push_on_torch_function_stack(mode)
-
 
 @contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
@@ -150,12 +52,11 @@ def installed(recorder: Recorder) -> Iterator[None]:
     import torch
     from torch.nn.utils import clip_grad
     from torch.utils.data import DataLoader
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     scaler, optimizer = torch.amp.GradScaler, torch.optim.Optimizer
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
-        (_BaseDataLoaderIter, "__next__", "data"),
+        (torch_private.loader_iterator(), "__next__", "data"),
         (Replay, "_draw", "data"),
         (torch.autograd, "backward", "backward"),
         (torch.autograd, "grad", "backward"),
@@ -166,11 +67,14 @@ def installed(recorder: Recorder) -> Iterator[None]:
         (scaler, "update", "optimizer"),
         *((home, "clip_grad_norm_", "optimizer") for home in (clip_grad, torch.nn.utils)),
     ]
-    _fill_tables()
     with ExitStack() as stack:
+        stack.enter_context(_overrides_forgotten())
         for owner, name, part in whole:
             make = partial(counted, part, recorder)
             stack.enter_context(patched(owner, name, make))
+        for kind in {*_optimizers()}:
+            make = partial(_step_of_optimizer, recorder)
+            stack.enter_context(patched(kind, "step", make))
         yield
 
 
@@ -180,6 +84,7 @@ def installed_within(recorder: Recorder) -> Iterator[None]:
     import torch
 
     with ExitStack() as stack:
+        stack.enter_context(_overrides_forgotten())
         for name in WAITING:
             make = partial(_waiting, name, recorder)
             stack.enter_context(patched(torch.Tensor, name, make))
@@ -200,7 +105,7 @@ def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
         stack.enter_context(_compiling(recorder))
         if sees_functions and not compilations.graphs():
             stack.enter_context(recorder.functions())
-        stack.enter_context(_steps(recorder))
+        stack.enter_context(_unseen_steps(recorder))
         yield
 
 
@@ -271,38 +176,82 @@ def _line(call: str) -> Line | None:
     return None if spot is None else Line(*spot, call)
 
 
+def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
+    """Yield the classes of optimizers whose `step` torch has put its hooks around: it does so once
+    the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
+    what steps in there is hooked, or is seen by the hooks of all optimizers.
+    """
+    import torch
+
+    waiting: list[type[torch.optim.Optimizer]] = [torch.optim.Optimizer]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if getattr(vars(kind).get("step"), "hooked", False):
+            yield kind
+
+
+def _step_of_optimizer(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Count all of a step as the optimizer's, its hooks included."""
+    whole, seen = counted("optimizer", recorder, original), recorder.stepping
+
+    def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        stepped = recorder.split.stepped
+        before, is_first = stepped[id(optimizer)], id(optimizer) not in seen
+        seen.add(id(optimizer))
+        try:
+            result = whole(optimizer, *args, **kwargs)
+        finally:
+            if is_first:
+                seen.discard(id(optimizer))
+        stepped[id(optimizer)] = before + 1  # also where its class calls the one that it is of
+        return result
+
+    return call
+
+
 @contextmanager
-def _steps(recorder: Recorder) -> Iterator[None]:
-    """Count the steps of optimizers, whoever calls them, and of what they call the outermost."""
-    open_steps: list[tuple[int, Any]] = []
+def _unseen_steps(recorder: Recorder) -> Iterator[None]:
+    """Tell of steps that do not go by their class: a scheduler puts a step of its own on the
+    optimizer, which calls what it found when the scheduler was made.
+    """
+    depths: dict[int, int] = {}
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        open_steps.append((id(optimizer), recorder.begin("optimizer")))
+        if recorder.split.depth and id(optimizer) not in recorder.stepping:
+            depths[id(optimizer)] = recorder.split.depth
+            recorder.split.enter("optimizer")
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if open_steps:
-            which, begun = open_steps.pop()
-            recorder.end(begun)
-            if which not in [one for one, _ in open_steps]:
-                recorder.split.stepped[which] += 1
+        if id(optimizer) in depths:
+            recorder.split.leave(depths.pop(id(optimizer)))
+            recorder.split.stepped[id(optimizer)] += 1
 
     with optimizer_hooks(before, after):
         yield
 
 
-def _fill_tables() -> None:
-    """Have torch make its tables of functions before ours stand in for some of them."""
+@contextmanager
+def _overrides_forgotten() -> Iterator[None]:
+    """Keep what stands in for torch's functions out of the tables that torch makes of its own, once
+    in a process: those that are first asked for in the block are made anew after it.
+    """
     import torch.overrides
 
     torch.overrides.get_overridable_functions()
     torch.overrides.is_tensor_method_or_property(torch.Tensor.item)
+    before = {id(table): table.cache_info().misses for table in torch_private.lookups()}
+    try:
+        yield
+    finally:
+        for table in torch_private.lookups():
+            if table.cache_info().misses > before.get(id(table), 0):
+                table.cache_clear()
 
 
 @contextmanager
 def _compiling(recorder: Recorder) -> Iterator[None]:
     """Tell of torch.compile at work, also on a backward pass when that comes first."""
-    from torch._dynamo.callback import callback_handler
-
     here, depths = threading.get_ident(), list[int]()
 
     def start(_: Any) -> None:
@@ -314,13 +263,11 @@ def _compiling(recorder: Recorder) -> Iterator[None]:
         if depths and threading.get_ident() == here:
             recorder.split.leave(depths.pop())
 
-    callback_handler.register_start_callback(start)
-    callback_handler.register_end_callback(end)
+    remove = torch_private.on_compiling(start, end)
     try:
         yield
     finally:
-        callback_handler.remove_start_callback(start)
-        callback_handler.remove_end_callback(end)
+        remove()
 
 
 def _has_accelerator() -> bool:

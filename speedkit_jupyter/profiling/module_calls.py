@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support.torch_private import sequence_number
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ class ModuleCalls:
         return call
 
     def _note(self) -> None:
-        from torch._C._autograd import _get_sequence_nr
-
-        self._numbers.append(_get_sequence_nr())
+        self._numbers.append(sequence_number())
         self._whose.append(self.here)
 
 

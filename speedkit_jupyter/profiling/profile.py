@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
@@ -36,20 +37,29 @@ class Profile(Shown):
     `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
     between; where telling takes long, `whole` are splits of calls that were told of little: of the
     parts as a whole, without what is within them. `first` is that of the first call, which may have
-    compiled. `held_up_s` are the seconds for which other processes kept the plain ones from the
-    cores. `lines` are the user's own, `costs` those of modules and operators, each from calls of
-    their own; no costs where `why_no_costs` says it. `names` are how files are called in the
-    notebook.
+    compiled. `counted` is what the machine counts in a second of the plain ones (`energy_j`:
+    joules), where it does, and then `samples` what a call takes, if its models say it.
+    `timed_s` are wall-clock seconds of all plain calls (of the first call, where there are none),
+    `cpu_s` the CPU seconds of this process in them, `held_up_s` those for which other processes
+    kept it from the cores. A profile that `is_interrupted` ended by Ctrl-C.
+    `lines` are the user's own, `costs` those of modules and operators, each from calls of their
+    own; no costs where `why_no_costs` says it.
+    `names` are how files are called in the notebook.
     """
 
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
     whole: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
+    counted: Mapping[str, float] = field(default_factory=dict)
+    samples: int | None = None
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
+    timed_s: float = 0.0
+    cpu_s: float = 0.0
     held_up_s: float = 0.0
+    is_interrupted: bool = False
     device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -91,6 +101,15 @@ class Profile(Shown):
     def share(self, part: Part) -> float:
         """Return that of a part, 0 to 1."""
         return shares(self.taken, self.whole if self.is_costly else [])[part]
+
+    def quantities(self) -> dict[str, float]:
+        """Return what the machine counts, by name: of a step, and of a sample if known."""
+        found: dict[str, float] = {}
+        for quantity in QUANTITIES:
+            if (rate := self.counted.get(quantity.name)) is not None:
+                samples = self.samples / self.steps if self.samples else None
+                found |= quantity.values(rate * self.step_s, samples)
+        return found
 
     def waits(self) -> list[Wait]:
         """Return lines that wait, what takes longest first, then what waits most often."""
@@ -145,6 +164,7 @@ class Profile(Shown):
             "steps": self.steps,
             "calls": len(self.taken),
             "cost": self.cost,
+            **self.quantities(),
             "first_call_s": None if self.first is None else self.first.total_s,
             "first_compiling_s": None if self.first is None else self.first.seconds["compiling"],
             "synchronizations": [

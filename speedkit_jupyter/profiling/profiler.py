@@ -6,24 +6,29 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import partial
+from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.profiling import costs, instruments
-from speedkit_jupyter.profiling.instruments import Recorder
+from speedkit_jupyter.profiling import instruments
+from speedkit_jupyter.profiling.costs import Costing
+from speedkit_jupyter.profiling.counters import Counters
 from speedkit_jupyter.profiling.lines import LineSampler
-from speedkit_jupyter.profiling.loops import Loops
+from speedkit_jupyter.profiling.loops import Loops, generator_functions, generators_told_to
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.recorder import Recorder
 from speedkit_jupyter.profiling.split import PARTS, Split
+from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import door
@@ -88,7 +93,9 @@ class Profiler:
         self.afterwards: Callable[[Isolated], object] | None = None
         profile.device = device.type
         self._context: Any = None
+        self._generators: list[FunctionType] = []
         self._is_alone = False
+        self._others = clock.Interruptions()
 
     def result(self) -> Profile:
         """Return what is known so far."""
@@ -102,13 +109,18 @@ class Profiler:
         """Measure; yield after every call. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.guarded() as visit:
+        with self._interruptible(), self.step.guarded() as visit:
             self._context = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
+            self._generators = generator_functions(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
             sampler = LineSampler()
+            watch = clock.Stopwatch(self._device, clock.now, self._others)
             with self._installed() as recorder, instruments.installed_within(recorder):
+                watch.begin()
                 first = self._profiled(recorder, is_first=True, sampler=sampler)
+                watch.end()
+            self._count(watch)
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
             is_long = first.total_s - first.seconds["compiling"] > LONG * self.budget_s
@@ -133,6 +145,15 @@ class Profiler:
             if self.afterwards is not None and state is not None:
                 yield Progress(1.0, "one more call, watched")
                 self.afterwards(self._isolated(state))
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Have the profile say that Ctrl-C ended the block."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._profile.is_interrupted = True
+            raise
 
     def _in_full(
         self, first: Split, state: Snapshot, budget: Budget
@@ -177,8 +198,9 @@ class Profiler:
         its own.
         """
         __tracebackhide__ = True
-        profile, number, slowest_s = self._profile, 1, 0.0
-        others = clock.Interruptions()
+        profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
+        profile.timed_s = profile.cpu_s = profile.held_up_s = 0.0
+        watch = clock.Stopwatch(self._device, clock.now, self._others)
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -186,9 +208,10 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
-                others.begin()
-                plain_s.append(self._plain())
-                profile.held_up_s += others.seconds(plain_s[-1])
+                watch.begin()
+                plain_s.append(counters.counted(self._plain))
+                watch.end()
+                self._count(watch)
             with self._installed() as recorder:
                 with instruments.installed_within(recorder):
                     for _ in range(number):
@@ -204,6 +227,15 @@ class Profiler:
                 affordable = min(ENOUGH - 1, max(budget.left_s, 0.0) / (2 * slowest_s))
                 number = max(1, round(affordable / TURNS))
             yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
+        profile.counted = counters.each_second()
+        if profile.counted:
+            state.restore()
+            profile.samples = self._aside(lambda: samples_of(self._call, self.step.models))
+
+    def _count(self, watch: clock.Stopwatch) -> None:
+        self._profile.timed_s += watch.wall_s
+        self._profile.cpu_s += watch.cpu_s
+        self._profile.held_up_s += watch.waited_s
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
@@ -214,7 +246,7 @@ class Profiler:
             while not sampler.total_s or (sampler.total_s < enough_s and budget.allows(2 * call_s)):
                 state.restore()
                 self._profiled(recorder, sampler=sampler)
-        self._found_lines(sampler)
+                self._found_lines(sampler)
 
     def _found_lines(self, sampler: LineSampler) -> None:
         self._profile.lines = sampler.result({part: self._profile.share(part) for part in PARTS})
@@ -223,11 +255,12 @@ class Profiler:
         """Find those of modules and operators. What can't be traced hides nothing else."""
         __tracebackhide__ = True
         profile = self._profile
-        call, settle = lambda: self._aside(self._call), lambda: self._settle(state)
-        named = names_of(self.step.models, self.called)
-        call_s = profile.step_s * profile.steps
+        names, kinds = names_of(self.step.models, self.called)
+        costing = Costing(
+            lambda: self._aside(self._call), lambda: self._settle(state), self._device, names, kinds
+        )
         try:
-            profile.costs = costs.found(call, settle, self._device, named, call_s, budget)
+            profile.costs = costing.found(profile.step_s * profile.steps, budget)
         except StepError as error:
             profile.why_no_costs = str(error)
         except Exception as error:
@@ -279,6 +312,7 @@ class Profiler:
         with (
             self.step.around_blocks(),
             self._loops.told_to(recorder),
+            generators_told_to(recorder, self._generators),
             instruments.told(recorder, sees_functions=not (is_first or is_whole)),
         ):
             if self._is_short and not is_first:
@@ -296,6 +330,6 @@ class Profiler:
     def _call(self) -> None:
         __tracebackhide__ = True
         try:
-            self.step.run(self._context)
+            interrupts.in_a_window(partial(self.step.run, self._context))
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakMethod
+
+from speedkit_jupyter.support import messages
 
 
 class Listeners:
@@ -24,4 +25,4 @@ class Listeners:
             try:
                 method(*news)
             except Exception as error:
-                warnings.warn(f"a listener failed: {type(error).__name__}: {error}", stacklevel=2)
+                messages.warn(f"a listener failed: {type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from speedkit_jupyter.support.torch_private import leaves
+from speedkit_jupyter.support.torch_private import tree_leaves
 
 EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves nothing"
 
@@ -16,7 +16,7 @@ def length_of(value: Any) -> int | None:
     import torch
 
     kinds = (torch.Tensor, np.ndarray)
-    tensors = (leaf for leaf in leaves(_plain(value)) if isinstance(leaf, kinds))
+    tensors = (leaf for leaf in tree_leaves(_plain(value)) if isinstance(leaf, kinds))
     return next((len(leaf) for leaf in tensors if leaf.ndim), None)
 
 
@@ -46,7 +46,7 @@ def are_alike(value: Any, length: int, samples: slice) -> bool:
 
     parts = [
         leaf[samples]
-        for leaf in leaves(_plain(value))
+        for leaf in tree_leaves(_plain(value))
         if isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == length
     ]
     return all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in parts)

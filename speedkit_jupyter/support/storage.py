@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.support import torch_private
-
 if TYPE_CHECKING:
     import torch
 
@@ -20,7 +18,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return True
     try:
-        with torch_private.without_modes():  # none of ours takes it for the step's question
+        with torch.DisableTorchFunction():  # none of ours takes it for the step's question
             return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
     except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
         return True

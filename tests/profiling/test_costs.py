@@ -17,12 +17,13 @@ from torch.autograd import DeviceType
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from speedkit_jupyter import profile
-from speedkit_jupyter.profiling import operators
+from speedkit_jupyter import SpeedKitError, profile
+from speedkit_jupyter.profiling import traced
 from speedkit_jupyter.profiling.costs import _Done
+from speedkit_jupyter.profiling.counted import counted
 from speedkit_jupyter.profiling.module_calls import ModuleCalls, names_of
-from speedkit_jupyter.profiling.operators import PYTHON, Trace, counted
 from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.traced import PYTHON, Trace
 
 CPU = torch.device("cpu")
 
@@ -180,7 +181,7 @@ def test_overlapping_kernels_keep_a_device_busy_once():
         )
 
     events = [kernel(0, 10), kernel(5, 20), kernel(6, 7), kernel(30, 40), kernel(0, 90, True)]
-    assert operators._busy_s(events) == pytest.approx(30e-6)
+    assert traced._busy_s(events) == pytest.approx(30e-6)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +239,13 @@ def test_the_trace_is_written_with_the_modules_names(found, tmp_path, name):
     assert {"module: net.0", "aten::addmm"} <= {event.get("name") for event in events}
 
 
+def test_where_no_trace_can_be_written_that_is_one_line(found, tmp_path):
+    with pytest.raises(SpeedKitError, match="No such file"):
+        found.export_chrome_trace(tmp_path / "nowhere" / "trace.json")
+    with pytest.raises(SpeedKitError, match="nothing was traced"):
+        Profile().export_chrome_trace(tmp_path / "trace.json")
+
+
 @pytest.mark.real_time
 def test_a_step_that_has_a_profiler_of_its_own_is_split_all_the_same():
     net = nn.Linear(4, 4)
@@ -250,3 +258,13 @@ def test_a_step_that_has_a_profiler_of_its_own_is_split_all_the_same():
     assert found.share("forward") > 0
     assert found.costs is None
     assert "torch's profiler is at work in this code already" in found.report().to_text()
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_of_a_compiled_model_its_operators_are_shown():
+    torch._dynamo.reset()
+    net = torch.compile(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)))
+    found = profile(lambda: net(torch.ones(32, 64)).sum().backward(), model=net, budget_s=4)
+    assert "net" in found.costs.tree
+    assert [cost for cost in found.costs.operators if cost.name.startswith("aten::")]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.lines import LineSampler, models_of
+from speedkit_jupyter.profiling.lines import LineSampler, LineTimes, Spot, models_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Split
 
@@ -129,6 +129,18 @@ def test_in_another_thread_than_the_main_one_no_line_is_looked_at():
     other.join()
     assert sampler.total_s > 0.01
     assert sampler.seen == []
+
+
+def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
+    spot = Spot("a.py", 3)
+    times = LineTimes({(spot, "rest"): 0.1, (spot, "forward"): 0.3})
+    assert times.part(spot) == "forward"
+    assert times.costliest() == [(spot, pytest.approx(0.4))]
+    assert times.costliest("rest") == [(spot, 0.1)]
+
+
+def test_without_a_look_nothing_is_said():
+    assert LineSampler().result({}).costliest() == []
 
 
 critic = nn.Sequential(nn.Linear(2, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from speedkit_jupyter import StateWarning, advise, benchmark, profile
-from speedkit_jupyter.profiling.instruments import WAITING
+from speedkit_jupyter import StateWarning, StepError, advise, benchmark, profile
+from speedkit_jupyter.profiling import instruments
+from speedkit_jupyter.profiling.instruments import WAITING, installed
+from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
 from speedkit_jupyter.profiling.split import PARTS
 
 
@@ -322,6 +325,35 @@ def test_a_step_that_can_t_follow_another_is_said_to():
         profile(scheduled(6)[0], budget_s=2)
 
 
+def test_a_thread_that_draws_by_the_same_generator_is_left_alone():
+    net, stop, wrong = nn.Linear(2, 1), threading.Event(), []
+
+    def batches() -> Any:
+        for _ in range(3):
+            yield torch.ones(4, 2)
+
+    def draw() -> None:
+        while not stop.is_set():
+            try:
+                for _ in batches():
+                    pass
+            except Exception as error:
+                wrong.append(error)
+
+    def step() -> None:
+        for x in batches():
+            net(x).sum().backward()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        profile(step, model=net, budget_s=1)
+    finally:
+        stop.set()
+        thread.join()
+    assert wrong == []
+
+
 def test_torch_s_tables_of_its_functions_hold_none_of_ours():
     net, item = nn.Linear(2, 1), torch.Tensor.item
 
@@ -383,6 +415,30 @@ def test_a_call_that_takes_most_of_the_budget_is_the_profile(made_time):
     assert "the first one took too long for a second" in repr(found)
 
 
+def test_classes_of_torch_are_changed_a_few_times_only(monkeypatch):
+    """Python 3.13 forgets for ever how to find methods quickly after a thousand times."""
+    changes = []
+
+    @contextmanager
+    def counted(outside):
+        changes.append(outside)
+        with installed(outside):
+            yield
+
+    monkeypatch.setattr(instruments, "installed", counted)
+    model = nn.Linear(2, 1)
+    found = profile(lambda: model(torch.ones(3, 2)).sum().backward(), model=model, budget_s=20)
+    assert len(found.splits) >= ENOUGH
+    assert len(changes) <= TURNS + 10
+
+
+@pytest.mark.parametrize("budget_s", [0, -1, float("inf"), float("nan")])
+def test_a_budget_that_is_none_is_refused_in_a_line(budget_s):
+    with pytest.raises((StepError, ValueError)) as error:
+        profile(lambda: None, budget_s=budget_s)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.slow
 @pytest.mark.real_time
 def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
@@ -397,6 +453,39 @@ def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
     assert found.share("compiling") == 0
     assert found.share("forward") > 0
     assert "the first call compiled for" in repr(found.report().to_text())
+
+
+def test_an_optimizer_class_whose_first_one_is_made_inside_is_as_torch_would_have_it():
+    class Own(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+        def step(self, closure=None):
+            with torch.no_grad():
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        parameter.sub_(parameter.grad)
+
+    class Derived(Own):
+        pass
+
+    for kind in (Own, Derived):
+        plain = kind.step
+
+        def fit(kind=kind):
+            net = nn.Linear(4, 2)
+            optimizer = kind(net.parameters())
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+
+        found = profile(fit, budget_s=2)
+        assert found.steps == 3
+        assert all(split.begun["optimizer"] >= 6 for split in found.splits)
+        now = kind.step
+        assert plain in (now, getattr(now, "__wrapped__", None))
+        fit()
 
 
 def test_steps_of_an_optimizer_that_a_scheduler_has_wrapped_are_seen():

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import ast
+import re
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import speedkit_jupyter
 from speedkit_jupyter.support import torch_private
 
-SOURCE = Path(torch_private.__file__).read_text(encoding="utf-8")
+PACKAGE = Path(speedkit_jupyter.__file__).parent
+HOME = PACKAGE / "support" / "torch_private.py"
+# Text that generated code and a process of its own have from there.
+WRITTEN = {"torch._C._accelerator_setAllocatorSettings", "torch.ops.mkldnn._linear_pointwise"}
+PRIVATE = re.compile(r"torch(?:\.[a-z_]+)*\._(?!_)\w+(?:\.\w+)*")
+IMPORTED = re.compile(r"from torch[\w.]* import [^\n]*\b_[a-z]")
+
+
+def test_no_other_file_has_private_names_of_torch():
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if path != HOME and (names := {*PRIVATE.findall(text), *IMPORTED.findall(text)} - WRITTEN):
+            found[path.name] = names
+    assert found == {}
 
 
 def test_there_are_at_most_twenty_five_of_them():
-    tree = ast.parse(SOURCE)
-    names = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and node.attr[:1] == "_" and node.attr != "_C"
-    }
-    words = {
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and str(node.value)[:1] == "_" and " " not in node.value
-    }
-    assert len(names | words) <= 25
+    assert len({*PRIVATE.findall(HOME.read_text(encoding="utf-8"))}) <= 25
 
 
 def test_a_precision_is_read_and_set_and_follows_its_parent():
@@ -79,12 +84,8 @@ def test_a_function_that_is_left_uncompiled_runs_as_it_is():
     assert torch.compile(seen)(torch.ones(2)).tolist() == [0.0, 0.0]
 
 
-def test_this_cpus_features_are_words():
-    assert set(torch_private.cpu_features()) <= {"avx512_bf16", "amx_bf16"}
-
-
 def test_the_allocators_settings_come_back():
-    if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):
+    if not torch_private.has_allocator_settings():
         pytest.skip("before torch 2.10")
     before = torch_private.allocator_settings()
     torch_private.set_allocator_settings("max_split_size_mb:64")
@@ -92,21 +93,148 @@ def test_the_allocators_settings_come_back():
     torch_private.set_allocator_settings(before)
 
 
-def test_no_mode_sees_what_is_asked_inside():
-    asked = []
+def test_onednn_is_allowed_or_not():
+    before = torch_private.onednn_is_allowed()()
+    torch_private.allow_onednn(False)
+    assert not torch_private.onednn_is_allowed()()
+    torch_private.allow_onednn(before)
 
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            asked.append(function)
+
+def test_a_views_memory_has_more_users():
+    tensor = torch.ones(2)
+    alone = torch_private.users_of_storage(tensor)
+    view = tensor[:1]
+    assert torch_private.users_of_storage(tensor) > alone
+    del view
+
+
+def test_cublas_says_how_it_adds_up():
+    assert torch_private.cublas("allow_fp16_reduced_precision_reduction")() is not None
+
+
+def test_the_default_device_is_told():
+    assert torch_private.default_device() is None
+    torch.set_default_device("meta")
+    assert torch_private.default_device() == torch.device("meta")
+    torch.set_default_device(None)
+
+
+def test_attention_kernels_have_an_order_and_one_is_taken():
+    before = torch_private.attention_order()
+    torch_private.set_attention_order(before[::-1])
+    assert torch_private.attention_order() == before[::-1]
+    torch_private.set_attention_order(before)
+    query = torch.ones(1, 1, 2, 8)
+    assert torch_private.attention_kernel(query, query, query) in {
+        int(nn.attention.SDPBackend.FLASH_ATTENTION),
+        int(nn.attention.SDPBackend.MATH),
+    }
+
+
+def test_int8_products_are_exact():
+    a = torch.ones(32, 64, dtype=torch.int8)
+    assert (torch_private.int8_product(a, a.t()) == 64).all()
+
+
+def test_containers_are_taken_apart_and_made_again():
+    value = {"a": [1, (2,)], "b": 3}
+    assert torch_private.tree_leaves(value) == [1, 2, 3]
+    assert torch_private.tree_map(str, value) == {"a": ["1", ("2",)], "b": "3"}
+    leaves, structure = torch_private.tree_flatten(value)
+    assert torch_private.tree_unflatten(leaves, structure) == value
+
+
+def test_a_mode_sees_operations_unless_modes_are_off():
+    seen = []
+
+    class Seeing(torch_private.dispatch_mode()):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
             return function(*args, **(kwargs or {}))
 
-    with Mode(), torch_private.without_modes():
-        torch.ones(2).numel()
-    assert asked == []
+    with Seeing():
+        torch.ones(2)
+        with torch_private.without_dispatch_modes():
+            torch.ones(2)
+    assert len(seen) == 1
 
 
-def test_leaves_lie_in_containers_one_in_another():
-    assert torch_private.leaves({"a": [1, (2,)], "b": 3}) == [1, 2, 3]
+def test_the_innermost_mode_of_functions():
+    class Mode(torch.overrides.TorchFunctionMode):
+        pass
+
+    assert torch_private.innermost_function_mode() is None
+    with Mode() as mode:
+        assert torch_private.innermost_function_mode() is mode
+
+
+def test_what_a_transform_works_on_is_told():
+    told = []
+
+    def look(x):
+        told.append((torch_private.is_transformed(x), torch_private.is_transforming()))
+        return x
+
+    torch.func.vmap(look)(torch.ones(2))
+    look(torch.ones(2))
+    assert told == [(True, True), (False, False)]
+
+
+def test_tensors_made_of_others_are_told():
+    assert not torch_private.is_made_of_tensors(torch.ones(2))
+
+
+def test_a_profiler_at_work_is_told():
+    assert not torch_private.is_profiled()
+    with torch.profiler.profile():
+        assert torch_private.is_profiled()
+
+
+def test_nodes_have_numbers_and_one_is_computed():
+    first = torch_private.sequence_number()
+    x = torch.ones(2, requires_grad=True)
+    nodes = []
+    x.register_hook(lambda _: nodes.append(torch_private.current_node()))
+    (x * 2).sum().backward()
+    assert torch_private.sequence_number() > first
+    assert nodes[0] is not None
+    assert torch_private.current_node() is None
+
+
+def test_hooks_on_saved_tensors_may_be_forbidden():
+    assert torch_private.can_hook_saved_tensors()
+    with torch.autograd.graph.disable_saved_tensors_hooks("no"):
+        assert not torch_private.can_hook_saved_tensors()
+
+
+def test_a_loaders_iterator_has_its_class():
+    loader = torch.utils.data.DataLoader([1, 2])
+    assert isinstance(iter(loader), torch_private.loader_iterator())
+
+
+def test_the_compilers_tell_of_themselves():
+    assert torch_private.dynamo_config() is sys.modules[torch_private.DYNAMO_CONFIG]
+    assert torch_private.lookups()
+    assert not torch_private.is_compiler_error(ValueError())
+
+
+@pytest.mark.slow
+def test_a_compilation_is_told_and_its_error_known():
+    told = []
+    remove = torch_private.on_compiling(told.append, told.append)
+    before = torch_private.compile_counters()["stats"]["unique_graphs"]
+    noted = len(torch_private.compilations())
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2))
+    finally:
+        remove()
+    assert len(told) == 2
+    assert torch_private.compile_counters()["stats"]["unique_graphs"] == before + 1
+    assert len(torch_private.compilations()) == noted + 1
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(lambda x: torch._dynamo.graph_break() or x, fullgraph=True)(torch.ones(2))
+    assert torch_private.is_compiler_error(error.value)
+    torch_private.forget_builds()
 
 
 def test_writes_are_counted_where_torch_counts_them():
@@ -117,6 +245,8 @@ def test_writes_are_counted_where_torch_counts_them():
     assert torch_private.version(weight) == before + 1
     with torch.inference_mode():
         assert torch_private.version(torch.ones(1)) == 0
+    torch_private.set_versions([weight], [before])
+    assert torch_private.version(weight) == before
 
 
 def test_what_torch_has_moved_is_told_from_other_errors():

@@ -153,7 +153,7 @@ def _for_all(text: str) -> str:
     if ".grad" in text:
         return "an optimizer of torch.optim: it steps all of them in a few calls"
     return (
-        "torch._foreach_mul_, _foreach_add_, _foreach_lerp_ on lists; for averages "
+        "torch.compile around the update, which makes one kernel of all; for averages "
         "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn"
     )
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -155,11 +156,9 @@ SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority
 
 def switches() -> Mapping[str, flags.Switch]:
     """Return which kernels may be taken, and in which order."""
-    import torch
     from torch.backends import cuda
 
     off = (False,)
-    reorder = torch._C._set_sdp_priority_order
     return {
         "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
         "sdp.efficient": flags.Switch(
@@ -168,14 +167,15 @@ def switches() -> Mapping[str, flags.Switch]:
         "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
         "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
         "sdp.priority_order": flags.Switch(
-            torch._C._get_sdp_priority_order, reorder, ([0, 1, 2, 3, 4],)
+            torch_private.attention_order,
+            torch_private.set_attention_order,
+            ([0, 1, 2, 3, 4],),
         ),
     }
 
 
 def choose(word: str) -> None:
     """Put this one first and the others in torch's own order from now on; beside `math` none."""
-    import torch
     from torch.backends import cuda
 
     only_math = word == "math"
@@ -183,7 +183,7 @@ def choose(word: str) -> None:
     cuda.enable_mem_efficient_sdp(not only_math)
     cuda.enable_cudnn_sdp(not only_math)
     cuda.enable_math_sdp(True)
-    torch._C._set_sdp_priority_order(order(word, torch._C._get_sdp_priority_order()))
+    torch_private.set_attention_order(order(word, torch_private.attention_order()))
 
 
 def order(word: str, now: Sequence[int]) -> list[int]:
@@ -196,11 +196,10 @@ def order(word: str, now: Sequence[int]) -> list[int]:
 
 def in_order(word: str) -> tuple[str, ...]:
     """Return the same order in torch's words."""
-    import torch
     from torch.nn.attention import SDPBackend
 
     known = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
-    every = order(word, torch._C._get_sdp_priority_order())
+    every = order(word, torch_private.attention_order())
     return tuple(known[number] for number in every if number in known)
 
 
@@ -228,10 +227,9 @@ def taken(
     enable_gqa: bool = False,
 ) -> str:
     """Return the word of the kernel that torch would take for such a call now."""
-    import torch
     from torch.nn.attention import SDPBackend
 
-    number = torch._fused_sdp_choice(
+    number = torch_private.attention_kernel(
         query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     words = {int(getattr(SDPBackend, name)): word for word, name in BACKENDS.items()}

@@ -19,9 +19,10 @@ GROUPS = 8
 
 def is_convolution(module: torch.nn.Module) -> bool:
     """Whether this is a 2-D or 3-D convolution with a plain weight that can be laid out anew."""
-    from torch.nn.modules.conv import _ConvNd
+    import torch
 
-    return isinstance(module, _ConvNd) and has_channels(module._parameters.get("weight"))
+    convolution: Any = torch.nn.Conv2d.__base__
+    return isinstance(module, convolution) and has_channels(module._parameters.get("weight"))
 
 
 def has_channels(weight: torch.Tensor | None) -> bool:

@@ -110,7 +110,6 @@ class Facts:
         Every user pays for this at each plan: the model is gone through as few times as may be.
         """
         import torch
-        from torch.nn.modules.conv import _ConvNd
         from torch.nn.parameter import is_lazy
 
         from speedkit_jupyter.machines import flags
@@ -118,7 +117,7 @@ class Facts:
         parameters, modules = list(model.parameters()), list(model.modules())
         tensors = [*parameters, *model.buffers()]
         shaped = [tensor for tensor in tensors if not is_lazy(tensor)]
-        convolutions = [m for m in modules if isinstance(m, _ConvNd) and is_convolution(m)]
+        convolutions = [m for m in modules if is_convolution(m)]
         weights = {id(weight): weight for weight in map(weight_of, convolutions)}
         devices = Counter(tensor.device for tensor in tensors)
         layered, repeated = layers(model), repeated_blocks(model)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
 from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import users_of_storage
 
 if TYPE_CHECKING:
     import torch
@@ -92,15 +93,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
     """Whether other tensors see its values: a view, one of a `state_dict()`, an array."""
     import torch
 
-    return _users(tensor) > _users(torch.empty(1))
-
-
-def _users(tensor: torch.Tensor) -> int:
-    """Return how many tensors refer to its memory, some of torch's own with them; 0 if unknown."""
-    import torch
-
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return 0 if count is None else int(count(tensor.untyped_storage()._cdata))
+    return users_of_storage(tensor) > users_of_storage(torch.empty(1))
 
 
 def followers(
