@@ -59,6 +59,9 @@ def test_what_was_not_found_cant_be_tried(shell):
         error = shell.fails(f"%speedkit advise --try {wanted}")
         assert isinstance(error, UsageError)
         assert f"there is no {wanted}: 1 or " in str(error)
+    shell.run("def other():\n    step()")
+    error = shell.fails("%speedkit advise --step other --try 1")
+    assert "the last advice is of step" in str(error)
 
 
 def test_what_has_to_be_written_by_hand_says_what(shell):

@@ -82,8 +82,13 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.wanted:
         if session.last_advice is None:
             raise UsageError("--try: nothing was advised yet: %speedkit advise")
+        subject, advised = session.last_advice
+        if name not in (None, subject):
+            raise UsageError(
+                f"--try: the last advice is of {subject}: %speedkit advise --step {name}"
+            )
         text = f"%speedkit advise --try {arguments.wanted}"
-        engine = session.last_advice.benchmark(arguments.wanted, budget_s, text)
+        engine = advised.benchmark(arguments.wanted, budget_s, text)
         measured(engine, "trying", names, arguments.v)
         return
     if name is None:
@@ -109,7 +114,7 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
         assert cell is not None
         return cell.step()
 
-    session.last_advice = Advised(list(advisor.result().opportunities), anew)
+    session.last_advice = subject, Advised(list(advisor.result().opportunities), anew)
 
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
