@@ -13,8 +13,8 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.subject.repeats import ended
-from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
@@ -212,7 +212,7 @@ class Profiler:
         profile.counted = counters.each_second()
         if profile.counted:
             state.restore()
-            profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
+            profile.samples = self._aside(lambda: samples_of(self._call, self.step.models))
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""

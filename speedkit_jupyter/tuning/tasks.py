@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.checks.attention_calls import Seen
-from speedkit_jupyter.measure.checks.attention_calls import noted as noted_in
+from speedkit_jupyter.measure.checks.attention_kernels import Seen
+from speedkit_jupyter.measure.checks.attention_kernels import noted as noted_in
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, repetition
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.observed import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -116,7 +116,7 @@ def identify(
         with runner.applied():
             with (
                 noted, looked_at, _watched(watched, calls),
-                made_inside(step.models) as made,
+                optimizers_made(step.models) as made,
             ):  # fmt: skip
                 times_s.append(clock.timed(runner.once, runner.device))
             step.made = step.made or made

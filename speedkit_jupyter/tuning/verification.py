@@ -10,15 +10,15 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks.reference.rounding import unit
+from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.checks.scores import Score
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
-from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
+from speedkit_jupyter.measure.subject.observed import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.replay import Replays
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -96,7 +96,7 @@ class Verifier:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
             start = stack.enter_context(self.step.guarded()).state
-            with made_inside(self.step.models) as made:
+            with optimizers_made(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
                 if self._scorer is not None and self._before is None:
                     start.restore()  # nothing is trained, and the accuracy alone decides

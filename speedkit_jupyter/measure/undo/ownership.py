@@ -10,6 +10,8 @@ from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
 
+from speedkit_jupyter.support.torch_private import COMPILERS
+
 PACKAGE = __name__.partition(".")[0]
 # Threads, event loops, shells and loggers: not what a step trains, and endless to walk.
 MACHINERY = frozenset(
@@ -23,7 +25,7 @@ MACHINERY = frozenset(
 )  # fmt: skip
 # Parts of torch that compile, record and communicate: their objects fit one another.
 INNER_MODULES = (
-    "torch._dynamo", "torch._inductor", "torch._functorch", "torch._subclasses", "torch._ops",
+    *COMPILERS, "torch._subclasses", "torch._ops",
     "torch._higher_order_ops", "torch._library", "torch.fx", "torch.cuda.graphs",
     "torch.cuda.streams", "torch.distributed", "torch.profiler", "torch.multiprocessing",
 )  # fmt: skip

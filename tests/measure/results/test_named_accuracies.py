@@ -215,7 +215,7 @@ FAULTS: list[tuple[Callable[[Parts], Any], str]] = [
     (forgets_eval, "accuracy changes the model: 1.running_mean is another after it; is model.eval"),
     (uses_no_model, "accuracy calls no model that the step uses"),
     (raises, "accuracy raises ValueError: no data"),
-    (gives_a_tensor, "accuracy gives a tensor"),
+    (gives_a_tensor, "accuracy gives Tensor"),
     (gives_nan, "accuracy gives nan"),
 ]
 

@@ -1,11 +1,14 @@
-"""How many samples a step takes, by what it calls its model with."""
+"""What is seen while a step runs: the optimizers that it makes, the samples that it takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.subject.discovery import holds
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.wrappers import layers
 
@@ -13,9 +16,33 @@ if TYPE_CHECKING:
     import torch
 
 
-def of_a_step(step: Callable[[], object], models: Sequence[torch.nn.Module]) -> int | None:
+@contextmanager
+def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
+    """Collect the facts of each kind of optimizer that this thread makes for one of the models.
+
+    Trainers make theirs inside the step. torch's own class tells: nothing is hooked to their steps.
+    """
+    import torch
+
+    kinds: list[OptimizerFacts] = []
+
+    def make(begin: Any) -> Callable[..., None]:
+        def noted(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            if holds(optimizer, models):
+                facts = OptimizerFacts.read(optimizer, models)
+                if facts not in kinds:
+                    kinds.append(facts)
+
+        return noted
+
+    with patched(torch.optim.Optimizer, "__init__", make):
+        yield kinds
+
+
+def samples_of(step: Callable[[], object], models: Sequence[torch.nn.Module]) -> int | None:
     """Run the step once, and add up the rows (first dimension of the first tensor) of each call of
-    the model that is called first, as in `model(x)`. None where no model is, or not with rows.
+    the model that is called first. Return None if no model is called, or one without rows.
     """
     __tracebackhide__ = True
     import torch
