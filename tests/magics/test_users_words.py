@@ -87,14 +87,6 @@ def test_report_without_a_name_shows_all_that_is_applied_and_one_json_document(s
     assert "which model? model, second" in str(shell.fails("%speedkit code"))
 
 
-def test_an_earlier_model_of_the_same_name_stays_in_the_report(shell):
-    shell.run("kept = [model]\n%speedkit apply model")
-    shell.run("model = nn.Linear(2, 2)\n%speedkit apply model")
-    shown = shell.run("%speedkit status")
-    assert shown.count("Applied to model") == 2
-    assert "earlier model" in shown
-
-
 # --- help ---
 
 
