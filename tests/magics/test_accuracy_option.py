@@ -37,7 +37,7 @@ def words(text: str) -> str:
         ("evaluate", "higher"),
         ("of_the_model", "higher"),
         ("'evaluate(model)[0] / 8'", "higher"),
-        ("\"metrics['of']()['eval_loss']\"", "lower"),
+        ("\"metrics['of']()['eval_loss']\" --better lower", "lower"),
         ("evaluate --allowed 0.5 --better lower", "lower"),
     ],
 )

@@ -78,3 +78,10 @@ def test_what_belongs_elsewhere_is_refused_in_a_line(shell, line, says):
     error = shell.fails(f"%%speedbench --profile {line}\n{STEP}")
     assert isinstance(error, UsageError)
     assert says in str(error)
+
+
+@pytest.mark.real_time
+def test_lines_are_the_cell_s_own_and_not_the_magic_that_runs_it(shell):
+    shell.run("%%speedbench --profile --budget 1 -v found\ny = sum(range(100_000))")
+    sources = {row["source"] for row in shell.names["found"].to_dict()["lines"]}
+    assert sources == {"y = sum(range(100_000))"}

@@ -10,7 +10,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report import text
 from speedkit_jupyter.report.elements import Row, Table
-from speedkit_jupyter.tuning.reasons import Aim
+from speedkit_jupyter.tuning.aim import Aim
 
 DECLINED = {
     "sdpa:flash": "'flash' is a CUDA kernel",
