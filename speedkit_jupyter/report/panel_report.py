@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter import machines
 from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.optimizations.base.decision import Decision
-from speedkit_jupyter.plans.fields import ALONE
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.preview import Preview
+from speedkit_jupyter.plans.sources import ALONE
 from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import (
