@@ -14,10 +14,8 @@ from speedkit_jupyter.advice.code import Code, Part
 from speedkit_jupyter.advice.opportunity import Opportunity, Subject
 from speedkit_jupyter.advice.watched import Watched
 from speedkit_jupyter.loading import samples
-from speedkit_jupyter.loading.obstacles import drawing
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.profiling.lines import Spot
 from speedkit_jupyter.profiling.profile import Profile
@@ -126,7 +124,7 @@ class Situation:
         if id(loader) not in self._samples:
             self.settle()
             try:
-                self._samples[id(loader)] = samples.look_at(loader, Walk(drawing(loader)))
+                self._samples[id(loader)] = samples.look_at(loader)
             except Exception:  # a data set without indices, or one that draws otherwise
                 self._samples[id(loader)] = None
             finally:

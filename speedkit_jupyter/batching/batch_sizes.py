@@ -35,6 +35,11 @@ class Size:
     why_not: str = ""
 
     @property
+    def each_s(self) -> list[float]:
+        """Seconds of one sample, one for each round."""
+        return [taken_s / self.samples for taken_s in self.times_s]
+
+    @property
     def rate(self) -> float:
         """Samples a second, by the median; 0 where it was not measured."""
         taken_s = median_interval(self.times_s)[0] if self.times_s else self.first_s
@@ -56,8 +61,8 @@ class BatchSizes(Shown):
     """
 
     subject: str
-    now: int
-    source: str
+    now: int = 0
+    source: str = ""
     sizes: list[Size] = field(default_factory=list)
     largest: int | None = None
     available_bytes: int | None = None
@@ -84,18 +89,11 @@ class BatchSizes(Shown):
         """Whether every size that is not nearly as fast as the fastest is proven to be slower; not
         of a single size.
         """
-        others = [size for size in self.measured if not self._is_near(size)]
-        error, best = bonferroni_share(ERROR, len(others)), self.fastest
-        best_s = [taken_s / best.samples for taken_s in best.times_s]
-        return (
-            len(self.measured) > 1
-            and best.interval is not None
-            and all(
-                paired_ratio([taken_s / one.samples for taken_s in one.times_s], best_s, error).low
-                > 1
-                for one in others
-            )
-        )
+        best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
+        if len(self.measured) == 1 or best.interval is None:
+            return False
+        error = bonferroni_share(ERROR, len(others))
+        return all(paired_ratio(one.each_s, best.each_s, error).low > 1 for one in others)
 
     def _is_near(self, size: Size) -> bool:
         return size.rate >= KNEE * self.fastest.rate

@@ -3,170 +3,145 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import CellType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.samples import length_of
+from speedkit_jupyter.support.samples import EMPTY, length_of
 from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-UNKNOWN = (
-    "what is a batch in this step? Give a function that takes one, and its batch or loader; or one "
-    "that reads tensors with the same first dimension"
-)
-UNREAD = (
-    "the step takes no argument, and not everything that was given as its batch is a tensor that "
-    "it reads by a name of its own: leave out what is not"
-)
 
+@dataclass
+class Feed:
+    """The step's own `batch`, of `now` samples, and `put`, which has the step use another one.
 
-class Feed(Protocol):
-    """`now` is the size of the batches that there are, `source` says in words where they are;
-    `sample_bytes` are those of one sample.
+    `source` says in words where batches come from. `drawn` is how often the step took the batch
+    since `put`; `installed` surrounds all calls.
     """
 
-    now: int
+    batch: Any
+    put: Callable[[Any], object]
     source: str
-    sample_bytes: float
+    drawn: Callable[[], int] = lambda: 1
+    installed: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def of(self, number: int) -> AbstractContextManager[Callable[[], int]]:
-        """In the block the step gets batches of this size; the call says how many samples it was
-        given since the last one.
-        """
-
-
-class Given:
-    """The step takes the batch: `put` is called with it before each call."""
-
-    def __init__(self, batch: Sequence[Any], put: Callable[[Sequence[Any]], object]) -> None:
-        now = length_of(list(batch))
-        if now is None:
-            raise StepError("there is no tensor in the batch whose first dimension is its size")
-        if not now:
-            raise StepError("the batch is empty: give one with samples in it")
-        self.now, self.source = now, "the batch that it takes"
-        self._batch, self._put = batch, put
-        self.sample_bytes = _bytes(list(batch)) / now
-
-    @contextmanager
-    def of(self, number: int) -> Iterator[Callable[[], int]]:
-        """The argument has this size."""
-        self._put(resized(list(self._batch), number))
-        try:
-            yield lambda: number
-        finally:
-            self._put(self._batch)
-
-
-class Loaded:
-    """The step goes through a loader, which gives one batch then, loaded before."""
-
-    def __init__(self, loader: DataLoader[Any], batch: Any, name: str = "its loader") -> None:
-        now = length_of(batch)
-        if now is None:
-            raise StepError("there is no tensor in the loader's batches")
-        self.now, self.source = now, f"{name}, one batch a call, loaded before"
-        self._loader, self._batch = loader, batch
-        self.sample_bytes = _bytes(batch) / max(now, 1)
-
-    @contextmanager
-    def of(self, number: int) -> Iterator[Callable[[], int]]:
-        """Every loop over the loader gets one batch of this size."""
-        from torch.utils.data import DataLoader
-
-        batch, given = resized(self._batch, number), [0]
-
-        def instead(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(asked: DataLoader[Any]) -> Any:
-                if asked is not self._loader:
-                    return original(asked)
-                given[0] += number
-                return iter([batch])
-
-            return call
-
-        def samples() -> int:
-            found, given[0] = given[0], 0
-            return found
-
-        with patched(DataLoader, "__iter__", instead):
-            yield samples
-
-
-class Named:
-    """The step reads tensors by their names: those that have the same first dimension, of these
-    only the ones in `batch`, if one is given. Raises StepError.
-    """
-
-    def __init__(self, walk: Walk, apart: Iterable[Any], batch: Sequence[Any] = ()) -> None:
-        known, given = set(map(id, apart)), set(map(id, batch))
-        found = [one for one in _places(walk) if id(one.value) not in known]
-        found = [one for one in found if not given or id(one.value) in given]
-        if len({id(one.value) for one in found}) < len(given):
-            raise StepError(UNREAD)
-        lengths = Counter(length_of(one.value) for one in found).most_common()
-        self.now = next((length for length, _ in lengths if length and length > 1), 0)
+    def __post_init__(self) -> None:
+        self.now = length_of(self.batch) or 0
         if not self.now:
-            raise StepError(UNKNOWN)
-        self._places = [one for one in found if length_of(one.value) == self.now]
-        each = {id(one.value): one.value for one in self._places}
-        self.sample_bytes = _bytes(list(each.values())) / self.now
-        names = ", ".join(sorted({one.name for one in self._places}))
-        self.source = f"{names} ({self.now} samples each)"
+            raise StepError(
+                "there is no tensor in the batch whose first dimension is its size, 1 or more"
+            )
+
+    @property
+    def sample_bytes(self) -> float:
+        """Return the bytes of all tensors, for each sample."""
+        return sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self.batch)) / self.now
 
     @contextmanager
-    def of(self, number: int) -> Iterator[Callable[[], int]]:
-        """The names stand for tensors of this size."""
+    def of(self, number: int) -> Iterator[None]:
+        """In the block the step gets batches of this size."""
         try:
-            made = {id(one.value): resized(one.value, number) for one in self._places}
-            for one in self._places:
-                one.bind(made[id(one.value)])
-            yield lambda: number
+            self.put(resized(self.batch, number))
+            yield
         finally:
-            for one in self._places:
-                one.bind(one.value)
+            self.put(self.batch)
 
 
-class _Place(NamedTuple):
-    """A variable, and the batch that it holds."""
+def first_of(loader: DataLoader[Any]) -> Any:
+    """Return its first batch. Raises StepError without one."""
+    for batch in loader:
+        return batch
+    raise StepError(EMPTY)
 
-    name: str
-    value: Any
-    bind: Callable[[Any], object]
+
+def through(loader: DataLoader[Any]) -> Feed:
+    """Return the feed of a step that goes through a loader: each loop over it gets one batch."""
+    from torch.utils.data import DataLoader
+
+    given, drawn = [None], [0]
+
+    def put(batch: Any) -> None:
+        given[0], drawn[0] = batch, 0
+
+    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(asked: DataLoader[Any]) -> Any:
+            if asked is not loader:
+                return original(asked)
+            drawn[0] += 1
+            return iter(given)
+
+        return call
+
+    return Feed(
+        first_of(loader),
+        put,
+        "its loader, one batch a call, loaded before",
+        lambda: drawn[0],
+        lambda: patched(DataLoader, "__iter__", instead),
+    )
 
 
-def _places(walk: Walk) -> Iterator[_Place]:
-    """Give the names of namespaces and closures that hold tensors."""
+def named(step: Step, given: Sequence[Any] = ()) -> Feed:
+    """Return the feed of a step that reads tensors by their names: those that are `given`, or all
+    of the first dimension that most of them have. Raises StepError without any.
+    """
+    known = {id(t) for model in step.models for t in (*model.parameters(), *model.buffers())}
+    places = [one for one in _places(step) if id(one[1]) not in known]
+    if given:
+        places = [one for one in places if any(one[1] is value for value in given)]
+        if len({id(value) for _, value, _ in places}) < len({*map(id, given)}):
+            raise StepError(
+                "the step takes no argument, and not everything that was given as its batch is a "
+                "tensor that it reads by a name of its own: leave out what is not"
+            )
+    lengths = Counter(length_of(value) for _, value, _ in places).most_common()
+    now = next((length for length, _ in lengths if length and length > 1), None)
+    if now is None:
+        raise StepError(
+            "what is a batch in this step? Give a function that takes one, and its batch or "
+            "loader; or one that reads tensors with the same first dimension"
+        )
+    places = [one for one in places if length_of(one[1]) == now]
+    batch = {id(value): value for _, value, _ in places}
+
+    def put(other: Mapping[int, Any]) -> None:
+        for _, value, bind in places:
+            bind(other[id(value)])
+
+    words = ", ".join(sorted({name for name, _, _ in places}))
+    return Feed(batch, put, f"{words} ({now} samples each)")
+
+
+def _places(step: Step) -> list[tuple[str, Any, Callable[[Any], object]]]:
+    """Return the variables of namespaces and closures that hold tensors, and what binds each."""
     import torch
 
-    empty, found = CellType(), list[_Place]()
+    walk, empty = step.walk(), CellType()
+    found: list[tuple[str, Any, Callable[[Any], object]]] = []
     for holder in walk.near:
         if isinstance(holder, Names):
-            for name in holder.all:
-                bind = partial(holder.space.__setitem__, name)
-                found.append(_Place(name, holder.space.get(name), bind))
+            found += [
+                (name, holder.space.get(name), partial(holder.space.__setitem__, name))
+                for name in holder.all
+            ]
         elif isinstance(holder, CellType) and holder != empty:
             value = holder.cell_contents
-            found.append(_Place(walk.name(value), value, partial(setattr, holder, "cell_contents")))
-    for one in found:
-        if isinstance(one.value, torch.Tensor) and not isinstance(one.value, torch.nn.Parameter):
-            yield one
-
-
-def _bytes(batch: Any) -> int:
-    """Return those of all tensors in it."""
-    import torch
-
-    return sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+            found.append((walk.name(value), value, partial(setattr, holder, "cell_contents")))
+    return [
+        one
+        for one in found
+        if isinstance(one[1], torch.Tensor) and not isinstance(one[1], torch.nn.Parameter)
+    ]
 
 
 def resized(value: Any, number: int) -> Any:
@@ -192,7 +167,7 @@ def _resized(value: Any, length: int, number: int) -> Any:
     if isinstance(value, Mapping):
         return {key: _resized(one, length, number) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        if len(value) == length and length_of(value) is None:
+        if len(value) == length and length_of(value) is None:  # texts, say
             return type(value)(value[at % length] for at in range(number))
         parts = [_resized(one, length, number) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

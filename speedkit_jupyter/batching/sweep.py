@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import re
+import traceback
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
 from speedkit_jupyter.batching.feeds import Feed
-from speedkit_jupyter.batching.received import (
-    free_bytes,
-    grows,
-    is_out_of_memory,
-    let_go,
-    operations,
-    received,
-)
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.timeit_run import device_of
+from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.support.arguments import seconds
+from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -36,14 +36,15 @@ DEFAULT_S = 20.0
 # lasts BLOCK_S, and ENOUGH rounds are enough. After a size that does not fit, HALVED between it and
 # the last that did are tried.
 LONGEST, CALLS, BLOCK_S, ENOUGH, HALVED = 0.2, 4, 0.02, 25, 3
-# A call that takes longer needs no other one before it.
-LEAD_S = 0.2
 # This share of the free memory stays free; nothing is said of batches beyond FAR times the largest
 # that ran.
 MARGIN, FAR = 0.1, 16
-NOT_RESIZED = (
-    "(with a batch of {number}, made of the {now} samples that there are: what counts or points to "
-    "samples within a batch can't be resized, nor can a part of it alone)"
+# From one batch size to another the model receives more by this share of the (logarithmic) growth,
+# at the least: inputs that are the same for every size (a table, a mask) may come beside the batch.
+GROWTH = 0.5
+# What torch's allocators say (c10/core/impl/alloc_cpu.cpp, cuDNN, cuBLAS).
+OUT_OF_MEMORY = re.compile(
+    r"not enough memory|can't allocate memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
 OUT = "out of memory: everything was put back"
 TOO_LARGE = "would not fit, by what smaller ones take"
@@ -59,22 +60,27 @@ class Sweep:
 
     Sizes are doubled from the first to the last of `sizes`, as long as they fit and the budget
     allows. Whatever happens, models, optimizers, random generators and names end as they began,
-    after an error for want of memory too. Raises StepError where the step can't be measured.
+    after running out of memory too. Raises StepError where the step can't be measured.
     """
 
     def __init__(
         self,
         step: Step,
         feed: Callable[[], Feed],
-        device: torch.device,
         found: BatchSizes,
         sizes: tuple[int, int],
         budget_s: float | None = None,
     ) -> None:
-        self.step, self._make_feed, self._device, self._found = step, feed, device, found
-        self._least, self._most = sizes
-        self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
+        self.step, self._make_feed, self._found = step, feed, found
+        self._device = device_of(step)
+        self._least, self._most = (arguments.whole("sizes", size) for size in sizes)
+        if not 1 <= self._least <= self._most:
+            raise StepError(
+                f"sizes must go from 1 or more upwards, not from {self._least} to {self._most}"
+            )
+        self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
+        found.environment = environment(self._device)
 
     def result(self) -> BatchSizes:
         """Return what is known so far."""
@@ -85,7 +91,7 @@ class Sweep:
         return bool(self._found.measured)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yields after every size. What the step changed is put back at the end."""
+        """Measure; yield after every size. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
         with self.step.guarded() as visit:
@@ -93,17 +99,18 @@ class Sweep:
             budget.reserved_s = visit.taking_s
             self._feed = self._make_feed()
             self._found.now, self._found.source = self._feed.now, self._feed.source
-            yield Progress(0.0, f"batches of {self._feed.now}")
-            self._warm_up(visit.state)
-            yield from self._upwards(visit.state, budget)
-            yield from self._rounds(visit.state, budget)
+            with self._feed.installed():
+                yield Progress(0.0, f"batches of {self._feed.now}")
+                self._warm_up(visit.state)
+                yield from self._upwards(visit.state, budget)
+                yield from self._rounds(visit.state, budget)
 
     def _warm_up(self, state: Snapshot) -> None:
         """Call the step as the user does, whose errors are the user's."""
         __tracebackhide__ = True
-        with self._feed.of(self._feed.now) as samples:
-            self._count = received if received(self._call) else operations
-            if not samples():
+        with self._feed.of(self._feed.now):
+            self._call()
+            if not self._feed.drawn():
                 raise StepError("the step never goes through this loader")
         state.restore()
 
@@ -123,7 +130,7 @@ class Sweep:
             number = min(number * 2, self._most) if number < self._most else number + 1
         for _ in range(HALVED if size.why_not == OUT and found.measured else 0):
             least = min(one.number for one in found.sizes if one.why_not == OUT)
-            number = (max(one.number for one in found.measured) + least) // 2
+            number = (found.measured[-1].number + least) // 2
             if number in {one.number for one in found.sizes}:
                 break
             self._tried(number, state, budget)
@@ -136,7 +143,9 @@ class Sweep:
         """Measure a size, or say why not."""
         __tracebackhide__ = True
         size, line, available = Size(number), self._line(), self._found.available_bytes
-        takes_s = self._would_take_s(number)
+        # Of its first calls, by the smaller size that says the least.
+        each_s = min((one.first_s / one.number for one in self._found.measured), default=0.0)
+        takes_s = CALLS * number * each_s
         if line and available is not None and line[0] + line[1] * number > (1 - MARGIN) * available:
             size.why_not = TOO_LARGE
         elif takes_s and (takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)):
@@ -151,9 +160,9 @@ class Sweep:
         """Measure what its model receives, its memory, and a first time."""
         __tracebackhide__ = True
         try:
-            with self._feed.of(size.number) as samples:
-                size.received = self._count(self._call)
-                size.samples = samples()
+            with self._feed.of(size.number):
+                size.received = received(self._call)
+                size.samples = size.number * self._feed.drawn()
                 if not self._grows(size):
                     size.why_not = SAME_BATCH
                     return
@@ -162,24 +171,34 @@ class Sweep:
                 size.first_s = min(self._timed() for _ in range(2))
         except Exception as error:
             if not is_out_of_memory(error):
-                error.add_note(NOT_RESIZED.format(number=size.number, now=self._feed.now))
+                error.add_note(
+                    f"(with a batch of {size.number}, made of the {self._feed.now} samples that "
+                    "there are: what counts or points to samples within a batch can't be resized)"
+                )
                 raise
             size.why_not, size.first_s = OUT, 0.0
-            let_go(error)
+            # Its traceback keeps what the failed step held.
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = None
+            gc.collect()
+            devices.release_cached()
         finally:
             state.restore()
 
     def _grows(self, size: Size) -> bool:
         """Return whether the model received more than of the size before; for the first size, less
-        than of the next.
+        than of the next. A step that calls no module is not checked.
         """
         __tracebackhide__ = True
         smaller = [one for one in self._found.measured if one.number < size.number]
         other = smaller[-1] if smaller else Size(2 * size.number)
         if not smaller:
             with self._feed.of(other.number):
-                other.received = self._count(self._call)
-        return grows(size.received / max(other.received, 1), size.number / other.number)
+                other.received = received(self._call)
+        if not size.received:
+            return True
+        growth = math.log(size.received / max(other.received, 1))
+        return growth / math.log(size.number / other.number) >= GROWTH
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Time all that ran, in shuffled rounds."""
@@ -192,19 +211,13 @@ class Sweep:
             begun_s = clock.now()
             shuffled.shuffle(order)
             for size in order:
-                self._time(size, state)
+                calls = max(1, math.ceil(BLOCK_S / size.first_s))
+                with self._feed.of(size.number):
+                    self._call()  # warms up
+                    size.times_s.append(sum(self._timed() for _ in range(calls)) / calls)
+                state.restore()
                 yield Progress(max(budget.share, number / ENOUGH), f"round {number + 1}")
             longest_s = clock.now() - begun_s
-
-    def _time(self, size: Size, state: Snapshot) -> None:
-        """Time a block of calls, after one that is not timed where calls are short."""
-        __tracebackhide__ = True
-        calls = max(1, math.ceil(BLOCK_S / size.first_s))
-        with self._feed.of(size.number):
-            if size.first_s < LEAD_S:
-                self._call()
-            size.times_s.append(sum(self._timed() for _ in range(calls)) / calls)
-        state.restore()
 
     def _timed(self) -> float:
         __tracebackhide__ = True
@@ -228,16 +241,11 @@ class Sweep:
         each = (other_bytes - peak_bytes) / (other - number)
         return other_bytes - each * other, each + self._feed.sample_bytes
 
-    def _would_take_s(self, number: int) -> float:
-        """Return about the seconds of its first calls, by the smaller size that says the least."""
-        each = (size.first_s / size.number for size in self._found.measured)
-        return CALLS * number * min(each, default=0.0)
-
     def _largest(self) -> int | None:
         """Return the largest that fits, by the growth of memory; no larger than what failed, nor
         than can be told from those that ran: another part of the step may be the fullest later.
         """
-        line, ran = self._line(), max(size.number for size in self._found.measured)
+        line, ran = self._line(), self._found.measured[-1].number
         available = self._found.available_bytes
         if any(size.why_not == OUT for size in self._found.sizes):
             return ran
@@ -245,3 +253,49 @@ class Sweep:
             return None
         fits = math.floor(((1 - MARGIN) * available - line[0]) / line[1])
         return max(min(fits, FAR * ran), ran)
+
+
+def received(call: Callable[[], object]) -> int:
+    """Make the call; return how many numbers all modules in it were given."""
+    import torch
+
+    numbers = 0
+
+    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal numbers
+            given = tree_leaves((args, kwargs))
+            numbers += sum(one.numel() for one in given if isinstance(one, torch.Tensor))
+            return original(module, *args, **kwargs)
+
+        return called
+
+    with patched(torch.nn.Module, "__call__", counting):
+        call()
+    return numbers
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether it was raised for want of memory."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return what may be allocated on the device, with what torch keeps for later; None where the
+    device does not say.
+    """
+    import torch
+
+    if device.type == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    allocator = torch.get_device_module(device)
+    if not hasattr(allocator, "mem_get_info"):
+        return None
+    kept = allocator.memory_reserved(device) - allocator.memory_allocated(device)
+    return int(allocator.mem_get_info(device)[0]) + int(kept)

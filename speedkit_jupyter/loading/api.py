@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.obstacles import choosing, drawing
+from speedkit_jupyter.loading.samples import drawing
 from speedkit_jupyter.loading.tuner import LoaderTuner
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
@@ -33,30 +33,28 @@ def tune_loader(
     *,
     budget_s: float | None = None,
     keep: bool = True,
-    any_order: bool = False,
 ) -> TunedLoader:
-    """The loader, rebuilt with the settings that are fastest with this step: workers, prefetching,
-    pinned memory, samples kept in memory; the same samples in the same order for the same seed.
+    """Return the loader, rebuilt with the settings that are fastest with this step: workers,
+    prefetching, pinned memory, samples kept in memory; the same samples in the same order for the
+    same seed.
 
     `step` takes a batch (`step(batch)`, or `step(images, labels)` where a batch is a tuple), or
     goes through the loader itself (`step()`); without it loading alone is measured. Other settings
     are taken only where they are proven faster, else the loader that is returned has the user's
-    own; its `tuning` says what was measured. `budget_s` are the seconds for all of it (20 without).
-    `keep=False` keeps no samples in memory, `any_order=True` allows settings that change the order.
-    Raises StepError where the step can't be measured. Everything that it changes is put back, and
-    no worker is left.
+    own; its `tuning` says what was measured. `budget_s` is the total budget in seconds (20 without
+    it). `keep=False` keeps no samples in memory. Raises StepError where the step can't be measured.
+    Everything that it changes is put back, and no worker is left.
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
-    keep, any_order = arguments.flag("keep", keep), arguments.flag("any_order", any_order)
+    keep = arguments.flag("keep", keep)
     check_loader(loader)
     against = "" if step is None else getattr(step, "__name__", "step")
     command = f"tune_loader(loader{f', {against}' if against else ''})"
     measured = step_over(loader, step)
     tuner = LoaderTuner(
-        measured, loader, device_of(measured), budget_s,
-        keep=keep, any_order=any_order, against=against, command=command,
-    )  # fmt: skip
+        measured, loader, device_of(measured), budget_s, keep=keep, against=against, command=command
+    )
     tuner.begun_s = begun_s
     for _ in tuner.run():
         pass
@@ -64,7 +62,7 @@ def tune_loader(
 
 
 def check_loader(loader: Any, name: str = "loader") -> None:
-    """Raises StepError for what is no DataLoader of torch's."""
+    """Raise StepError for what is no DataLoader of torch's."""
     from torch.utils.data import DataLoader
 
     if not is_a(loader, DataLoader):
@@ -74,10 +72,10 @@ def check_loader(loader: Any, name: str = "loader") -> None:
 
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
-    """A loop over the loader that gives the step each batch; or the step, if it takes none."""
+    """Return a loop over the loader that gives the step each batch, if it takes one."""
     if step is not None and not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
-    roots = [*drawing(loader), *choosing(loader)]
+    roots = [*drawing(loader), *_choosing(loader)]
     if step is None:
         return Step(lambda _: loop(loader), [], others=roots)
     measured, takes = step_of(step), arguments_of(step)
@@ -87,10 +85,18 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
     return measured
 
 
+def _choosing(loader: DataLoader[Any]) -> list[Any]:
+    """Return what says which samples come next. torch's samplers keep nothing but a generator."""
+    samplers = [loader.sampler, loader.batch_sampler]
+    samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
+    own = [one for one in samplers if not type(one).__module__.startswith("torch.utils.data")]
+    return [loader.generator, *(getattr(one, "generator", None) for one in samplers), *own]
+
+
 def loop(
     loader: DataLoader[Any], step: Callable[..., object] | None = None, spread: bool = False
 ) -> None:
-    """An epoch; a batch of several is `spread` over the arguments of the step."""
+    """Go through an epoch; a batch of several is `spread` over the arguments of the step."""
     __tracebackhide__ = True
     is_empty = True
     for batch in loader:
@@ -106,7 +112,7 @@ def loop(
 
 
 def arguments_of(step: Callable[..., object]) -> int:
-    """How many it has to be given; a `*batch` counts as two."""
+    """Return how many arguments a step needs; a `*batch` counts as two."""
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # some of those that are written in C

@@ -76,55 +76,32 @@ class LoaderTuning(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "loader": self.name,
-            "against": self.against,
-            "epoch": self.epoch,
-            "rows": self.rows(),
-            "declined": dict(self.declined),
-            "remarks": list(self.remarks),
-            "source": self.source,
-            "environment": dict(self.environment),
-            "command": self.command,
-        }
+        plain = ("against", "epoch", "declined", "remarks", "source", "environment", "command")
+        return {"loader": self.name, "rows": self.rows(), **{n: getattr(self, n) for n in plain}}
 
 
-def remarks(chosen: Candidate, own: Candidate, ways: Ways) -> Iterator[str]:
-    """Give what the choice changes beside time."""
-    settings = chosen.settings
-    if chosen is own:
-        return
+def remarks(race: Race, chosen: Candidate, ways: Ways) -> Iterator[str]:
+    """Give what the choice changes beside time; and what looked faster, and how to know."""
+    settings, own = chosen.settings, race.own.settings
     if settings.kept:
         yield (
             "samples are decoded once and kept in main memory: "
             f"{ways.kept_bytes / 2**20:,.3g} MiB once all were drawn; the first epoch takes as "
             "long as before"
         )
-    if settings.num_workers != own.settings.num_workers and ways.samples.is_random:
+    if settings.num_workers != own.num_workers and ways.samples.is_random:
         yield (
             "random numbers that the data set draws are each worker's own: as random as before, "
             "and the same again for the same seed and number of workers, but other ones"
         )
-    if settings.num_workers and settings.persistent_workers and not own.settings.persistent_workers:
+    if settings.num_workers and settings.persistent_workers and not own.persistent_workers:
         yield (
             "the rebuilt loader's workers stay between epochs, and start anew where the data set "
             "was changed; those of the plain code start for each epoch"
         )
-    if settings.copied_to:
-        yield (
-            f"batches are on their way to {settings.copied_to} when the loop gets them, from "
-            "pinned memory, and nobody waits for the copy (non_blocking=True)"
-        )
     if settings.whole_batches:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
-    if not settings.in_order:
-        yield "batches come in the order in which they are ready"
-
-
-def unproven(race: Race, chosen: Candidate, budget_s: float) -> Iterator[str]:
-    """Give what looked faster than the user's own, and how to know."""
     best = race.best()
     ratio = None if best is chosen else race.ratio(best)
     if ratio is not None and ratio.median >= WORTH_KNOWING:
-        more = LONGER
-        yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {more}"
+        yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {LONGER}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.tuned_loader import end_workers
@@ -16,6 +17,7 @@ from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, p
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
+T = TypeVar("T")
 # A candidate leaves after this many rounds if it takes this many times as long as the fastest; the
 # last entry that applies counts.
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
@@ -24,13 +26,13 @@ LEAST, MOST = 8, 100
 # Candidates with workers within this factor of the fastest are worth variations; at most FINALISTS
 # within FINAL of the fastest run against each other to the end.
 NEARLY, FINAL, FINALISTS = 1.25, 1.04, 2
-NOT_FASTEST = "not the fastest by median"
+# What gains less is not worth another loader.
+GAIN = 1.02
 # Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
 TIMED_OUT = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Seconds of a batch: what its step took, and waiting for it."""
 
     step_s: float
@@ -69,11 +71,6 @@ class Candidate:
     def words(self) -> str:
         """Return for example `2 workers`."""
         return self.settings.words
-
-    @property
-    def races(self) -> bool:
-        """Whether it is still measured."""
-        return not (self.why_out or self.failure)
 
     def leave(self, why: str) -> None:
         """Take it out of the race, and end its workers."""
@@ -115,49 +112,63 @@ class Race:
     @property
     def racing(self) -> list[Candidate]:
         """Those that are still measured."""
-        return [one for one in self.candidates if one.races]
+        return [one for one in self.candidates if not (one.why_out or one.failure)]
+
+    def admit(self, more: Iterable[Settings], enter: Callable[[Candidate], object]) -> None:
+        """Let others into the race, each once it can `enter`."""
+        __tracebackhide__ = True
+        for one in map(Candidate, more):
+            self.candidates.append(one)
+            self._attempt(one, partial(enter, one))
 
     def round(self) -> Iterator[Candidate]:
         """Measure each once; yield after each."""
         order, blocks = self.racing, dict[Candidate, Block]()
         self._random.shuffle(order)
         for one in order:
-            if not one.races:
-                continue
-            try:
-                blocks[one] = self.block(one, self.rounds)
-            except Exception as error:
-                if one is self.own:  # its errors are the user's
-                    raise
-                one.fail(error)
-                self._spare(one)
+            block = self._attempt(one, partial(self.block, one, self.rounds))
+            if block is not None:
+                blocks[one] = block
             yield one
-        own = blocks[self.own]
-        for one, block in blocks.items():
-            # A loader changes how long the loop waits; at best nothing else.
-            step_s = max(block.step_s, own.step_s) if self._only_waits(one) else block.step_s
-            one.times_s[self.rounds] = step_s + block.wait_s
-            one.waits_s[self.rounds] = block.wait_s
+        mine = self.own.settings
+        for one, (step_s, wait_s) in blocks.items():
+            # A loader changes how long the loop waits; at best nothing else, unless batches come
+            # from other memory, or fewer workers take the step's cores.
+            settings = one.settings
+            if settings.pin_memory == mine.pin_memory and settings.num_workers >= mine.num_workers:
+                step_s = max(step_s, blocks[self.own].step_s)
+            one.times_s[self.rounds], one.waits_s[self.rounds] = step_s + wait_s, wait_s
         self.rounds += 1
         self._drop()
 
-    def _only_waits(self, one: Candidate) -> bool:
-        """Return whether the step itself can't get faster: batches lie where they lay, and no fewer
-        workers take its cores.
+    def _attempt(self, one: Candidate, call: Callable[[], T]) -> T | None:
+        """Make a call for a candidate, which leaves where it fails; so does each with workers where
+        workers are stuck: it would be waited for as long.
         """
-        mine, others = self.own.settings, one.settings
-        return mine.moves == others.moves and others.num_workers >= mine.num_workers
-
-    def _spare(self, stuck: Candidate) -> None:
-        """Take out all with workers where workers are stuck: each would be waited for as long."""
-        for one in self.racing[1:] if stuck.is_stuck else ():
-            if one.settings.num_workers:
-                one.leave(f"not tried further: {stuck.words} {stuck.why_out}")
+        __tracebackhide__ = True
+        stuck = next((other for other in self.candidates if other.is_stuck), None)
+        if stuck is not None and one.settings.num_workers and one is not self.own:
+            one.leave(f"not tried: {stuck.words} {stuck.why_out}")
+            return None
+        try:
+            return call()
+        except Exception as error:
+            if one is self.own:  # its errors are the user's
+                raise
+            one.fail(error)
+            return None
 
     def best(self) -> Candidate:
         """Return the fastest by median; of those within 0.5 % of it, the first."""
         fastest_s = min(one.batch_s for one in self.racing)
         return next(one for one in self.racing if one.batch_s <= 1.005 * fastest_s)
+
+    def proven(self) -> Candidate:
+        """Return the best, where it is proven faster than the user's own, and by enough."""
+        best = self.best()
+        ratio = None if best is self.own else self.ratio(best)
+        is_faster = ratio is not None and ratio.low > 1 and ratio.median >= GAIN
+        return best if is_faster else self.own
 
     def finalists(self) -> list[Candidate]:
         """Return the fastest of the others, and what is so near it that more rounds must tell."""
@@ -169,7 +180,7 @@ class Race:
         finalists = self.finalists()
         for one in self.racing[1:]:
             if one not in finalists:
-                one.leave(NOT_FASTEST)
+                one.leave("not the fastest by median")
 
     def promising(self) -> list[Candidate]:
         """Return the best, and the best with workers if it is near: batches that are ahead even out
@@ -177,9 +188,9 @@ class Race:
         """
         best = self.best()
         workers = [one for one in self.candidates if one.settings.num_workers and one.times_s]
-        near = [one for one in workers if one.batch_s <= NEARLY * best.batch_s]
-        near.sort(key=lambda one: one.batch_s)
-        return list(dict.fromkeys([best, *near[:1]]))
+        nearest = min(workers, key=lambda one: one.batch_s, default=best)
+        is_near = nearest is not best and nearest.batch_s <= NEARLY * best.batch_s
+        return [best, nearest] if is_near else [best]
 
     def ratio(self, one: Candidate, baseline: Candidate | None = None) -> Ratio | None:
         """Return how many times as fast it is as the user's own, or as another."""

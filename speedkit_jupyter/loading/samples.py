@@ -1,18 +1,22 @@
-"""A look at a few samples of a data set: how large they are, and whether they stay the same."""
+"""Whether samples stay the same: drawn twice, and from a loader with other settings."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from itertools import islice
+from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.tuned_loader import copied
+from speedkit_jupyter.loading.settings import Settings
+from speedkit_jupyter.loading.tuned_loader import copied, end_workers, rebuilt
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door
 
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 
 # This many samples are looked at, for this long at the most.
 MOST, LONGEST_S = 32, 1.0
+# Of each of two epochs this many batches are compared by their indices, and this many by values.
+EPOCHS, BATCHES, VALUES = 2, 64, 4
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,7 @@ class Samples:
     """`keys` are the indices that were drawn; `draw_s` the seconds and `size_bytes` the size of a
     sample, `copy_s` the seconds of a copy of it. `is_random` where one differs from draw to draw,
     or draws random numbers; `own_generator` is the name of a generator of the data set's that it
-    draws them from. `by_batches` where other samples of the batch change a sample
-    (`__getitems__`); `why_not_sent` says why a worker can't send its batches.
+    draws them from.
     """
 
     keys: tuple[Any, ...] = ()
@@ -38,16 +43,30 @@ class Samples:
     size_bytes: int = 0
     is_random: bool = False
     own_generator: str = ""
-    by_batches: bool = False
     device: str = "cpu"
-    why_not_sent: str = ""
 
 
-def indices(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Give the index of each sample of an epoch."""
-    sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    for drawn in sampler:
-        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
+def is_iterable(loader: DataLoader[Any]) -> bool:
+    """Return whether its data set gives samples one after another, and none by an index."""
+    from torch.utils.data import IterableDataset
+
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def index_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what gives the indices of each batch, or of each sample without batches."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def drawing(loader: DataLoader[Any]) -> list[Any]:
+    """Return what a sample is drawn with: what the data set holds, and its code for that.
+
+    Not its other methods: what made it is no part of it.
+    """
+    dataset = loader.dataset
+    methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
+    code = [getattr(type(dataset), name, None) for name in methods]
+    return [*filter(None, code), attributes_of(dataset), loader.collate_fn]
 
 
 @door
@@ -55,107 +74,49 @@ def _drawn(dataset: Any, key: Any) -> Any:
     return dataset[key]
 
 
-def look_at(loader: DataLoader[Any], walk: Walk) -> Samples:
-    """Draw some samples of a map-style data set, each twice; `walk` went over what drawing reaches.
+def look_at(loader: DataLoader[Any]) -> Samples:
+    """Draw some samples of a map-style data set, each twice.
 
     What drawing changes is left so: call it while the step is isolated. Errors of the data set are
     the user's to see.
     """
-    keys, first = list[Any](), list[Any]()
-    drawn_s, copied_s = list[float](), list[float]()
-    own = {walk.name(value): value for value in walk.found.values() if _is_generator(value)}
-    before_all = {name: _state_of(generator) for name, generator in own.items()}
+    keys, first, drawn_s, copied_s = list[Any](), list[Any](), list[float](), list[float]()
+    walk, shared = Walk(drawing(loader)), _shared_generators()
+    own = {walk.name(value): value for value in walk.found.values() if _is_own(value, shared)}
+    before = _states([*shared, *own.values()])
     is_random, begun_s = False, clock.now()
-    for key in islice(indices(loader), MOST):
+    for key in islice(_indices(loader), MOST):
         if keys and clock.now() - begun_s > LONGEST_S:
             break
-        before, at_s = list(map(_state_of, _shared_generators())), clock.now()
+        before_each, at_s = _states(shared), clock.now()
         sample = _drawn(loader.dataset, key)
         drawn_s.append(clock.now() - at_s)
-        again = _drawn(loader.dataset, key)
-        at_s = clock.now()
+        again, at_s = _drawn(loader.dataset, key), clock.now()
         copied(sample)
         copied_s.append(clock.now() - at_s)
-        is_random |= list(map(_state_of, _shared_generators())) != before
-        is_random |= not same(sample, again)
+        is_random |= _states(shared) != before_each or not same(sample, again)
         keys.append(key)
         first.append(sample)
-    used = (name for name, generator in own.items() if _state_of(generator) != before_all[name])
-    generator = next(used, "")
+    used = zip(own, _states(own.values()), before[len(shared) :], strict=True)
+    generator = next((name for name, now, then in used if now != then), "")
     return Samples(
         tuple(keys),
         median(drawn_s or [0.0]),
         median(copied_s or [0.0]),
-        sum(map(_size, first)) // max(len(first), 1),
+        sum(map(_size, tree_leaves(first))) // max(len(first), 1),
         is_random or bool(generator),
         generator,
-        _are_by_batches(loader.dataset, keys, first),
         _device(first),
     )
 
 
-def _are_by_batches(dataset: Any, keys: Sequence[Any], samples: Sequence[Any]) -> bool:
-    """Return whether samples that are drawn together differ from those drawn alone."""
-    together = getattr(dataset, "__getitems__", None)
-    if together is None or not keys:
-        return False
-    return not same(list(together(list(keys))), list(samples))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two samples or batches hold the same, bit for bit."""
-    if one is other:
-        return True
-    ones, others = tree_leaves(one), tree_leaves(other)
-    return len(ones) == len(others) and all(map(_same, ones, others))
-
-
-def _same(one: Any, other: Any) -> bool:
-    import numpy as np
-    import torch
-
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
-            return False
-        return torch.equal(one, other) or _is_nan_alike(one, other)
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.tobytes() == other.tobytes()
-    if hasattr(one, "tobytes") and hasattr(other, "tobytes"):  # a picture of PIL's
-        return bool(one.tobytes() == other.tobytes())
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Mapping):
-        return same(dict(one), dict(other))
-    if is_dataclass(one) and hasattr(one, "__dict__"):
-        return same(vars(one), vars(other))
-    compares: Any = type(one).__eq__
-    if compares is object.__eq__:
-        return True  # an object of the user's that says nothing of what it holds
-    try:
-        return bool(one == other)
-    except Exception:  # of tensors in it, say, which are not one truth
-        return not hasattr(one, "__dict__") or same(vars(one), vars(other))
-
-
-def _is_nan_alike(one: Any, other: Any) -> bool:
-    """Return whether they are the same, NaN at the same places included."""
-    import torch
-
-    if not (one.is_floating_point() or one.is_complex()) or one.layout is not torch.strided:
-        return False
-    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-
-
-def _is_generator(value: Any) -> bool:
-    """Return whether it is a generator that torch does not seed anew in each worker."""
-    import numpy as np
-    import torch
-
-    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    return isinstance(value, kinds) and not any(value is one for one in _shared_generators())
+def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
+    for drawn in index_sampler(loader):
+        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
 
 
 def _shared_generators() -> list[Any]:
+    """Return the generators that torch seeds in each worker."""
     import numpy as np
     import torch
 
@@ -164,36 +125,117 @@ def _shared_generators() -> list[Any]:
     return [torch.default_generator, *(function.__self__ for function in shared)]
 
 
-def _state_of(generator: Any) -> bytes:
+def _is_own(value: Any, shared: Sequence[Any]) -> bool:
     import numpy as np
     import torch
 
-    if isinstance(generator, torch.Generator):
-        return bytes(generator.get_state().numpy().tobytes())
-    if isinstance(generator, random.Random):
-        return str(generator.getstate()).encode()
-    is_new = isinstance(generator, np.random.Generator)
-    state = generator.bit_generator.state if is_new else generator.get_state()
-    with np.printoptions(threshold=sys.maxsize):
-        return str(state).encode()
+    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+    return isinstance(value, kinds) and not any(value is one for one in shared)
 
 
-def _size(sample: Any) -> int:
-    return sum(map(_size_of_leaf, tree_leaves(sample)))
+def _states(generators: Any) -> list[bytes]:
+    import torch
+
+    kept = (one.get_state() if isinstance(one, torch.Generator) else one for one in generators)
+    return [
+        one.numpy().tobytes() if isinstance(one, torch.Tensor) else bytes(ForkingPickler.dumps(one))
+        for one in kept
+    ]
 
 
-def _size_of_leaf(leaf: Any) -> int:
+def _size(leaf: Any) -> int:
     size = getattr(leaf, "nbytes", None)
     if isinstance(size, int):
         return size
-    if isinstance(leaf, str | bytes):
-        return len(leaf)
     return len(leaf.tobytes()) if hasattr(leaf, "tobytes") else sys.getsizeof(leaf)
 
 
 def _device(samples: Sequence[Any]) -> str:
     """Return where their tensors lie; an accelerator's name where any does."""
+    kinds = (getattr(getattr(leaf, "device", None), "type", "cpu") for leaf in tree_leaves(samples))
+    return next((kind for kind in kinds if kind != "cpu"), "cpu")
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two samples or batches hold the same, bit for bit."""
+    ones, others = tree_leaves(one), tree_leaves(other)
+    return len(ones) == len(others) and all(map(_same, ones, others))
+
+
+def _same(one: Any, other: Any) -> bool:
     import torch
 
-    tensors = (leaf for leaf in tree_leaves(list(samples)) if isinstance(leaf, torch.Tensor))
-    return next((one.device.type for one in tensors if one.device.type != "cpu"), "cpu")
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+            return False
+        if not one.is_floating_point() or one.layout is not torch.strided:
+            return torch.equal(one, other)
+        return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    if hasattr(one, "tobytes"):  # an array of NumPy's, a picture of PIL's
+        return getattr(one, "dtype", 0) == getattr(other, "dtype", 0) and (
+            one.tobytes() == other.tobytes()
+        )
+    if isinstance(one, Mapping):
+        return same(dict(one), dict(other))
+    if is_dataclass(one):
+        return same(attributes_of(one), attributes_of(other))
+    if type(one).__eq__ is object.__eq__:
+        return True  # an object of the user's that says nothing of what it holds
+    with suppress(Exception):  # of tensors in it, say, which are not one truth
+        return bool(one == other)
+    return False
+
+
+class Indices:
+    """A data set that gives the index in place of the sample."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return the batch: a collate_fn of a file, which any worker can import."""
+    return batch
+
+
+def difference(
+    loader: DataLoader[Any], settings: Settings, is_random: bool, settle: Callable[[], object]
+) -> str:
+    """Return in words how a loader with these settings differs; empty where it does not.
+
+    The code between batches draws random numbers, as a step does. Of samples that are random only
+    the order is compared. `settle` puts generators and samplers back to where they began.
+    """
+
+    def differ(batches: int, **inside: Any) -> bool:
+        drawn = []
+        for one in (Settings.of(loader), settings):
+            settle()
+            other = rebuilt(loader, one)
+            other.__dict__ |= inside
+            drawn.append(_batches(other, batches))
+        return not same(*drawn)
+
+    of_indices = {"dataset": Indices(), "collate_fn": as_it_is, "pin_memory": False}
+    if not is_iterable(loader) and differ(BATCHES, **of_indices):
+        return "its sampler gives another order with these settings"
+    if (is_iterable(loader) or not is_random) and differ(VALUES):
+        return "its batches differ with these settings"
+    return ""
+
+
+def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
+    """Return what it gives, and random numbers that are drawn in between."""
+    import numpy as np
+    import torch
+
+    found = []
+    try:
+        for _ in range(EPOCHS):
+            for batch in islice(iter(loader), batches):
+                found += [batch, torch.rand(()).item(), random.random(), float(np.random.rand())]
+    finally:
+        end_workers(loader)
+    return found

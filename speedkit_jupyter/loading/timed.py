@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.obstacles import index_sampler, is_iterable, length
 from speedkit_jupyter.loading.race import Block, Candidate
-from speedkit_jupyter.loading.samples import Samples
+from speedkit_jupyter.loading.samples import Samples, index_sampler, is_iterable
 from speedkit_jupyter.loading.tuned_loader import (
     KeptSome,
     TunedLoader,
     end_workers_of,
-    on_its_way,
     prepare_epoch,
     rebuilt,
+    wait_for_workers,
 )
+from speedkit_jupyter.loading.ways import length
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import patched
@@ -42,8 +41,6 @@ BLOCK_S, ROUNDS, CANDIDATES, WHOLE, WHOLE_S, LEAST = 0.3, 12, 4, 3, 0.25, 2
 # A worker that gives nothing for STUCK_S, or for the time of STUCK batches, is stuck; none is
 # waited for longer than this share of the budget, if that is long enough to start one.
 STUCK_S, STUCK, STUCK_SHARE, STARTING_S = 10.0, 50, 0.5, 2.0
-# After a block its workers get this long to finish what they load, in looks of LOOK_S.
-IDLE_S, LOOK_S = 3.0, 0.002
 # A window does not begin before every candidate's workers can be at work.
 MOST_WORKERS = 32
 # Of a data set without a length an epoch is taken to be this long, in batches.
@@ -52,6 +49,14 @@ NO_LOOP = (
     "the step never goes through this loader: give a function with a loop over it, or one that "
     "takes a batch"
 )
+
+
+class WindowClosed(BaseException):
+    """Ends a call of the step once the batches of its window were timed.
+
+    Not an error of the step, so that nothing takes it for one. A loop that simply ended early would
+    be noticed: by `zip(loader, loader, strict=True)`, say.
+    """
 
 
 class Skipping:
@@ -74,12 +79,12 @@ class Draw:
     """The batches that one block draws: `lead` that are not timed, then a window of up to `most`.
 
     The window opens when its first batch is asked for, and closes when the loop asks for one more,
-    or with the block. Loops that begin after that get one batch each. Times are in seconds:
-    `waited_s` is what waiting took within the window, `begun_s` what starting epochs took.
-    `longest` is how many batches one loop got, `was_left` whether a loop was left before its end,
-    `was_cut` whether one ended early because the window had closed.
+    or with the block. Times are in seconds: `waited_s` is what waiting took within the window,
+    `begun_s` what starting epochs took. `longest` is how many batches one loop got, `was_left`
+    whether a loop was left before its end, `was_cut` whether the window's end cut the call short.
     """
 
+    device: torch.device
     lead: int = 0
     most: float = math.inf
     until_s: float = math.inf
@@ -93,13 +98,7 @@ class Draw:
     opened_s: float | None = None
     closed_s: float | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the window is closed, or the time is over."""
-        late = self.timed >= LEAST and clock.now() > self.until_s
-        return self.timed >= self.most or late
-
-    def batches(self, loader: TunedLoader, device: torch.device) -> Iterator[Any]:
+    def batches(self, loader: TunedLoader) -> Iterator[Any]:
         """Give the batches for one loop of the user's."""
         from torch.utils.data import DataLoader
 
@@ -107,27 +106,26 @@ class Draw:
         prepare_epoch(loader)
         iterator = DataLoader.__iter__(loader)  # a subclass's own is in the user's loop already
         self.begun_s += clock.now() - begun_s
-        given, ended = 0, False
+        given, has_ended = 0, False
         try:
-            while not (given and self.is_over):
-                batch = self._next(iterator, device)
-                if batch is None:
-                    ended = True
-                    return
+            while (batch := self._next(iterator)) is not None:
                 given += 1
                 self.longest = max(self.longest, given)
                 yield batch[0]
-            ended = self.was_cut = True
-            self.close(device)
+            has_ended = True
         finally:
-            self.was_left |= not ended
+            self.was_left |= not has_ended
             if not loader.persistent_workers:
                 end_workers_of(iterator)
 
-    def _next(self, iterator: Any, device: torch.device) -> tuple[Any] | None:
+    def _next(self, iterator: Any) -> tuple[Any] | None:
         """Return the next batch in a tuple; None at the end."""
+        if self.timed >= self.most or (self.timed >= LEAST and clock.now() > self.until_s):
+            self.was_cut = True
+            self.close()
+            raise WindowClosed
         if self.opened_s is None and self.drawn >= self.lead:
-            synchronize(device)
+            synchronize(self.device)
             self.opened_s = clock.now()
         asked_s = clock.now()
         try:
@@ -137,16 +135,15 @@ class Draw:
                 raise StepError(EMPTY) from None
             return None
         finally:
-            is_timed = self.opened_s is not None and self.closed_s is None
-            self.waited_s += (clock.now() - asked_s) * is_timed
+            self.waited_s += (clock.now() - asked_s) * (self.opened_s is not None)
         self.drawn += 1
-        self.timed += is_timed
+        self.timed += self.opened_s is not None
         return (batch,)
 
-    def close(self, device: torch.device) -> None:
+    def close(self) -> None:
         """Close the window, if it is open."""
         if self.closed_s is None:
-            synchronize(device)
+            synchronize(self.device)
             self.closed_s = clock.now()
 
 
@@ -168,6 +165,7 @@ class Timed:
     ) -> None:
         self._step, self._loader, self._device = step, loader, device
         self._budget_s, self._restore = budget_s, restore
+        self._is_iterable = is_iterable(loader)
         self._context: Any = in_force_or_none(step.models)
         self._draw: Draw | None = None
         self._one: Candidate | None = None
@@ -186,17 +184,12 @@ class Timed:
             def call(asked: DataLoader[Any]) -> Any:
                 if asked is not self._loader or self._draw is None or self._one is None:
                     return original(asked)
-                return self._batches(self._draw, self._one)
+                loader: Any = self._one.loader
+                return self._draw.batches(loader)
 
             return call
 
         return patched(DataLoader, "__iter__", instead)
-
-    def _batches(self, draw: Draw, one: Candidate) -> Iterator[Any]:
-        loader: Any = one.loader
-        to = one.settings.copied_to
-        batches = draw.batches(loader, self._device)
-        return (on_its_way(batch, to) for batch in batches) if to else batches
 
     def begin(self, own: Candidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
@@ -225,39 +218,38 @@ class Timed:
         __tracebackhide__ = True
         loader = rebuilt(self._loader, one.settings)
         if one.settings.num_workers:
-            loader.timeout = max(loader.timeout, self._stuck_s) if loader.timeout else self._stuck_s
+            most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
+            stuck_s = min(max(STUCK_S, STUCK * self.batch_s), most_s)
+            loader.timeout = max(loader.timeout, stuck_s)
         if one.settings.kept:
             loader.__dict__["dataset"] = KeptSome(self._loader.dataset, seen.keys)
         self._install(one, loader)
         self._restore()
-        self._called(one, Draw() if math.isinf(self._most) else self._short(), 1)
+        whole = math.isinf(self._most)
+        self._called(one, Draw(self._device) if whole else self._short(), 1)
 
     def _short(self) -> Draw:
         """Return what a call gets that may not take too long."""
-        return Draw(until_s=clock.now() + max(WHOLE * self._block_s, WHOLE_S))
+        until_s = clock.now() + max(WHOLE * self._block_s, WHOLE_S)
+        return Draw(self._device, until_s=until_s)
 
     def _install(self, one: Candidate, loader: DataLoader[Any]) -> None:
         one.loader = loader
-        if not is_iterable(loader):
+        if not self._is_iterable:
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             loader.__dict__[name] = Skipping(index_sampler(loader))
-
-    @property
-    def _stuck_s(self) -> float:
-        most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
-        return min(max(STUCK_S, STUCK * self.batch_s), most_s)
 
     def block(self, one: Candidate, number: int) -> Block:
         """Time one candidate in the round of this number."""
         __tracebackhide__ = True
         self._restore()
         if math.isinf(self._most):
-            draw, taken_s = self._called(one, Draw(), self._calls)
+            draw, taken_s = self._called(one, Draw(self._device), self._calls)
             waited_s = draw.waited_s + draw.begun_s
             self.epoch = max(self.epoch, draw.longest)
             return Block((taken_s - waited_s) / draw.drawn, waited_s / draw.drawn)
         draw = self._window(one, number)
-        if draw.was_left and draw.timed < self._most and draw.longest < self.epoch:
+        if draw.was_left and not draw.was_cut and draw.longest < self.epoch:
             self.epoch = draw.longest  # the loop is left before its window closes
             self._restore()
             draw = self._window(one, number)
@@ -273,19 +265,17 @@ class Timed:
         at work as they are in the middle of an epoch.
         """
         __tracebackhide__ = True
-        workers, loader, each = one.settings.num_workers, one.loader, int(self._most)
+        workers, each = one.settings.num_workers, int(self._most)
         last = max(self.epoch - max(each, MOST_WORKERS), 0)
         least = min(MOST_WORKERS + 1, last)
         first = least + number * each % (last + 1 - least)
-        lead = min(first, workers + 1 if workers else 0)
         most = min(max(each, workers), self.epoch - first)
-        assert loader is not None
-        if is_iterable(loader):
-            lead = min(2, last)
-        else:
+        lead = min(2, last) if self._is_iterable else min(first, workers + 1 if workers else 0)
+        if not self._is_iterable:
+            loader: Any = one.loader
             index_sampler(loader).number = first - lead
-        longest_s = WHOLE * max(self._block_s, (most + lead) * self.batch_s)
-        return self._called(one, Draw(lead, most, clock.now() + longest_s), 1)[0]
+        until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self.batch_s)
+        return self._called(one, Draw(self._device, lead, most, until_s), 1)[0]
 
     def _called(self, one: Candidate, draw: Draw, calls: int) -> tuple[Draw, float]:
         """Call the step with a candidate's batches; return the seconds, too."""
@@ -297,35 +287,21 @@ class Timed:
             for _ in range(calls):
                 before = draw.drawn
                 with self._step.around_blocks():
-                    self._run(draw)
+                    self._run()
                 if draw.drawn == before:
                     raise StepError(NO_LOOP)
-            draw.close(self._device)
+            draw.close()
             return draw, clock.now() - begun_s
         finally:
             self._draw = self._one = None
-            wait_for_workers(one.loader)
+            wait_for_workers(one.loader, self._is_iterable)
 
     @door
-    def _run(self, draw: Draw) -> None:
+    def _run(self) -> None:
         __tracebackhide__ = True
         try:
             self._step.run(self._context)
+        except WindowClosed:
+            pass
         except StopIteration:  # would look like the end of a generator of ours
-            if not draw.is_over:
-                raise StepError(OUT_OF_DATA) from None
-
-
-def wait_for_workers(loader: DataLoader[Any] | None) -> None:
-    """Wait until workers that stay have loaded all that they may: the next candidate has the cores.
-
-    At its end an iterable leaves tasks open that nobody answers: it is not waited for as long.
-    """
-    iterator: Any = None if loader is None else loader._iterator
-    queue = getattr(iterator, "_data_queue", None)
-    if loader is None or queue is None:
-        return
-    until_s = clock.now() + (10 * LOOK_S if is_iterable(loader) else IDLE_S)
-    with suppress(NotImplementedError):  # macOS can't tell how many wait in a queue
-        while queue.qsize() < iterator._tasks_outstanding and clock.now() < until_s:
-            time.sleep(LOOK_S)
+            raise StepError(OUT_OF_DATA) from None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
+from contextlib import suppress
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.settings import PREFETCH, Settings
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support.lookup import attributes_of
-from speedkit_jupyter.support.torch_private import tree_map
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
@@ -21,9 +23,8 @@ else:  # it is mixed into torch's class, or the user's, once there is a loader
 
 # Attributes are looked for in objects within a data set (Subset, transforms) to this depth.
 DEPTH, MOST = 4, 1000
-# Nobody can change these.
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-Attributes = list[tuple[str, object]]
+# Workers get this long to finish what they load, in looks of LOOK_S.
+IDLE_S, LOOK_S = 3.0, 0.002
 
 
 class TunedLoader(_Loader):
@@ -34,17 +35,15 @@ class TunedLoader(_Loader):
     def __iter__(self) -> Any:
         """Return the iterator of an epoch."""
         prepare_epoch(self)
-        batches = super().__iter__()
-        device = self.__dict__["_copied_to"]
-        return map(partial(on_its_way, device=device), batches) if device else batches
+        return super().__iter__()
 
 
 def prepare_epoch(loader: TunedLoader) -> None:
     """Make the next epoch what it would be in the user's own loader.
 
     Workers that stay draw one random number less for each epoch: it is drawn here, so that the
-    order is that of workers that don't stay. They hold the data set as it was when they started.
-    Where one of its plain attributes was set since, they start anew, and kept samples are drawn
+    order is that of workers that don't stay. They hold the data set as it was when they started:
+    where one of its plain attributes was set since, they start anew, and kept samples are drawn
     anew.
     """
     import torch
@@ -68,8 +67,7 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
     """
     from torch.utils.data import default_convert
 
-    kind: Any = type(loader)
-    other: DataLoader[Any] = object.__new__(_class_of(kind))
+    other: DataLoader[Any] = object.__new__(_class_of(type(loader)))
     inside = other.__dict__
     inside |= loader.__dict__ | {
         "num_workers": settings.num_workers,
@@ -78,11 +76,8 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
         "pin_memory": settings.pin_memory,
         "_iterator": None,
         "_attributes": None,
-        "_copied_to": settings.copied_to,
         "_DataLoader__multiprocessing_context": None,
     }
-    if "in_order" in inside:
-        inside["in_order"] = settings.in_order
     if settings.multiprocessing_context is not None and settings.num_workers:
         other.multiprocessing_context = settings.multiprocessing_context
     if settings.whole_batches:
@@ -116,22 +111,22 @@ def end_workers_of(iterator: Any) -> None:
         shut()
 
 
-def on_its_way(batch: Any, device: str) -> Any:
-    """Return the batch with its tensors on the device, without waiting for the copy.
+def wait_for_workers(loader: DataLoader[Any] | None, is_iterable: bool) -> None:
+    """Wait until workers that stay have loaded all that they may: the next candidate has the cores.
 
-    What computes with them on the device comes after the copy; the loop's own `.to(device)` returns
-    them as they are.
+    At its end an iterable leaves tasks open that nobody answers: it is not waited for as long.
     """
-    import torch
+    iterator: Any = None if loader is None else loader._iterator
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return
+    until_s = clock.now() + (10 * LOOK_S if is_iterable else IDLE_S)
+    with suppress(NotImplementedError):  # macOS can't tell how many wait in a queue
+        while queue.qsize() < iterator._tasks_outstanding and clock.now() < until_s:
+            time.sleep(LOOK_S)
 
-    def moved(leaf: Any) -> Any:
-        is_tensor = isinstance(leaf, torch.Tensor)
-        return torch.Tensor.to(leaf, device, non_blocking=True) if is_tensor else leaf
 
-    return tree_map(moved, batch)
-
-
-def plain_attributes(value: object) -> Attributes:
+def plain_attributes(value: object) -> list[tuple[str, object]]:
     """Return the numbers, words and choices that an object and those in it hold, by name."""
     return [*islice(_plain_attributes(value, DEPTH), MOST)]
 
@@ -154,23 +149,20 @@ class Kept:
     def __init__(self, dataset: Dataset[Any]) -> None:
         self.dataset = dataset
         self._samples: dict[Any, Any] = {}
-        self._attributes: Attributes | None = None
-        # Names that drawing changes by itself, such as a counter.
-        self._counters: frozenset[str] | None = None
+        self._attributes: Any = None
 
     def begin(self) -> None:
-        """Begin an epoch: forget all samples if an attribute of the data set was set since."""
-        told, self._attributes = self._attributes, plain_attributes(self.dataset)
-        counters = self._counters or ()
-        before, now = (
-            [one for one in some or () if one[0] not in counters]
-            for some in (told, self._attributes)
-        )
-        if told is not None and before != now:
+        """Begin an epoch: forget all samples if an attribute of the data set was set since the last
+        sample was drawn, which may count in one itself.
+        """
+        if plain_attributes(self.dataset) != self._attributes:
             self._samples.clear()
 
     def __getitem__(self, index: Any) -> Any:
-        return copied(self._drawn(self._key(index)))
+        if index not in self._samples:
+            self._samples[index] = self.dataset[index]
+            self._attributes = plain_attributes(self.dataset)
+        return copied(self._samples[index])
 
     def __len__(self) -> int:
         return len(self.dataset)  # type: ignore[arg-type]
@@ -180,19 +172,6 @@ class Kept:
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def _key(self, index: Any) -> Any:
-        return index
-
-    def _drawn(self, key: Any) -> Any:
-        if key not in self._samples:
-            before = plain_attributes(self.dataset) if self._counters is None else []
-            sample = self.dataset[key]
-            if self._counters is None:
-                changed = set(before) ^ set(plain_attributes(self.dataset))
-                self._counters = frozenset(name for name, _ in changed)
-            self._samples[key] = sample
-        return self._samples[key]
-
 
 class KeptSome(Kept):
     """For measuring: a few samples stand for all, so that none has to be decoded meanwhile."""
@@ -200,11 +179,14 @@ class KeptSome(Kept):
     def __init__(self, dataset: Dataset[Any], keys: Sequence[Any]) -> None:
         super().__init__(dataset)
         self._keys = list(keys)
-        for key in self._keys:
-            self._drawn(key)
+        self._samples = {key: dataset[key] for key in keys}
 
-    def _key(self, index: Any) -> Any:
-        return index if index in self._samples else self._keys[hash(index) % len(self._keys)]
+    def begin(self) -> None:
+        """Begin an epoch."""
+
+    def __getitem__(self, index: Any) -> Any:
+        known = index in self._samples
+        return copied(self._samples[index if known else self._keys[hash(index) % len(self._keys)]])
 
 
 def copied(sample: Any) -> Any:
@@ -213,8 +195,6 @@ def copied(sample: Any) -> Any:
     import torch
 
     kind = type(sample)
-    if kind in PLAIN:
-        return sample
     if kind is torch.Tensor:
         return sample.detach().clone().requires_grad_(sample.requires_grad)
     if kind is np.ndarray and sample.dtype != object:

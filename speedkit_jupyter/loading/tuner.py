@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading import order, samples
-from speedkit_jupyter.loading.loader_tuning import LoaderTuning, remarks, unproven
-from speedkit_jupyter.loading.obstacles import drawing, is_iterable, length, why_not_sent
+from speedkit_jupyter.loading import samples
+from speedkit_jupyter.loading.loader_tuning import LoaderTuning, remarks
 from speedkit_jupyter.loading.race import Candidate, Race
 from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.source import source
+from speedkit_jupyter.loading.settings import Settings, source
 from speedkit_jupyter.loading.timed import Timed
 from speedkit_jupyter.loading.tuned_loader import TunedLoader, rebuilt
-from speedkit_jupyter.loading.ways import Ways
+from speedkit_jupyter.loading.ways import Ways, length
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -52,16 +49,13 @@ class LoaderTuner:
         budget_s: float | None = None,
         *,
         keep: bool = True,
-        any_order: bool = False,
-        name: str = "loader",
-        against: str = "",
-        command: str = "",
+        **words: str,
     ) -> None:
+        """`words` are the `name`, `against` and `command` of the result."""
         self.step, self._loader, self._device = step, loader, device
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
-        self._allowed = keep, any_order
-        self._words = {"name": name, "against": against, "command": command}
+        self._keep, self._words = keep, {"name": "loader", **words}
         self._result: LoaderTuning | None = None
 
     def result(self) -> LoaderTuning:
@@ -104,45 +98,36 @@ class LoaderTuner:
     ) -> Generator[Progress, None, None]:
         """First what differs most, then variations of the best, then the fastest alone."""
         __tracebackhide__ = True
-        cores, (keep, any_order) = Hardware.current().cpu.usable_cores, self._allowed
-        batches = length(self._loader)
-        ways = Ways(self._loader, seen, cores, self._device, batches, keep, any_order)
-        _admit(race, list(ways.first())[1:], timed, seen)
+        cores = Hardware.current().cpu.usable_cores
+        ways = Ways(self._loader, seen, cores, self._device, length(self._loader), self._keep)
+        enter = partial(timed.enter, seen=seen)
+        race.admit(ways.first(), enter)
         self._result = self._outcome(race, race.own, ways, timed.epoch)
         yield from _rounds(race, budget, NEAR * self.budget_s)
-        variations = [one for best in race.promising() for one in ways.near(best.settings)]
-        _admit(race, variations, timed, seen)
+        race.admit([one for best in race.promising() for one in ways.near(best.settings)], enter)
         yield from _rounds(race, budget, PROOF * self.budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
-        if not any_order:
-            self._drop_what_differs(race, seen, restore)
-        race.narrow()
-        yield from _rounds(race, budget, 0.0)
-        self._result = self._outcome(race, _proven(race), ways, timed.epoch)
-
-    def _look(self, settle: Callable[[], object]) -> Samples:
-        if is_iterable(self._loader):
-            return Samples()
-        try:
-            seen = samples.look_at(self._loader, Walk(drawing(self._loader)))
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError("the data set raises StopIteration for a sample") from None
-        if seen.keys:
-            few = seen.keys[: self._loader.batch_size or 1]
-            seen = replace(seen, why_not_sent=why_not_sent(self._loader, few))
-        settle()
-        return seen
-
-    def _drop_what_differs(self, race: Race, seen: Samples, restore: Callable[[], object]) -> None:
-        """Take out candidates until the finalists give the same samples in the same order."""
         same: set[Candidate] = set()
         while rivals := [one for one in race.finalists() if one not in same]:
             for one in rivals:
-                why = order.difference(self._loader, one.settings, seen.is_random, restore)
+                why = samples.difference(self._loader, one.settings, seen.is_random, restore)
                 if why:
                     one.leave(why)
                 else:
                     same.add(one)
+        race.narrow()
+        yield from _rounds(race, budget, 0.0)
+        self._result = self._outcome(race, race.proven(), ways, timed.epoch)
+
+    def _look(self, settle: Callable[[], object]) -> Samples:
+        if samples.is_iterable(self._loader):
+            return Samples()
+        try:
+            seen = samples.look_at(self._loader)
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError("the data set raises StopIteration for a sample") from None
+        settle()
+        return seen
 
     def _outcome(self, race: Race, chosen: Candidate, ways: Ways, epoch: int) -> LoaderTuning:
         loader: TunedLoader = rebuilt(self._loader, chosen.settings)  # type: ignore[assignment]
@@ -153,36 +138,12 @@ class LoaderTuner:
             samples=ways.samples,
             epoch=epoch,
             declined=ways.declined,
-            remarks=[*remarks(chosen, race.own, ways), *unproven(race, chosen, self.budget_s)],
+            remarks=[*remarks(race, chosen, ways)],
             source=source(self._loader, chosen.settings, self._words["name"]),
             environment=environment(self._device),
             **self._words,
         )
         return tuning
-
-
-def _proven(race: Race) -> Candidate:
-    """Return the fastest, where it is proven faster than the user's own."""
-    best = race.best()
-    ratio = None if best is race.own else race.ratio(best)
-    return race.own if ratio is None or ratio.low <= 1 else best
-
-
-def _admit(race: Race, more: Iterable[Settings], timed: Timed, seen: Samples) -> None:
-    """Let others into the race. Where workers are stuck, more of them would be too, and each would
-    be waited for as long.
-    """
-    __tracebackhide__ = True
-    for one in map(Candidate, more):
-        stuck = next((other for other in race.candidates if other.is_stuck), None)
-        race.candidates.append(one)
-        if stuck is not None and one.settings.num_workers:
-            one.why_out = f"not tried: {stuck.words} {stuck.why_out}"
-            continue
-        try:
-            timed.enter(one, seen)
-        except Exception as error:
-            one.fail(error)
 
 
 def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress, None, None]:

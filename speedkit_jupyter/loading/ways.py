@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import math
+import socket
+import sqlite3
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_start_method
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading import obstacles
-from speedkit_jupyter.loading.samples import Samples
+from speedkit_jupyter.loading.samples import Samples, drawing, index_sampler, is_iterable
 from speedkit_jupyter.loading.settings import Settings
+from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.words import count
 
 if TYPE_CHECKING:
@@ -19,14 +27,16 @@ WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 FARTHER = (4, 8)
 # A data set that is kept may take this share of the memory that is free.
 KEPT_SHARE = 0.25
+# What is open for one process alone; libraries by name, which need not be installed.
+HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
+HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
 
 @dataclass
 class Ways:
-    """For one loader on this machine. `declined` collects what is not tried, and why.
+    """Settings that are worth trying for a loader. `declined` collects what is not tried, and why.
 
-    `length` is how many batches an epoch has, where that is known; `any_order` allows what gives
-    the same batches in another order, `keep` data sets that are kept in memory.
+    `length` is how many batches an epoch has, where that is known.
     """
 
     loader: DataLoader[Any]
@@ -35,69 +45,50 @@ class Ways:
     device: torch.device
     length: int | None = None
     keep: bool = True
-    any_order: bool = False
     declined: dict[str, str] = field(default_factory=dict)
 
     def first(self) -> Iterator[Settings]:
-        """Give the user's own; then other numbers of workers, and no loading at all."""
+        """Give whole batches, other numbers of workers, and no loading at all."""
+        from torch.utils.data import TensorDataset, default_collate
+
         own = Settings.of(self.loader)
-        yield own
-        yield from self._whole(own)
-        yield from (one for one in self._with_workers(own) if one != own)
-        yield from self._kept(own)
+        plain = self.loader.collate_fn is default_collate and self.loader.batch_sampler is not None
+        # Tensors in memory take a list of indices: the batch need not be stacked of samples.
+        if type(self.loader.dataset) is TensorDataset and plain:
+            yield own.without_workers(whole_batches=True)
+        workers = (own.with_workers(number) for number in self._numbers(own))
+        yield from (one for one in (own.without_workers(), *workers) if one != own)
+        if why := self.why_not_kept():
+            self.declined["kept in memory"] = why
+        else:
+            yield own.without_workers(kept=True)
 
     def near(self, best: Settings) -> Iterator[Settings]:
         """Give variations of the best of them."""
-        if best.num_workers and not best.kept:
+        if best.num_workers:
             factors = [factor for factor in FARTHER if factor != best.prefetch_factor]
             yield from (replace(best, prefetch_factor=factor) for factor in factors)
-            if self.any_order and best.num_workers > 1 and hasattr(self.loader, "in_order"):
-                yield replace(best, in_order=False)
-        if self.device.type != "cuda":
-            return
-        if not best.pin_memory:
+        if self.device.type == "cuda" and not best.pin_memory:
             yield replace(best, pin_memory=True)
-        if self.samples.device == "cpu" and not best.copied_to:
-            yield replace(best, pin_memory=True, copied_to=str(self.device))
-
-    def _with_workers(self, own: Settings) -> Iterator[Settings]:
-        yield own.without_workers()
-        yield from map(own.with_workers, self._numbers(own))
 
     def _numbers(self, own: Settings) -> list[int]:
         """Return how many workers are worth trying."""
-        why = obstacles.why_no_workers(self.loader, self.samples, own.multiprocessing_context)
+        why = why_no_workers(self.loader, self.samples, own.multiprocessing_context)
         if why and not own.num_workers:
             self.declined["workers"] = why
             return []
-        most = min(self.cores, self.length or self.cores)
-        numbers = [number for number in WORKERS if number <= most]
-        one_only = obstacles.why_one_worker_at_most(self.loader)
-        if one_only and not (self.any_order and obstacles.asks_for_its_share(self.loader.dataset)):
+        if is_iterable(self.loader):
             others = "2 workers or more" if own.num_workers < 2 else "other numbers of workers"
-            self.declined[others] = one_only
-            return [own.num_workers] if own.num_workers > 1 else [1]
+            self.declined[others] = "of an iterable data set they give other batches, or an order"
+            return [max(own.num_workers, 1)]
+        most = min(self.cores, self.length or self.cores)
         if self.cores < WORKERS[-1]:
-            words = f"{count(self.cores, 'core')} may be used"
             self.declined[f"more than {count(most, 'worker')}"] = (
-                words if most == self.cores else f"an epoch has {count(most, 'batch')}"
+                f"{count(self.cores, 'core')} may be used"
+                if most == self.cores
+                else f"an epoch has {count(most, 'batch')}"
             )
-        return numbers
-
-    def _whole(self, own: Settings) -> Iterator[Settings]:
-        """Tensors in memory take a list of indices: the batch need not be stacked of samples."""
-        from torch.utils.data import TensorDataset, default_collate
-
-        plain = self.loader.collate_fn is default_collate and self.loader.batch_sampler is not None
-        if type(self.loader.dataset) is TensorDataset and plain:
-            yield own.without_workers(whole_batches=True)
-
-    def _kept(self, own: Settings) -> Iterator[Settings]:
-        why = self.why_not_kept()
-        if why:
-            self.declined["kept in memory"] = why
-            return
-        yield own.without_workers(kept=True)
+        return [number for number in WORKERS if number <= most]
 
     @property
     def kept_bytes(self) -> int:
@@ -110,17 +101,68 @@ class Ways:
         from torch.utils.data import TensorDataset
 
         dataset = self.loader.dataset
-        if obstacles.is_iterable(self.loader) or not hasattr(dataset, "__len__"):
+        if is_iterable(self.loader) or not hasattr(dataset, "__len__"):
             return "an iterable data set has no samples by their indices"
         if not self.keep:
             return "not allowed (keep)"
         if self.samples.is_random:
             return "its samples differ from draw to draw (augmentation)"
-        if self.samples.by_batches:
-            return "what its samples are depends on their batch (__getitems__)"
         if type(dataset) is TensorDataset:
             return "it lies in memory already"
         if self.kept_bytes > KEPT_SHARE * psutil.virtual_memory().available:
             size = f"{self.kept_bytes / 2**20:,.0f} MiB"
             return f"its samples take {size}, more than {KEPT_SHARE:.0%} of what is free"
         return ""
+
+
+def length(loader: DataLoader[Any]) -> int | None:
+    """Return it in batches; None where the data set says none.
+
+    The loader of an iterable is not asked: it would warn of longer epochs from then on.
+    """
+    dataset: Any = loader.dataset
+    with suppress(Exception):  # an iterable's length is its user's to give, or not
+        if not is_iterable(loader):
+            return len(index_sampler(loader))
+        size = loader.batch_size or 1
+        return len(dataset) // size if loader.drop_last else math.ceil(len(dataset) / size)
+    return None
+
+
+def why_no_workers(loader: DataLoader[Any], samples: Samples, context: str | None) -> str:
+    """Return a line; empty where it can have some, started by `context`."""
+    if samples.device != "cpu":
+        return f"its samples lie on {samples.device}, which another process has no part in"
+    if samples.own_generator:
+        return (
+            f"{samples.own_generator} is the data set's own random generator, and each worker "
+            "would draw the same numbers from its copy: torch's and numpy's differ by worker"
+        )
+    walk = Walk(drawing(loader))
+    for value in filter(_is_open_handle, walk.found.values()):
+        return (
+            f"{walk.name(value)} ({type(value).__name__}) is open, and workers would share it: "
+            "open it at the first sample, or in worker_init_fn"
+        )
+    method = context or get_start_method()
+    if method != "fork" and not hasattr(sys.modules["__main__"], "__file__"):
+        for value in map(_code_of, (loader.dataset, *walk.found.values())):
+            if value.__module__ == "__main__":
+                return (
+                    f"workers are started by {method}, which knows no code of a notebook: move "
+                    f"{value.__qualname__} to a file and import it"
+                )
+    return ""
+
+
+def _code_of(value: Any) -> Any:
+    return value if isinstance(value, type | FunctionType) else type(value)
+
+
+def _is_open_handle(value: Any) -> bool:
+    """Return whether it is a file, a connection or such that is open."""
+    if isinstance(value, HANDLES) and not isinstance(value, io.StringIO | io.BytesIO):
+        return not getattr(value, "closed", False)
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return name.startswith(HANDLE_MODULES) and not isinstance(value, type | ModuleType)

@@ -71,7 +71,6 @@ class ActivationCheckpointing(Optimization):
     default = Options()
 
     def changes(self) -> dict[str, Any]:
-        """Add a word for each second block."""
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -86,29 +85,30 @@ class ActivationCheckpointing(Optimization):
         if facts.own_checkpointing == "on":
             return request.decline(False, "the model's own gradient checkpointing is on")
         if not facts.blocks:
-            return request.decline(
-                False,
-                "the model has no ModuleList or Sequential with two or more blocks of a class",
-            )
+            none = "the model has no ModuleList or Sequential with two or more blocks of a class"
+            return request.decline(False, none)
         count = len(range(0, facts.blocks, options.every))
         kinds = " and ".join(facts.block_classes)
         reason = f"{count} of {facts.blocks} blocks are computed again: {kinds}"
         return request.obey(True, reason, details={"every": options.every})
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return how many blocks will be computed again."""
-        blocks = repeated_blocks(target.model)
-        return {"model.checkpointed": f"{len(_chosen(blocks, decision))} of {len(blocks)} blocks"}
+        blocks = len(repeated_blocks(target.model))
+        return {"model.checkpointed": f"{len(_chosen(target.model, decision))} of {blocks} blocks"}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put a layer around the calls of each block; in a benchmark for its own thread alone."""
         torch_private.dynamo_config()  # checkpoint loads Dynamo, for a second, in the first step
-        with CALLS.overriding(_layers(target, decision)):
+
+        blocks = _chosen(target.model, decision)
+        layers = [(block, Recomputed(block, target)) for block in blocks]
+        del blocks
+        with CALLS.overriding(layers):
+            layers.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -124,7 +124,6 @@ class ActivationCheckpointing(Optimization):
         )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many blocks are computed again."""
         blocks = repeated_blocks(target.model)
         if not blocks:
             return {}
@@ -132,7 +131,6 @@ class ActivationCheckpointing(Optimization):
         return {"model.checkpointed": f"{count} of {len(blocks)} blocks"}
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return all blocks, and each second one."""
         if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
             return ()
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
@@ -145,15 +143,10 @@ def _of_hugging_face(form: Form) -> Snippet:
     return Snippet(arguments=arguments)
 
 
-def _chosen(blocks: list[torch.nn.Module], decision: Decision) -> list[torch.nn.Module]:
+def _chosen(model: torch.nn.Module, decision: Decision) -> list[torch.nn.Module]:
     """Return the chosen blocks that the user has not compiled: such code keeps what it wants."""
-    every = decision.details.get("every", 1)
-    return [block for block in blocks[::every] if decision.value and not is_compiled(block)]
-
-
-def _layers(target: Target, decision: Decision) -> list[tuple[torch.nn.Module, Recomputed]]:
-    blocks = _chosen(repeated_blocks(target.model), decision)
-    return [(block, Recomputed(block, target)) for block in blocks]
+    blocks = repeated_blocks(model)[:: decision.details.get("every", 1)] if decision.value else []
+    return [block for block in blocks if not is_compiled(block)]
 
 
 class Recomputed(Call):
@@ -172,12 +165,14 @@ class Recomputed(Call):
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        leaves = torch_private.tree_leaves((args, kwargs))
+        from speedkit_jupyter.support.torch_private import tree_leaves
+
+        leaves = tree_leaves((args, kwargs))
         if not self._keeps_something() or self._is_passed_an_object(leaves):
             return self.below(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         before = [version(tensor) for tensor in tensors]
-        again = _Again(self.module, lambda: self.below(*args, **kwargs))
+        again = _repeatable(self.module, lambda: self.below(*args, **kwargs))
         # By the tensors it finds the devices whose random numbers have to be the same.
         result = checkpoint(again, *tensors, use_reentrant=False)
         if before != [version(tensor) for tensor in tensors]:
@@ -191,9 +186,8 @@ class Recomputed(Call):
 
         return (
             torch.is_grad_enabled()
-            and self.is_here()
+            and self.acts()
             and torch_private.can_hook_saved_tensors()
-            and not torch.jit.is_tracing()  # type: ignore[attr-defined]
             and not has_forward_hooks(self.module)
         )
 
@@ -210,42 +204,35 @@ class Recomputed(Call):
         return False
 
 
-class _Again:
-    """A block's call, made twice: the second one finds buffers as the first one did, and leaves
-    them as they are by then.
+def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a block's call, to be made twice: the second one finds buffers as the first one did,
+    and leaves them as they are by then. It raises SpeedKitError where weights have changed since.
     """
+    weights, modes, is_first = [*block.parameters()], _modes(block), True
+    before = marks(weights)
+    # Statistics are vectors and numbers; what is larger, such as a mask, is a constant.
+    buffers = [(b, b.detach().clone()) for b in block.buffers() if b.dim() < 2]
 
-    def __init__(self, block: torch.nn.Module, call: Callable[[], Any]) -> None:
-        self._block, self._call = block, call
-        self._weights, self._modes = [*block.parameters()], _modes(block)
-        self._marks = marks(self._weights)
-        # Statistics are vectors and numbers; what is larger, such as a mask, is a constant.
-        self._buffers = [(b, b.detach().clone()) for b in block.buffers() if b.dim() < 2]
-        self._is_first = True
-
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Make the call. Raises SpeedKitError where weights have changed since the first one."""
-        if self._is_first:
-            self._is_first = False
-            return self._call()
-        same = [*map(id, self._block.parameters())] == [*map(id, self._weights)]
-        if (
-            not same
-            or self._modes != _modes(self._block)
-            or are_changed(self._weights, self._marks)
-        ):
+    def again(*tensors: torch.Tensor) -> Any:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            return call()
+        if modes != _modes(block) or are_changed(weights, before):
             raise SpeedKitError(CHANGED)
-        now = [(buffer, buffer.detach().clone()) for buffer, _ in self._buffers]
+        now = [(buffer, buffer.detach().clone()) for buffer, _ in buffers]
         try:
-            _write(self._buffers)
-            return self._call()
+            _write(buffers)
+            return call()
         finally:
             _write(now)
 
+    return again
 
-def _modes(block: torch.nn.Module) -> list[bool]:
+
+def _modes(block: torch.nn.Module) -> list[Any]:
     """Return what decides what a call computes, and which gradients it records."""
-    weights = [weight.requires_grad for weight in block.parameters()]
+    weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
     return [*weights, *(part.training for part in block.modules())]
 
 

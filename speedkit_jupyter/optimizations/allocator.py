@@ -48,21 +48,18 @@ class Allocator(Optimization):
         return request.obey(EXPANDABLE, hint="for the segments that come from now on")
 
     def changes(self) -> dict[str, Any]:
-        """Let the bare word turn it on, too."""
         return {self.name: EXPANDABLE} | super().changes()
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the allocator's setting, where torch can be asked (2.10 and later)."""
+
         if not has_allocator_settings():
             return {}
         return {segments.NAME: flags.Switch(segments.are_expandable, segments.use, (True,))}
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        """Return that the switch is on."""
         return {segments.NAME: True}
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the word for what is in force."""
         return "auto"
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -21,27 +21,28 @@ from speedkit_jupyter.optimizations.facts.layers import (
     is_convolution,
 )
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.facts.optimizers import flattens
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
-from speedkit_jupyter.optimizations.properties.memory_layout import (
+from speedkit_jupyter.optimizations.properties.overrides import Layer
+from speedkit_jupyter.optimizations.properties.tensors import (
     LAYOUT,
     is_followed,
     owns_its_storage,
     weight_of,
 )
-from speedkit_jupyter.optimizations.properties.overrides import Layer
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
     import torch
 
-HINT = "activations lie so too: .view() may have to be .reshape(), in files .contiguous()"
+HINT = (
+    "activations lie so too: .view() may have to be .reshape(); safetensors wants contiguous "
+    "tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
+)
 VIEW = (
     "the model calls view() on activations, which lie channels-last under this plan: call "
     "reshape() or flatten() instead, or leave channels_last out (`channels_last: false`)"
 )
 SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"
-FLAT = "whose step flattens gradients with .view(-1), which works in the usual layout only"
 
 
 class ChannelsLast(Optimization):
@@ -71,9 +72,6 @@ class ChannelsLast(Optimization):
             return request.decline(False, "the model has no 2-D or 3-D convolution")
         if now:
             return request.leave(True, "the convolutions lie channels-last already")
-        flat = [optimizer.name for optimizer in facts.optimizers if optimizer.flattens]
-        if flat:
-            return request.decline(False, f"{', '.join(flat)}: {FLAT}")
         if request.value is True:
             return request.obey(True, f"for {_counted(facts.convolutions)}", hint=HINT)
         if facts.device_type == "cpu":
@@ -88,21 +86,16 @@ class ChannelsLast(Optimization):
         return request.offer(False, True, reason)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Count those that lie so already, and those that will be laid out anew."""
         return _state(target.model, {id(weight_of(module)) for module in _laid_out(target)})
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Lay the weights out anew, and whatever must lie like them."""
         optimizers = target.live_optimizers()
-        flat = {
-            id(p) for optimizer in optimizers if flattens(optimizer) for p in _parameters(optimizer)
-        }
         own = _laid_out(target)
         weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
         if shared := len(weights) - len(own):
             target.notes[self.name] = f"{_counted(shared)} {SHARED}"
-        own = [module for module in own if id(weight_of(module)) not in flat]
         overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
         calls = [(target.model, _Explained(target.model))] if own else []
         del own
@@ -110,10 +103,16 @@ class ChannelsLast(Optimization):
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
             stack.enter_context(CALLS.overriding(calls))
             del overrides, calls  # which hold the model
+
+            def follow(optimizer: torch.optim.Optimizer) -> None:
+                """Lay its state out, and a loaded one: a fused optimizer would mix weights up."""
+                renew = partial(_renew, layer)
+                stack.callback(optimizer.register_load_state_dict_post_hook(renew).remove)
+                renew(optimizer)
+
             for optimizer in optimizers:
-                _follow_when_loaded(layer, stack, optimizer)
-            welcome = partial(_welcome, layer, target.notes, stack)
-            stack.enter_context(newcomers(target, optimizers, welcome))
+                follow(optimizer)
+            stack.enter_context(newcomers(target, optimizers, follow))
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -130,11 +129,9 @@ class ChannelsLast(Optimization):
         return Snippet(model=tuple(lines))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many convolutions lie channels-last."""
         return _state(target.model, set())
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where there are convolutions."""
         return (True,) if facts.convolutions else ()
 
 
@@ -174,39 +171,11 @@ def _is_followed(module: torch.nn.Module, target: Target) -> bool:
     return target.memo.followed[module]
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _welcome(
-    layer: Layer, notes: dict[str, str], hooks: ExitStack, optimizer: torch.optim.Optimizer
-) -> None:
-    """Lay out the state of an optimizer that was made meanwhile, or the weights back for it."""
-    if not flattens(optimizer):
-        _renew(layer, optimizer)
-        _follow_when_loaded(layer, hooks, optimizer)
-        return
-    for module in _stepped(layer, optimizer):
-        layer.withdraw(module)
-    name = type(optimizer).__name__
-    notes["channels_last"] = f"taken back before the first step of {name}, {FLAT}"
-
-
-def _follow_when_loaded(layer: Layer, hooks: ExitStack, optimizer: torch.optim.Optimizer) -> None:
-    """Lay a loaded state out anew: a fused optimizer would take it for other weights'."""
-    hook = optimizer.register_load_state_dict_post_hook(partial(_renew, layer))
-    hooks.callback(hook.remove)
-
-
 def _renew(layer: Layer, optimizer: torch.optim.Optimizer) -> None:
-    for module in _stepped(layer, optimizer):
-        layer.renew(module, [optimizer])
-
-
-def _stepped(layer: Layer, optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
-    """Return the convolutions in force whose weights the optimizer steps."""
-    own = set(map(id, _parameters(optimizer)))
-    return [module for module in layer.things() if id(weight_of(module)) in own]
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for module in layer.things():
+        if id(weight_of(module)) in own:
+            layer.renew(module, [optimizer])
 
 
 class _Explained(Call):

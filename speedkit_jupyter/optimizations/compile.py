@@ -6,25 +6,25 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.base.compiled_calls import CompiledCall, CompiledCode
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
-from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
 from speedkit_jupyter.optimizations.base.target import Target, overridden
-from speedkit_jupyter.optimizations.compiling.compile_source import compiled_source, options_of
-from speedkit_jupyter.optimizations.compiling.compiled_calls import CompiledCall, CompiledCode
-from speedkit_jupyter.optimizations.facts import backends
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
 from speedkit_jupyter.optimizations.properties.overrides import Layer
 from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.support.exceptions import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,11 @@ SWITCHES = {
     "dynamo.skip_nnmodule_hook_guards": (torch_private.DYNAMO_CONFIG, False),
     "compiler.cache_key_tag": ("torch.compiler.config", "another"),
 }
+INDUCTOR = "inductor"
+# torch's own that are there wherever torch is, and need nothing.
+OWN = (INDUCTOR, "eager", "aot_eager", "cudagraphs")
+KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
+COPIES = "copy `model` before: what is copied after this calls the original's forward"
 Scope = Literal["auto", "model", "blocks"]
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -42,6 +47,29 @@ NO_BLOCKS = (
     "it has no repeated blocks, or you have compiled them: modules in one list that are of one "
     "class, with parameters of the same shapes"
 )
+
+
+def registered(name: str) -> str:
+    """Return a backend's name as it was registered, however it is written.
+
+    Raises ValueError, with the nearest, for one that is not registered yet: no plan imports a
+    package. Loads Dynamo (seconds) for all but torch's most usual ones.
+    """
+    if name in OWN:
+        return name
+    from torch.compiler import list_backends
+
+    packages = entry_points(group="torch_dynamo_backends")
+    absent = {entry.name for entry in packages if entry.module not in sys.modules}
+    known = [one for one in list_backends(()) if one not in absent]
+    spelled = {one.lower(): one for one in (*OWN, *known)} | {one: one for one in known}
+    if found := spelled.get(name, spelled.get(name.lower())):
+        return found
+    raise ValueError(
+        f"{name!r} is no registered backend; there are {', '.join(dict.fromkeys([*OWN, *known]))}; "
+        "one of another package is there once you have imported that, which changes torch for the "
+        f"whole process and can't be undone.{did_you_mean(name, known)}"
+    )
 
 
 class Compile(Optimization):
@@ -75,8 +103,8 @@ class Compile(Optimization):
         )
         fullgraph: bool = Field(False, strict=True, description="true, false")
         dynamic: Switch = Field("auto", description="auto, true, false")
-        backend: Annotated[str, AfterValidator(backends.known)] = Field(
-            backends.INDUCTOR,
+        backend: Annotated[str, AfterValidator(registered)] = Field(
+            INDUCTOR,
             description="inductor, eager, aot_eager, cudagraphs, or another that is registered",
         )
 
@@ -92,7 +120,7 @@ class Compile(Optimization):
         obstacle = _obstacle(hardware, facts, options)
         if obstacle:
             return request.decline(False, obstacle)
-        details = _details(options)
+        details = options.model_dump(exclude={"enabled"})
         if options.enabled is True:
             return _obeyed(request, facts, details)
         if facts.device_type == "cpu":
@@ -106,7 +134,6 @@ class Compile(Optimization):
         return request.apply(True, f"{name} on Linux with Triton", details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return them where torch.compile's modules are loaded: importing these takes seconds."""
         return {
             name: flags.attribute(sys.modules[module], name.partition(".")[2], value)
             for name, (module, value) in SWITCHES.items()
@@ -114,11 +141,9 @@ class Compile(Optimization):
         }
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts of a model that is compiled."""
         return replace(facts, compiles=decision.active)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return that calls go through compiled code, and that hooks that come later will fire."""
         compiled = _observed(target.model, _modules(decision.details, target.model))
         return {"model.compiled": compiled, "dynamo.skip_nnmodule_hook_guards": False}
 
@@ -142,11 +167,9 @@ class Compile(Optimization):
         return compiled_source(decision.details, decision.reason, facts, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Whether a call of the model goes through compiled code, or those of modules inside."""
         return {"model.compiled": _observed(target.model, ())}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return what a search tries last, since each costs seconds."""
         if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
             return ()
         if facts.device_type == "cuda":
@@ -154,26 +177,14 @@ class Compile(Optimization):
         return (True,)
 
 
-def _details(options: Compile.Options) -> dict[str, Any]:
-    """Return what is done of what is asked: a mode is Inductor's, and falls away beside another."""
-    details = options.model_dump(exclude={"enabled"})
-    if options.backend != backends.INDUCTOR:
-        details["mode"] = Compile.default.mode
-    return details
-
-
 def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decision:
-    """Return the decision to do what was asked for, or what is possible of it."""
-    backend, mode = details["backend"], request.value.mode
+    """Return the decision to do what was asked for."""
     what = "compiles at the first step"
     if details["scope"] == "blocks":
         number = len(facts.block_names)
         what = f"compiles its {number} repeated blocks at the first step, alike ones once"
-    if backend != backends.INDUCTOR:
-        what += f", by {backend}"
-    if mode != details["mode"]:
-        rule = f"{backend} has no mode {mode}, which is Inductor's; it works without"
-        return request.apply(True, rule, hint=what, details=details, declined=True)
+    if details["backend"] != INDUCTOR:
+        what += f", by {details['backend']}"
     return request.obey(True, hint=what, details=details)
 
 
@@ -214,8 +225,9 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
         return "this is torch.compile's own wrapper already; give the model inside it"
     if options.scope == "blocks" and not facts.block_names:
         return NO_BLOCKS
-    if options.backend != backends.INDUCTOR:
-        return backends.obstacle(options.backend, facts.backends, facts.device_type)
+    if options.backend != INDUCTOR:
+        is_cuda = facts.device_type == "cuda" or options.backend != "cudagraphs"
+        return None if is_cuda else f"CUDA graphs need CUDA, and the model is on {facts.device}"
     return _obstacle_of_inductor(hardware, facts)
 
 
@@ -234,3 +246,64 @@ def _obstacle_of_inductor(hardware: Hardware, facts: Facts) -> str | None:
         }
         return f"no C++ compiler found: install {tool.get(hardware.system, 'g++')}"
     return None
+
+
+def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of torch.compile that are not its defaults."""
+    options: dict[str, Any] = {}
+    for name, default in (("backend", INDUCTOR), ("mode", "default"), ("dynamic", "auto")):
+        if details.get(name, default) != default:
+            options[name] = details[name]
+    if "backend" in options:  # a mode is Inductor's
+        options.pop("mode", None)
+    if details.get("fullgraph", False):
+        options["fullgraph"] = True
+    return options
+
+
+def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form: Form) -> Snippet:
+    """Return the code for a decision with these details."""
+    options = options_of(details)
+    if details.get("scope") == "blocks":
+        return _blocks(options, reason, facts)
+    if form in ("torch", "fabric"):
+        comment = f"{reason}; {KEYS}" if form == "torch" else ""
+        return Snippet(comment, compiled=call("torch.compile", "model", **options))
+    if "backend" in options:  # not all that torch takes are the frameworks' too
+        line = f"model.forward = {call('torch.compile', 'model.forward', **options)}"
+        return Snippet(f"{reason}; {COPIES}", model=(line,))
+    return _for_trainer(options) if form == "transformers" else _for_accelerate(options)
+
+
+def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
+    """Return lines that compile in place, so that the keys of the state_dict stay."""
+    compiling = call("block.compile", **options)
+    if facts.blocks_of_torch:  # which `compile()` passes over
+        compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"
+        reason = f"{reason}; {COPIES}"
+    names = (f"    {source(name)}," for name in facts.block_names)
+    loop = ("for name in (", *names, "):", "    block = model.get_submodule(name)")
+    return Snippet(reason, model=(*loop, f"    {compiling}"))
+
+
+def _for_accelerate(options: Mapping[str, Any]) -> Snippet:
+    if not options:
+        return Snippet(arguments={"dynamo_backend": f'"{INDUCTOR}"'})
+    return Snippet(
+        imports=("from accelerate.utils import TorchDynamoPlugin",),
+        arguments={"dynamo_plugin": call("TorchDynamoPlugin", backend=INDUCTOR, **options)},
+    )
+
+
+def _for_trainer(options: Mapping[str, Any]) -> Snippet:
+    """Return the mode for Trainer; the rest reaches Accelerate through the environment."""
+    arguments = {"torch_compile": "True"}
+    if "mode" in options:
+        arguments["torch_compile_mode"] = source(options["mode"])
+    lines = tuple(
+        f'os.environ["ACCELERATE_DYNAMO_USE_{key.upper()}"] = "{options[key]}"'
+        for key in ("fullgraph", "dynamic")
+        if key in options
+    )
+    imports = ("import os",) if lines else ()
+    return Snippet(imports=imports, setup=lines, arguments=arguments)

@@ -25,7 +25,6 @@ from speedkit_jupyter.optimizations.properties.calls import (
     layer_of,
 )
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +78,6 @@ class CudaGraphs(Optimization):
         return request.obey(True, hint="Python code in the forward pass runs only when recorded")
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Nothing is recorded before the model is called."""
         return {"model.cuda_graphs": "0 recorded" if decision.value else False}
 
     @contextmanager
@@ -95,16 +93,16 @@ class CudaGraphs(Optimization):
         """By the same function, at the first call."""
         if form == "transformers":
             raise SpeedKitError(KEYWORDS)
-        place = "model" if form == "fabric" else "training"  # it passes a new forward on inside
-        return Snippet(decision.reason, **{place: tuple(CODE.splitlines())})
+        lines = tuple(CODE.splitlines())
+        if form == "fabric":  # which passes a new forward on to the model inside
+            return Snippet(decision.reason, model=lines)
+        return Snippet(decision.reason, training=lines)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many calls were recorded and replayed; False where none can be."""
         layer = layer_of(target.model, Graphed)
         return {"model.cuda_graphs": False if layer is None else layer.counted}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where a call may be recorded."""
         return () if _obstacle(hardware, facts) else (True,)
 
 
@@ -119,8 +117,6 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str:
         return "this plan compiles the model: `compile: reduce-overhead` records what is compiled"
     if facts.passed_by == "activation_checkpointing" or facts.own_checkpointing == "on":
         return "activation checkpointing runs Python code in the backward pass"
-    if len(facts.devices) > 1:
-        return f"its weights are on {' and '.join(facts.devices)}: a graph is of one device"
     return "lazy layers have no shape yet: run one forward pass before" if facts.lazy else ""
 
 
@@ -162,6 +158,8 @@ class Graphed(Call):
         """Return the model's own result, which stays the user's."""
         import torch
 
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
+
         leaves, structure = tree_flatten((args, kwargs))
         tensors = {n: t for n, t in enumerate(leaves) if isinstance(t, torch.Tensor)}
         kind = self._kind(leaves, structure) if self._suits() else None
@@ -181,13 +179,9 @@ class Graphed(Call):
 
     def _suits(self) -> bool:
         """Return whether a call may be a replay at present."""
-        import torch
-
         pending = self._pending()
         busy = pending is not None and not pending.done
-        if self._is_off or busy or is_recording() or not self.is_here():
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if self._is_off or busy or is_recording() or not self.acts():
             return False
         return not has_hooks_of_all() and not has_forward_hooks(self.module)
 
@@ -221,6 +215,8 @@ class Graphed(Call):
     def _recorded(self, leaves: list[Any], tensors: dict[int, torch.Tensor], structure: Any) -> Any:
         """Record the call, and leave buffers and random numbers as they are; None if that fails."""
         import torch
+
+        from speedkit_jupyter.support.torch_private import tree_flatten, tree_unflatten
 
         device = next(self.module.parameters()).device
         samples = [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors.values()]

@@ -51,13 +51,11 @@ class CudnnBenchmark(Optimization):
         return request.offer(False, True, reason)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return cuDNN's switch."""
         import torch
 
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        """Return the switch."""
         return {"cudnn.benchmark": decision.value}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -65,5 +63,4 @@ class CudnnBenchmark(Optimization):
         return Snippet(setup=(f"torch.backends.cudnn.benchmark = {decision.value}",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where there are convolutions for it."""
         return (True,) if facts.device_type == "cuda" and facts.convolutions else ()

@@ -16,7 +16,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.place import PLACE
+from speedkit_jupyter.optimizations.properties.tensors import PLACE
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -72,15 +72,12 @@ class Device(Optimization):
         )
 
     def as_is(self, facts: Facts) -> Any:
-        """Where the model lies."""
         return facts.device
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Everything after the move is decided for the new device."""
         return facts.moved(decision.value) if decision.active else facts
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Where the first parameter will lie."""
         where, kind = decision.value, devices.kind_of(decision.value)
         if kind is not None and not kind.is_numbered:
             where = f"{where}:0"  # as its tensors say
@@ -107,26 +104,24 @@ class Device(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """A move of model and batch, or the framework's own choice of a device."""
-        device, comment = facts.device, decision.why
-        kind, _, index = device.partition(":")
-        if form == "fabric":
-            return Snippet(comment, batch=".to(fabric.device)", arguments=_of_fabric(kind, index))
+        kind, _, index = facts.device.partition(":")
         if form == "torch":
-            move = f'.to("{device}")'
-            return Snippet(comment, model=(f"model = model{move}",), batch=move)
+            move = f'.to("{facts.device}")'
+            return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
+        if form == "fabric":
+            arguments = _of_fabric(kind, index)
+            return Snippet(decision.why, batch=".to(fabric.device)", arguments=arguments)
+        arguments = {"cpu" if form == "accelerate" else "use_cpu": "True"} if kind == "cpu" else {}
+        imports: tuple[str, ...] = ()
+        setup: tuple[str, ...] = ()
         batch = ".to(accelerator.device)"
-        if kind == "cpu":
-            argument = "cpu" if form == "accelerate" else "use_cpu"
-            return Snippet(comment, batch=batch, arguments={argument: "True"})
-        if index in ("", "0"):
-            return Snippet(comment, batch=batch)
-        if kind == "cuda":  # both take the first GPU that they see
-            line = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
-            return Snippet(comment, imports=("import os",), setup=(line,), batch=batch)
-        return Snippet(comment, setup=(f"torch.{kind}.set_device({index})",), batch=batch)
+        if index.strip("0") and kind == "cuda":  # both take the first GPU that they see
+            imports, setup = ("import os",), (f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"',)
+        elif index.strip("0"):
+            setup = (f"torch.{kind}.set_device({index})",)
+        return Snippet(decision.why, imports, setup, batch=batch, arguments=arguments)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Where the first parameter lies."""
         parameter = next(target.model.parameters(), None)
         return {} if parameter is None else {"model.device": str(parameter.device)}
 

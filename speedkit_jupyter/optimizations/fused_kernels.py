@@ -24,7 +24,7 @@ from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, StandIn
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -84,11 +84,9 @@ class FusedKernels(Optimization):
         return request.leave(False, f"{rule}: on request")
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with its name: compiled code would pass by it."""
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """How many modules run by such kernels, where there may be any."""
         modules = list(target.model.modules())
         number = sum(map(_is_ligers, modules))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
@@ -128,14 +126,13 @@ class FusedKernels(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """On, where NVIDIA's GPU has something to run."""
         able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
         return (True,) if able else ()
 
 
 def patched_by_liger(
     model: torch.nn.Module, kinds: list[str]
-) -> list[tuple[torch.nn.Module, dict[str, Any]]]:
+) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
     """Return what Liger's patch of this instance puts on which module; nothing of it stays.
 
     Raises SpeedKitError where Liger can't be imported.

@@ -118,15 +118,12 @@ class Gemm(Optimization):
         return request.leave(now, _compared(rates))
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """The engine in force."""
         return {"gemm": flags.Switch(gemm.engine, gemm.use, (gemm.ONEDNN,))}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """The engine."""
         return {"gemm": decision.value}
 
     def as_is(self, facts: Facts) -> Any:
-        """The engine in force."""
         return facts.flags.get("gemm", gemm.BLAS)
 
     @contextmanager
@@ -145,7 +142,6 @@ class Gemm(Optimization):
         return Snippet(setup=tuple(lines.splitlines()))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """oneDNN, where its large products are faster."""
         rates = hardware.cpu.gemm
         is_ahead = rates is not None and not rates.failure and rates.gain > WORTH_TRYING
         return (gemm.ONEDNN,) if facts.device_type == "cpu" and is_ahead else ()

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.autocast import framework_precision
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
-from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, framework_precision
 from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import messages
@@ -53,15 +52,10 @@ class GradScaler(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on with fp16 autocast over float32 parameters."""
         asked = request.value.enabled
-        complexes = [dtype for dtype in facts.dtypes if dtype.startswith("complex")]
-        if complexes and (asked is True or (asked == "auto" and facts.precision == "fp16")):
-            return request.decline(
-                False,
-                f"torch's GradScaler can't unscale {complexes[0]} gradients; fp16 ones may "
-                "underflow without it",
-            )
-        if asked is not False and "float16" in facts.dtypes:
-            return request.decline(False, "parameters are float16: their gradients can't be scaled")
+        unscalable = [one for one in facts.dtypes if one.startswith(("float16", "complex"))]
+        if asked is not False and unscalable:
+            why = f"parameters are {unscalable[0]}: their gradients can't be scaled"
+            return request.decline(False, why)
         if asked == "auto":
             if facts.precision == "fp16":
                 return request.apply(True, "fp16 gradients underflow without it")
@@ -72,7 +66,6 @@ class GradScaler(Optimization):
         return request.leave(False, asked=True, hint=risk)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return that ctx.grad_scaler will scale."""
         return {"ctx.grad_scaler": "on"}
 
     @contextmanager
@@ -106,7 +99,6 @@ class GradScaler(Optimization):
         )
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return whether ctx.grad_scaler scales."""
         return {"ctx.grad_scaler": "on" if target.memo.scales else "off"}
 
 

@@ -50,7 +50,6 @@ class Inference(Optimization):
         return request.obey(True)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return that a call of the model will record nothing."""
         return {"model.inference": bool(decision.value)}
 
     @contextmanager
@@ -68,11 +67,9 @@ class Inference(Optimization):
         return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return whether a call of the model records nothing."""
         return {"model.inference": around(target.model, Unrecorded)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `true` where nothing trains."""
         return () if _obstacle(facts) else (True,)
 
 
@@ -117,9 +114,7 @@ class Unrecorded(Call):
         """Return whether this call is a prediction that autograd would record."""
         import torch
 
-        if not self.is_here() or not torch.is_grad_enabled():
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if not self.acts() or not torch.is_grad_enabled():
             return False
         if self.module.training:
             self._notes["inference"] = TRAINING

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
-from speedkit_jupyter.optimizations.base.autocast import (
-    DTYPES,
-    autocast_source,
-    autocast_switches,
-    has_fp16,
-    native_precision,
-)
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
-from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, framework_precision
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+# The config's words, as torch calls them.
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Precision(Optimization):
@@ -54,7 +51,7 @@ class Precision(Optimization):
             return self._decide_explicit(request, hardware, facts, gpu)
         if gpu is None:
             return self._auto_on_cpu(request, hardware)
-        value, reason, always_pays = native_precision(gpu)
+        value, reason, always_pays = _native(gpu)
         if value == "fp16" and any(dtype.startswith("complex") for dtype in facts.dtypes):
             return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
         if value == "fp32":
@@ -86,30 +83,25 @@ class Precision(Optimization):
             return request.obey(asked, hint=slow)
         if asked == "fp16" or gpu.bf16:
             return request.obey(asked)
-        nearest, reason, _ = native_precision(gpu)
+        nearest, reason, _ = _native(gpu)
         reason = f"{gpu.name} has no bf16 units; the nearest that works is {nearest}: {reason}"
         if nearest == "fp32":
             return request.decline("fp32", reason)
         return request.apply(nearest, reason, declined=True)
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the word for no autocast."""
         return "fp32"
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with the precision, by which later entries decide."""
         return replace(facts, precision=decision.value)
 
     def changes(self) -> dict[str, Any]:
-        """Let each dtype be a word of its own."""
         return {word: word for word in self.words if word != "auto"}
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return autocast's own state, for each kind of device."""
-        return autocast_switches()
+        return _switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return what ctx.autocast() will stand for."""
         return {"ctx.autocast()": decision.value}
 
     @contextmanager
@@ -138,15 +130,86 @@ class Precision(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch.autocast around the forward pass, or the framework's mixed precision."""
-        return autocast_source(decision.value, facts.device_type, form)
+        dtype, device_type = decision.value, facts.device_type
+        if arguments := framework_precision(dtype, device_type, form):
+            own = {"accelerate": ("accelerator.autocast()",), "fabric": ("fabric.autocast()",)}
+            return Snippet(arguments=arguments, forward=own.get(form, ()))
+        if form == "transformers":
+            raise SpeedKitError(f"Trainer has no {dtype} on {device_type}: take --as torch")
+        return Snippet(forward=(f'torch.autocast("{device_type}", dtype=torch.{DTYPES[dtype]})',))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return what ctx.autocast() stands for."""
         return {"ctx.autocast()": target.memo.autocast or "off"}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return the dtypes that the hardware multiplies."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
-        return (("bf16",) if gpu.bf16 else ()) + (("fp16",) if has_fp16(gpu) else ())
+        return (("bf16",) if gpu.bf16 else ()) + (("fp16",) if _has_fp16(gpu) else ())
+
+
+def _has_fp16(gpu: Accelerator) -> bool:
+    """Whether it multiplies fp16 natively."""
+    return gpu.tensor_cores or not gpu.is_nvidia
+
+
+def _native(gpu: Accelerator) -> tuple[str, str, bool]:
+    """Return the precision that this accelerator is built for, why, and whether it always pays."""
+    capability = ".".join(map(str, gpu.capability or ()))
+    if not gpu.is_nvidia:
+        return _by_kind(gpu)
+    if gpu.bf16:
+        return "bf16", f"compute capability {capability} >= 8.0: bf16 Tensor Cores", True
+    if gpu.tensor_cores:
+        return (
+            "fp16",
+            f"compute capability {capability}: fp16 Tensor Cores, no bf16 (it would be emulated)",
+            True,
+        )
+    return "fp32", f"{gpu.name} (compute capability {capability}) has no Tensor Cores", True
+
+
+def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
+    kind = devices.KINDS[gpu.kind]
+    if not gpu.bf16:
+        return "fp32", f"{gpu.name} {kind.no_bf16}", True
+    if set(kind.emulating) & set(gpu.name.split()):
+        return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
+    return "bf16", f"{gpu.name} {kind.bf16}", False
+
+
+def _switches() -> Mapping[str, flags.Switch]:
+    """Return autocast's own state, for each kind of device."""
+    import torch
+
+    cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
+    switches = {"autocast.cache_enabled": flags.Switch(*cached)}
+    for kind in _kinds_with_autocast():
+        switches[f"autocast.{kind}.enabled"] = flags.Switch(
+            partial(torch.is_autocast_enabled, kind),
+            partial(torch.set_autocast_enabled, kind),
+            (True,),
+        )
+        usual = torch.get_autocast_dtype(kind)
+        dtype = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
+        switches[f"autocast.{kind}.dtype"] = flags.Switch(
+            partial(torch.get_autocast_dtype, kind),
+            partial(torch.set_autocast_dtype, kind),
+            (dtype,),
+        )
+    return switches
+
+
+def _kinds_with_autocast() -> list[str]:
+    """Return the kinds of device that this torch has autocast for, those unknown here with them."""
+    import torch
+
+    kinds = ["cpu", "cuda"]
+    for kind in dict.fromkeys((*devices.KINDS, "hpu", "mtia", "xla", "privateuseone")):
+        if kind in kinds:
+            continue
+        with suppress(RuntimeError):
+            torch.is_autocast_enabled(kind)
+            torch.get_autocast_dtype(kind)
+            kinds.append(kind)
+    return kinds

@@ -79,11 +79,9 @@ class Rewrites(Optimization):
         return request.obey(True, counted, details=details)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many modules of each kind are others by now, where there are any."""
         return self._state(target, {})
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Count those that are others already, and all of the chosen kinds."""
         return self._state(target, decision.details)
 
     def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
@@ -100,15 +98,8 @@ class Rewrites(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put each module in the place of another; the notes say which."""
-        overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
-        chosen = [one for one in rewritable(target.model) if decision.details.get(one[0])]
-        for kind, _, parent, name in chosen:
-            new = StandIn(_made(kind, parent._modules[name]), kind)
-            overrides.setdefault(parent, {})["_modules", name] = new
-        target.notes[self.name] = "; ".join(f"{path}: {CHANGES[kind]}" for kind, path, *_ in chosen)
-        del chosen
+        overrides = _overrides(decision, target)
         with SWAPPED.overriding(overrides.items()):
-            parent = new = None
             overrides.clear()  # which hold the model
             yield
 
@@ -121,6 +112,17 @@ class Rewrites(Optimization):
                 names = f"({' '.join(f'{source(path)},' for path in paths)})"
                 lines += CODE.format(names=names, line=line).splitlines()
         return Snippet(model=tuple(lines))
+
+
+def _overrides(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
+    """Return what stands in, by the modules that hold it."""
+    overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+    chosen = [one for one in rewritable(target.model) if decision.details.get(one[0])]
+    for kind, _, parent, name in chosen:
+        new = StandIn(_made(kind, parent._modules[name]), kind)
+        overrides.setdefault(parent, {})["_modules", name] = new
+    target.notes["rewrites"] = "; ".join(f"{path}: {CHANGES[kind]}" for kind, path, *_ in chosen)
+    return overrides
 
 
 def _made(kind: str, old: Any) -> torch.nn.Module:

@@ -12,13 +12,13 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.attention import sdp_kernels
-from speedkit_jupyter.optimizations.attention.timings import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.facts import attention as sdp_kernels
+from speedkit_jupyter.optimizations.facts.attention import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
@@ -85,11 +85,9 @@ class Sdpa(Optimization):
         return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return which kernels may be taken, and in which order."""
         return sdp_kernels.switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return the switches, and the tag for torch.compile's caches."""
         now = facts.flags.get("sdp.priority_order", ())
         fused = decision.value != "math"
         return {
@@ -102,7 +100,6 @@ class Sdpa(Optimization):
         }
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the word for torch's own order."""
         return "auto"
 
     @contextmanager

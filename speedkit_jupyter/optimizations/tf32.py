@@ -73,11 +73,9 @@ class Tf32(Optimization):
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
     def changes(self) -> dict[str, Any]:
-        """Let the bare word mean what torch calls high."""
         return {self.name: "high"} | super().changes()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return what torch's old setters write into both of its APIs."""
         lower = "ieee" if decision.value == "highest" else "tf32"
         values = {
             "float32_matmul_precision": decision.value,
@@ -92,7 +90,6 @@ class Tf32(Optimization):
         return values
 
     def as_is(self, facts: Facts) -> Any:
-        """Return what torch's own setting says."""
         return facts.flags.get("float32_matmul_precision", "highest")
 
     @contextmanager
@@ -126,7 +123,6 @@ class Tf32(Optimization):
         return Snippet(setup=tuple(lines))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return `high` with TF32 hardware, `medium` on a CPU with bf16 units."""
         gpu = hardware.accelerator(facts.device)
         if gpu is not None:
             return ("high",) if gpu.tf32 else ()

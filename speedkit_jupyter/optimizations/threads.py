@@ -59,18 +59,15 @@ class Threads(Optimization):
         return request.leave(now, f"{_fit(now)} the {_cores(usable)}")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return torch's own."""
         import torch
 
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        """Return the number of threads."""
         return {"num_threads": decision.value}
 
     def as_is(self, facts: Facts) -> Any:
-        """Return as many as torch uses now."""
         return facts.flags.get("num_threads", "auto")
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -78,6 +75,5 @@ class Threads(Optimization):
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return all usable cores, half of them, and one for tiny models."""
         usable = hardware.cpu.usable_cores
         return tuple(dict.fromkeys(n for n in (usable, usable // 2, 1) if n > 0))

@@ -13,8 +13,8 @@ import yaml
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base.deciding import decided
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
+from speedkit_jupyter.optimizations.base.optimization import decided
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import ALONE

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base.deciding import decided
 from speedkit_jupyter.optimizations.base.decision import Decision
+from speedkit_jupyter.optimizations.base.optimization import decided
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to

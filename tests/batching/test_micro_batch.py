@@ -40,15 +40,12 @@ def masked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 LOSSES: dict[str, tuple[Loss, dict[str, Any]]] = {
-    "over samples": (lambda m, x, y: m(x).square().mean(), {}),
     "MSE": (lambda m, x, y: F.mse_loss(m(x), x[:, :5]), {}),
     "cross-entropy with ignored targets": (lambda m, x, y: F.cross_entropy(m(x), y), {}),
-    "as a module": (lambda m, x, y: nn.CrossEntropyLoss()(m(x), y), {}),
     "with weights of classes": (
         lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.arange(1.0, 6.0)),
         {},
     ),
-    "smoothed": (lambda m, x, y: F.cross_entropy(m(x), y.clamp(0), label_smoothing=0.1), {}),
     "negative log-likelihood": (lambda m, x, y: F.nll_loss(F.log_softmax(m(x), -1), y), {}),
     "of classes' probabilities": (
         lambda m, x, y: F.cross_entropy(m(x), F.softmax(x[:, :5], -1)),
@@ -76,7 +73,7 @@ def whole(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[torch.Ten
 
 
 @pytest.mark.parametrize("kind", list(LOSSES))
-@pytest.mark.parametrize("size", [1, 3, 4, N, 100])
+@pytest.mark.parametrize("size", [1, 4, 100])
 def test_loss_and_gradients_are_those_of_the_whole(kind: str, size: int) -> None:
     loss, options = LOSSES[kind]
     model, (x, y) = net(), batch()
@@ -134,7 +131,6 @@ WRONG: dict[str, Loss] = {
     "a sum": lambda m, x, y: m(x).square().sum(),
     "contrastive": lambda m, x, y: F.cross_entropy(m(x) @ m(x).T, torch.arange(len(x))),
     "a norm": lambda m, x, y: m(x).norm(),
-    "a root": lambda m, x, y: F.mse_loss(m(x), x[:, :5]).sqrt(),
     "with a balance of the batch": lambda m, x, y: (
         F.cross_entropy(m(x), y.clamp(0)) + 0.1 * m(x).softmax(-1).mean(0).square().sum()
     ),
@@ -229,28 +225,17 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "a tuple": lambda y: (y, y[:, 0]),
     "a dictionary": lambda y: {"logits": y, "best": y.argmax(-1)},
     "nested": lambda y: [{"y": y}, (y, None)],
-    "texts": lambda y: [f"{row:.4f}" for row in y[:, 0].tolist()],
 }
 
 
 @pytest.mark.parametrize("kind", list(RESULTS))
-@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize("size", [1, 4])
 def test_results_are_those_of_the_whole(kind: str, size: int) -> None:
     model, (x, _) = net(), batch()
     with torch.inference_mode():
         expected = RESULTS[kind](model(x))
         found = micro_batch(lambda x: RESULTS[kind](model(x)), size)(x)
-    if kind == "texts":
-        assert [float(text) for text in found] == pytest.approx([float(t) for t in expected])
-    else:
-        torch.testing.assert_close(found, expected)
-
-
-def test_parts_can_be_streamed() -> None:
-    model, (x, _) = net(), batch()
-    with torch.no_grad():
-        parts = list(micro_batch(model, 4).stream(x))
-    assert [len(part) for part in parts] == [4, 4, 2]
+    torch.testing.assert_close(found, expected)
 
 
 def test_arguments_of_all_kinds_are_cut() -> None:
@@ -267,14 +252,13 @@ def test_arguments_of_all_kinds_are_cut() -> None:
     assert seen[-3:] == [(4, 4, 4, 3, 7), (4, 4, 4, 3, 7), (2, 2, 2, 3, 7)]
 
 
-def test_what_is_whole_is_not_cut() -> None:
+def test_what_is_whole_is_not_cut_and_parts_can_be_streamed() -> None:
     model, (x, _) = net(), batch()
     table = torch.randn(N, 5)
+    scores = micro_batch(lambda x, table: model(x) @ table.T, 4, whole=("table",))
     with torch.no_grad():
-        found = micro_batch(lambda x, table: model(x) @ table.T, 4, whole=("table",))(
-            x, table=table
-        )
-        torch.testing.assert_close(found, model(x) @ table.T)
+        torch.testing.assert_close(scores(x, table=table), model(x) @ table.T)
+        assert [len(part) for part in scores.stream(x, table=table)] == [4, 4, 2]
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -284,6 +268,8 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "a reduction": (lambda: micro_batch(net(), 2, reduction="max"), "'mean' or 'sum'"),
     "no tensor": (lambda: micro_batch(net(), 2)(3), "no tensor in the arguments"),
     "graphs": (lambda: micro_batch(net(), 4)(batch()[0]), "keep their graphs"),
+    "shapes": (lambda: micro_batch(lambda x: x @ x.T, 4)(batch()[0]), "one by one with .stream"),
+    "texts": (lambda: micro_batch(lambda x: ["a"] * len(x), 4)(batch()[0]), "can't be joined"),
 }
 
 
@@ -302,54 +288,23 @@ class Cache:
         self.keys = torch.zeros(64, 6)
 
 
-def grown(x: Any, cache: Any) -> Any:
-    cache.layers.append(x)
-    return x * 2
-
-
-def filled(x: Any, cache: Any) -> Any:
-    cache.keys[: len(x)] = x
-    return x * 2
-
-
-def noted(x: Any, cache: Any) -> Any:
-    cache["keys"] = x
-    return x * 2
-
-
-def halved(x: Any, cache: Any) -> Any:
-    return x.div_(2)
-
-
-WRITES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
-    "a cache that grows": (grown, Cache),
-    "a cache that is written to": (filled, Cache),
-    "a dictionary": (noted, dict),
-    "the batch itself": (halved, Cache),
+WRITES: dict[str, Callable[[Any, Any], Any]] = {
+    "a cache that grows": lambda x, cache: (x, cache.layers.append(x)),
+    "a cache that is written to": lambda x, cache: cache.keys[: len(x)].copy_(x),
+    "the batch itself": lambda x, cache: x.div_(2),
 }
 
 
 @pytest.mark.parametrize("kind", WRITES)
 def test_a_call_that_writes_to_its_arguments_is_refused_before_it_wrote(kind: str) -> None:
-    function, make = WRITES[kind]
-    x, cache = torch.ones(N, 6), make()
+    x, cache = torch.ones(N, 6), Cache()
     with torch.no_grad(), pytest.raises(StepError, match="writes to its arguments"):
-        micro_batch(function, 4)(x, cache)
+        micro_batch(WRITES[kind], 4)(x, cache)
     assert x.eq(1).all()
-    assert not (cache if isinstance(cache, dict) else cache.layers or cache.keys.any())
-
-
-def test_a_cache_that_is_only_read_is_no_obstacle() -> None:
-    cache = Cache()
-    with torch.no_grad():
-        found = micro_batch(lambda x, cache: x + cache.keys[0], 4)(torch.ones(N, 6), cache)
+    assert not cache.layers
+    assert not cache.keys.any()
+    found = micro_batch(lambda x, cache: x + cache.keys[0], 4)(x, cache)
     assert found.eq(1).all()
-
-
-def test_shapes_that_differ_are_for_a_stream() -> None:
-    x = torch.randn(N, 6)
-    with torch.no_grad(), pytest.raises(StepError, match="different shapes"):
-        micro_batch(lambda x: torch.zeros(len(x), len(x)), 4)(x)
 
 
 def test_under_autocast_backward_is_outside_of_it() -> None:

@@ -12,11 +12,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from speedkit_jupyter import batch_sizes, tune_loader
-from speedkit_jupyter.loading.obstacles import drawing, why_not_sent
 from speedkit_jupyter.loading.samples import look_at, same
 from speedkit_jupyter.loading.settings import Settings
 from speedkit_jupyter.loading.tuned_loader import rebuilt
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 
 NAN = float("nan")
@@ -34,11 +32,7 @@ class Words(dict):
 
 PAIRS = {
     "tensors": (torch.tensor([1.0]), torch.tensor([2.0])),
-    "whole numbers": (torch.tensor([1]), torch.tensor([2])),
-    "truths": (torch.tensor([True]), torch.tensor([False])),
-    "complex numbers": (torch.tensor([1j]), torch.tensor([2j])),
     "beside no numbers": (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 2.0])),
-    "no numbers elsewhere": (torch.tensor([NAN, 1.0]), torch.tensor([1.0, NAN])),
     "dtypes": (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64)),
     "arrays": (np.array([1.0]), np.array([2.0])),
     "lists": ([1, torch.ones(2)], [1, torch.zeros(2)]),
@@ -84,7 +78,7 @@ def test_samples_that_are_drawn_at_random_are_not_kept(name):
     dataset = Fresh(DRAWS[name])
     dataset.own = np.random.default_rng(0)
     loader = DataLoader(dataset, batch_size=4)
-    assert look_at(loader, Walk(drawing(loader))).is_random
+    assert look_at(loader).is_random
 
 
 class Setting(Dataset):
@@ -105,32 +99,6 @@ def test_kept_samples_are_drawn_anew_where_the_data_set_was_set_and_a_counter_is
         loader.dataset.epoch = epoch
         assert [batch[0].item() for batch in kept] == [100.0 * epoch, 100.0 * epoch + 4]
     assert loader.dataset.drawn == 3 * 8
-
-
-class Centred(Setting):
-    def __getitems__(self, indices):
-        batch = torch.tensor([[float(index)] for index in indices])
-        return list(batch - batch.mean())
-
-
-class AtOnce(Setting):
-    def __getitems__(self, indices):
-        return [self[index] for index in indices]
-
-
-@pytest.mark.parametrize(("make", "expected"), [(Centred, True), (AtOnce, False)])
-def test_samples_that_depend_on_their_batch_are_told(make, expected):
-    loader = DataLoader(make(), batch_size=4)
-    assert look_at(loader, Walk(drawing(loader))).by_batches is expected
-
-
-def test_batches_that_no_worker_can_send_are_declined_with_the_reason():
-    class Local(dict):
-        pass
-
-    loader = DataLoader(Setting(), batch_size=4, collate_fn=lambda some: Local(x=some))
-    assert "can't send its batches" in why_not_sent(loader, [0, 1])
-    assert not why_not_sent(DataLoader(Setting(), batch_size=4), [0, 1])
 
 
 EMPTY = {

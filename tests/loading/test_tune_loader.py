@@ -171,18 +171,6 @@ def test_the_loader_of_an_iterable_is_not_left_asked_for_its_length(step: Any) -
     assert vars(loader) == before
 
 
-class Augmented(Slow):
-    def __getitem__(self, index: int) -> Any:
-        return torch.rand(4) + index, index % 2
-
-
-@pytest.mark.real_time
-def test_samples_that_differ_from_draw_to_draw_are_not_kept() -> None:
-    tuning = tune_loader(DataLoader(Augmented(), batch_size=4), budget_s=1.0).tuning
-    assert "differ from draw to draw" in tuning.declined["kept in memory"]
-    assert tuning.samples.is_random
-
-
 def test_the_error_of_a_step_that_fails_at_once_is_the_user_s(recwarn) -> None:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -253,15 +241,14 @@ class Lengths(Dataset[Any]):
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("left_after", [3, 50])
-def test_nothing_is_gained_for_a_loop_that_does_not_wait(left_after: int) -> None:
+def test_nothing_is_gained_for_a_loop_that_does_not_wait() -> None:
     pad = nn.utils.rnn.pad_sequence
     loader = DataLoader(Lengths(), batch_size=2, shuffle=True, collate_fn=pad)
 
     def step() -> None:
         for number, batch in enumerate(loader):
             time.sleep(len(batch) * 3e-4)
-            if number + 1 == left_after:
+            if number + 1 == 50:
                 break
 
     tuning = tune_loader(loader, step, budget_s=2.0).tuning
@@ -312,6 +299,18 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
     assert tuning.epoch == (6 if name == "so many" else 8)
     assert 0.0 < tuning.own.waiting < 0.5
     assert tuning.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
+
+
+@pytest.mark.real_time
+def test_a_loop_that_notices_iterators_which_end_early_is_timed() -> None:
+    """It lasts longer than a block, and is cut."""
+    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
+
+    def step() -> None:
+        for _ in zip(loader, loader, strict=True):
+            time.sleep(0.2)
+
+    assert tune_loader(loader, step, budget_s=2.0, keep=False).tuning.own.batch_s > 0.05
 
 
 @pytest.mark.real_time

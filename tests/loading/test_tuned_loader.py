@@ -17,17 +17,12 @@ from torch.utils.data import (
     Dataset,
     RandomSampler,
     Sampler,
-    SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
 )
 
-from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.source import ONCE_MORE, source
+from speedkit_jupyter.loading.settings import ONCE_MORE, Settings, source
 from speedkit_jupyter.loading.tuned_loader import TunedLoader, copied, end_workers, rebuilt
-from speedkit_jupyter.loading.ways import Ways
 
 WORKERS = Settings(2, 2, persistent_workers=True)
 
@@ -71,16 +66,10 @@ def same(one: list[list[Any]], other: list[list[Any]]) -> bool:
 
 def samplers(data: Numbers) -> dict[str, dict[str, Any]]:
     """Ways to say which samples come next."""
-    weights = [1.0 + index for index in range(len(data))]
     return {
         "in order": {"batch_size": 5},
         "shuffled": {"batch_size": 5, "shuffle": True},
-        "without the last": {"batch_size": 5, "shuffle": True, "drop_last": True},
-        "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler(weights, 20)},
-        "a subset": {"batch_size": 4, "sampler": SubsetRandomSampler(range(10))},
         "batches of its own": {"batch_sampler": BatchSampler(RandomSampler(data), 6, False)},
-        "none": {"batch_size": None},
-        "a list": {"batch_size": 3, "sampler": [5, 3, 1, 5]},
     }
 
 
@@ -230,41 +219,3 @@ def test_a_copy_of_a_sample_is_the_same_and_shares_nothing(kind: str) -> None:
             assert not np.shares_memory(one, other)
         else:
             assert one == other
-
-
-@pytest.mark.parametrize("number", [0, 2])
-def test_batches_are_on_their_way_to_the_device_when_the_loop_gets_them(number):
-    pairs = TensorDataset(torch.arange(10.0), torch.arange(10))
-    own = DataLoader(pairs, batch_size=4)
-    moved = rebuilt(own, Settings(number, 2 if number else None, copied_to="meta"))
-    try:
-        batches = list(moved)
-        assert [[part.device.type for part in batch] for batch in batches] == [["meta"] * 2] * 3
-        assert [len(batch[0]) for batch in batches] == [4, 4, 2]
-        assert len(moved) == 3
-        assert next(iter(moved))[0].is_meta
-        assert not next(iter(rebuilt(moved, Settings())))[0].is_meta
-    finally:
-        end_workers(moved)
-
-
-def test_copies_that_nobody_waits_for_are_tried_where_a_gpu_computes_and_said():
-    loader = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=4)
-    samples = Samples()
-    for device, expected in (("cuda:0", ["", "cuda:0"]), ("cpu", [])):
-        ways = Ways(loader, samples, 2, torch.device(device))
-        found = [one for one in ways.near(Settings()) if one.pin_memory]
-        assert [one.copied_to for one in found] == expected
-    said = source(loader, Settings(pin_memory=True, copied_to="cuda:0"), "loader")
-    assert 'batch.to("cuda:0", non_blocking=True)' in said
-    assert "pin_memory=True" in said
-    assert Settings(copied_to="cuda:0").words == "copied to cuda:0"
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_batches_arrive_whole():
-    numbers = torch.arange(4096.0)
-    loader = DataLoader(TensorDataset(numbers), batch_size=512)
-    moved = rebuilt(loader, Settings(pin_memory=True, copied_to="cuda:0"))
-    arrived = torch.cat([batch.sum()[None] for (batch,) in moved]).cpu()
-    assert torch.equal(arrived, torch.stack([part.sum() for part in numbers.split(512)]))

@@ -13,7 +13,6 @@ from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, be
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.facts import backends
 from speedkit_jupyter.support.exceptions import StepError
 
 pytestmark = pytest.mark.compile
@@ -89,8 +88,7 @@ def test_one_that_the_user_registered_is_used_and_no_compiler_is_needed(register
         model(X)
     assert graphs
     bare = hardware("cpu").model_copy(update={"cxx": None})
-    facts = Facts(parameters=1, backends=(*backends.OWN, "MyOwn"))
-    assert decided("MyOwn", bare, facts).active
+    assert decided("MyOwn", bare).active
     assert decided("inductor", bare).declined
 
 
@@ -138,15 +136,10 @@ def test_cuda_graphs_are_declined_without_cuda(hardware):
     assert decided("cudagraphs", hardware("t4"), Facts(device="cuda:0", parameters=1)).active
 
 
-def test_a_mode_is_inductors_and_falls_away_with_a_word(hardware):
-    decision = decided("aot_eager", hardware("cpu"), mode="max-autotune")
-    assert decision.active
-    assert decision.declined  # replaced, by the nearest that works
-    assert decision.details["mode"] == "default"
-    assert "aot_eager has no mode max-autotune" in decision.reason
-
-
-# --- guests ---
+def test_a_mode_is_inductors_and_falls_away(hardware):
+    found = plan(wish("aot_eager", mode="max-autotune"), hardware("cpu"), Facts(parameters=1))
+    assert found["compile"].active
+    assert "max-autotune" not in code(found)
 
 
 # --- measured and vetoed like all ---

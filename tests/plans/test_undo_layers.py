@@ -180,49 +180,6 @@ def test_an_optimizer_that_is_made_after_apply_is_fused_from_its_first_step_on(m
     assert [set(optimizer.__dict__), dict(optimizer.defaults)] == before
 
 
-# --- optimizers that flatten ---
-
-
-class Flattening(torch.optim.SGD):
-    """A stranger's optimizer that makes one vector of all gradients."""
-
-    def step(self, closure=None):
-        vector = self._vector()
-        assert vector.isfinite().all()
-        return super().step(closure)
-
-    def _vector(self):
-        return nn.utils.parameters_to_vector(p.grad for g in self.param_groups for p in g["params"])
-
-
-@pytest.mark.parametrize("make", [torch.optim.LBFGS, Flattening])
-@pytest.mark.parametrize("when", ["handed over", "alive", "made later"])
-def test_an_optimizer_that_flattens_gradients_goes_on_working(make, when):
-    model = network()
-    optimizer = make(model.parameters(), 0.01)
-    given = optimizer if when == "handed over" else None
-    if when == "made later":
-        del optimizer
-    with applied(model, given, channels_last=True) as context:
-        if when == "handed over":
-            assert "flattens gradients" in context.plan["channels_last"].reason
-        if when == "made later":
-            optimizer = make(model.parameters(), 0.01)
-
-        def closure():
-            optimizer.zero_grad()
-            loss = model(torch.ones(2, 2, 4, 4)).pow(2).sum()
-            loss.backward()
-            return loss
-
-        closure()
-        if when == "made later" and make is Flattening:
-            optimizer.zero_grad()  # gradients of before the first step lie as the weights did
-            closure()
-        optimizer.step(closure)
-    assert model[0].weight.stride() == CONTIGUOUS
-
-
 # --- copies, files, lifetimes ---
 
 

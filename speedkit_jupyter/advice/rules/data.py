@@ -12,8 +12,8 @@ from speedkit_jupyter.advice.gain import Gain, amdahl, without
 from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import ModelCall
-from speedkit_jupyter.loading.obstacles import is_iterable, why_no_workers, why_not_sent
-from speedkit_jupyter.loading.ways import Ways
+from speedkit_jupyter.loading.samples import is_iterable
+from speedkit_jupyter.loading.ways import Ways, why_no_workers
 from speedkit_jupyter.support.words import count, share
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def _takes(seen: Situation, loader: DataLoader[Any]) -> bool:
     if is_iterable(loader) or loader.batch_sampler is None or _is_in_memory(loader.dataset):
         return False
     drawn = seen.samples(loader)
-    if drawn is None or why_no_workers(loader, drawn, None):
-        return False
-    return not (drawn.keys and why_not_sent(loader, drawn.keys[: loader.batch_size or 1]))
+    return drawn is not None and not why_no_workers(loader, drawn, None)
 
 
 def _is_drawn_from(seen: Situation, loader: DataLoader[Any]) -> bool:

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observing.observer import Look, Run, observing
-from speedkit_jupyter.measure.checks.reference.promotion import parameters_of
+from speedkit_jupyter.measure.checks.observer import Look, Run, observing
+from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext

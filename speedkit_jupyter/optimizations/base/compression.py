@@ -148,12 +148,12 @@ class Compression(Optimization):
                 stack.enter_context(newcomers(target, target.live_optimizers(), self._refuse))
             yield
 
-    def _layers(self, target: Target) -> list[torch.nn.Linear]:
+    def _layers(self, target: Target) -> list[Any]:
         live = () if self.for_training else target.live_optimizers()
         stepped = {id(p) for one in live for group in one.param_groups for p in group["params"]}
         return [
             layer
-            for layer in filter(is_linear, target.model.modules())
+            for layer in _linears(target)
             if _is_plain(layer, stepped)
             and not any(n % one for n, one in zip(layer.weight.shape, self.multiples, strict=True))
             and not (self.for_training and layer is target.model)
@@ -165,7 +165,8 @@ class Compression(Optimization):
         """Return what stands in, by the modules that hold it."""
         import torch
 
-        made = {layer: self._made(decision.value, target, layer) for layer in self._layers(target)}
+        layers: list[Any] = self._layers(target)
+        made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
         for module in target.model.modules():
             slots = {("_modules", name): made.get(child) for name, child in module._modules.items()}
@@ -198,26 +199,21 @@ class Compression(Optimization):
         )
 
     def changes(self) -> dict[str, Any]:
-        """Let the name alone mean the `bare` word."""
         return ({self.name: self.bare} if self.bare else {}) | super().changes()
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts with its name: no other entry takes the same weights."""
         return replace(facts, quantized=self.name) if decision.active else facts
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return how many layers multiply so."""
         standing = [SWAPPED.standing(one).values() for one in target.model.modules()]
         ours = {id(one.value) for each in standing for one in each if one.word == self.name}
         return self._counted(target, len(ours))
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return how many layers have weights that fit."""
         return self._counted(target, len(self._layers(target)))
 
     def _counted(self, target: Target, number: int) -> dict[str, str]:
-        linears = sum(map(is_linear, target.model.modules()))
-        return {f"model.{self.name}": f"{number} of {linears} linear layers"}
+        return {f"model.{self.name}": f"{number} of {len(_linears(target))} linear layers"}
 
 
 def torchao(module: str = "quantization") -> Any:
@@ -239,6 +235,10 @@ def torchao(module: str = "quantization") -> Any:
 def true_is(word: str) -> BeforeValidator:
     """Return the validator by which `true`, as a shell may spell it, stands for this word."""
     return BeforeValidator(lambda value: word if value in (True, "true", "on", "yes") else value)
+
+
+def _linears(target: Target) -> list[Any]:
+    return list(filter(is_linear, target.model.modules()))
 
 
 def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:

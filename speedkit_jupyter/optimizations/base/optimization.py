@@ -17,6 +17,9 @@ from speedkit_jupyter.optimizations.base.options import choices, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.torch_private import moved
+
+BY_REQUEST = "changes what the model computes, so it is there on request only"
 
 
 class Optimization(ABC):
@@ -183,3 +186,25 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
 def dotted(version: Iterable[int]) -> str:
     """Return `8.0` for (8, 0)."""
     return ".".join(map(str, version))
+
+
+def decided(
+    optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
+) -> Decision:
+    """Return its decision; declined where torch has moved one of its switches, or what it asks.
+
+    No rule turns on, or offers, what changes the model's arithmetic.
+    """
+    try:
+        optimization.switches()
+        decision = optimization.decide(request, hardware, facts)
+    except (AttributeError, ImportError) as error:
+        if not (missing := moved(error)):
+            raise
+        rule = f"torch {hardware.torch} has no {missing}, which this stands on"
+        hint = "a newer SpeedKit may know it"
+        return request.decline(optimization.as_is(facts), rule, hint=hint)
+    is_rules = decision.active or decision.worth_measuring is not None
+    if optimization.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
+        return request.leave(optimization.as_is(facts), BY_REQUEST)
+    return decision

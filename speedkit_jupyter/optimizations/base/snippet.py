@@ -43,3 +43,16 @@ def call(function: str, *sources: str, **values: object) -> str:
 def source(value: object) -> str:
     """Return a plain value as source, strings in double quotes."""
     return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, str]:
+    """Return a framework's arguments for mixed precision; none for fp16 on a CPU."""
+    if dtype == "fp16" and device_type == "cpu":
+        return {}
+    fabric = {"bf16": '"bf16-mixed"', "fp16": '"16-mixed"'}
+    arguments: dict[str, dict[str, str]] = {
+        "accelerate": {"mixed_precision": f'"{dtype}"'},
+        "fabric": {"precision": fabric[dtype]},
+        "transformers": {dtype: "True"},
+    }
+    return arguments.get(form, {})

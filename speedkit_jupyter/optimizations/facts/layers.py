@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties.calls import is_watched
-from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
+from speedkit_jupyter.optimizations.properties.tensors import weight_of
 
 if TYPE_CHECKING:
     import torch

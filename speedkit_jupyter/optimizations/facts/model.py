@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.optimizations.attention.timings import Measured, kept
-from speedkit_jupyter.optimizations.facts import backends
+from speedkit_jupyter.optimizations.facts.attention import Measured, kept
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
@@ -23,7 +22,7 @@ from speedkit_jupyter.optimizations.facts.optimizers import (
     words,
 )
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
-from speedkit_jupyter.optimizations.properties.memory_layout import weight_of
+from speedkit_jupyter.optimizations.properties.tensors import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Facts:
     pass by) and `compiles` are filled in while planning. `rewritable` are kinds and paths of
     modules that `rewrites` can make others of, `model_type` is transformers' word for the model.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
-    that their forward is torch's own; `backends` are those of torch.compile that are loaded.
+    that their forward is torch's own.
     `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
     each kernel took on the calls that the model's step makes, where that was measured.
     """
@@ -71,7 +70,6 @@ class Facts:
     model_type: str = ""
     block_names: tuple[str, ...] = ()
     blocks_of_torch: bool = False
-    backends: tuple[str, ...] = backends.OWN
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False
     precision: str = "fp32"
@@ -144,7 +142,6 @@ class Facts:
             model_type=_model_type(layered[-1]),
             block_names=tuple(blocks),
             blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
-            backends=backends.loaded(),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.facts.layers import attribute
@@ -15,16 +12,13 @@ from speedkit_jupyter.optimizations.properties.settings import users_own
 if TYPE_CHECKING:
     import torch
 
-# What makes a tensor flat and raises where its elements do not lie in their usual order.
-FLATTENING = {"view", "parameters_to_vector", "vector_to_parameters"}
-
 
 @dataclass(frozen=True)
 class OptimizerFacts:
     """One optimizer. `fused` and `foreach` hold the distinct values of its groups, as the user set
-    them: what a plan on another model of the same optimizer put there does not count. `flattens`
-    says that its step needs gradients that are contiguous in memory; `sparse_gradients`, that it
-    holds a parameter whose gradients are sparse; `own_step`, that its step is torch's own.
+    them: what a plan on another model of the same optimizer put there does not count.
+    `sparse_gradients` says that it holds a parameter whose gradients are sparse; `own_step`, that
+    its step is torch's own.
     """
 
     name: str = "AdamW"
@@ -35,7 +29,6 @@ class OptimizerFacts:
     capturable: bool = False
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)
-    flattens: bool = False
     sparse_gradients: bool = False
     own_step: bool = True
 
@@ -58,7 +51,6 @@ class OptimizerFacts:
             capturable=any(group.get("capturable") for group in groups),
             devices=words(p.device for p in parameters),
             dtypes=words(p.dtype for p in parameters),
-            flattens=flattens(optimizer),
             own_step=own_step,
             sparse_gradients=any(id(p) in sparse or _has_sparse_gradient(p) for p in parameters),
         )
@@ -87,26 +79,3 @@ def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     """Each once, in their order."""
     return tuple(dict.fromkeys(values))
-
-
-def flattens(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a method of its own calls `.view` or torch's vectors of parameters, as LBFGS does."""
-    import torch
-
-    kinds = type(optimizer).__mro__
-    own = kinds[: kinds.index(torch.optim.Optimizer)] if torch.optim.Optimizer in kinds else kinds
-    return any(map(_flattens, own))
-
-
-@lru_cache(maxsize=256)
-def _flattens(kind: type) -> bool:
-    methods = [inspect.unwrap(one) for one in vars(kind).values() if inspect.isfunction(one)]
-    return any(FLATTENING & {*code.co_names} for m in methods for code in _codes(m.__code__))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield it, and those of the functions inside it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)

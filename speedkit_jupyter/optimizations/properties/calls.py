@@ -44,9 +44,14 @@ class Call:
         """Return the module that is called; None once it is gone."""
         return cast("torch.nn.Module", self._module())
 
-    def is_here(self) -> bool:
-        """Whether it acts in this thread."""
-        return self.only_in in (None, threading.get_ident())
+    def acts(self) -> bool:
+        """Whether this call is for the layer: in its thread, neither compiled nor traced."""
+        import torch
+
+        if self.only_in not in (None, threading.get_ident()):
+            return False
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        return not traced
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call without this layer."""
@@ -63,15 +68,12 @@ class Calls(Property):
     """The layers around the calls of a module, the last plan's outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
-        """Return what the user has there; MISSING for nothing."""
         return thing.__dict__.get(SLOT, MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
-        """Whether nobody has put something over it."""
         return thing.__dict__.get(SLOT) is override
 
     def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
-        """Put one around the other, from the module's own call outwards."""
         layers = self._all()[thing]
         own = None if layers.original is MISSING else layers.original
         inner = own
@@ -84,7 +86,6 @@ class Calls(Property):
     def put_back(
         self, thing: torch.nn.Module, original: Any, override: Call, optimizers: Optimizers
     ) -> None:
-        """Put back what the user had there; what came since stays."""
         if self.holds(thing, override):
             put_back_entries(thing.__dict__, {SLOT: original})
 

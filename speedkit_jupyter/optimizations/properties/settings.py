@@ -57,7 +57,6 @@ class Fused(Property):
     """`fused=True` in an optimizer's defaults and groups, and what goes with it."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> Found:
-        """Return its settings by presence, and its steps."""
         groups = {_key(g): _settings(g) for g in filter(_key_exists, thing.param_groups)}
         steps = {id(p): Step(step.device, step.dtype) for p, step in _stepped(thing)}
         attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
@@ -66,7 +65,6 @@ class Fused(Property):
     def adopted(
         self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
     ) -> Found:
-        """Return what the user set or a loaded state brought, the rest as it was found at first."""
         now = self.found(thing, optimizers)
         for group in filter(_key_exists, thing.param_groups):
             if group.get("fused") is True:
@@ -76,11 +74,9 @@ class Fused(Property):
         return Found(defaults, now.groups, original.attributes, original.steps)
 
     def holds(self, thing: torch.optim.Optimizer, override: bool) -> bool:
-        """Whether all of it is fused still."""
         return all(holder.get("fused") is True for holder in (thing.defaults, *thing.param_groups))
 
     def put(self, thing: Any, override: bool, optimizers: Optimizers) -> None:
-        """Switch the settings, the flag for GradScaler, and where `step` lies."""
         import torch
 
         for holder in (thing.defaults, *thing.param_groups):
@@ -94,7 +90,6 @@ class Fused(Property):
     def put_back(
         self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
     ) -> None:
-        """Put settings back by presence; what the user set otherwise stays."""
         _put_back(thing.defaults, original.defaults)
         for group in thing.param_groups:
             _put_back(group, original.of_group(group))

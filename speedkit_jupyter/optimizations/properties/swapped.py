@@ -47,13 +47,11 @@ class Swapped(Property):
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[Slot, Any]:
-        """Return its parameters, modules and plain attributes."""
         own = {("", name): v for name, v in vars(thing).items() if isinstance(v, PLAIN)}
         kinds = ("_parameters", "_modules")
         return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
 
     def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
-        """Put the latest override into each slot; the user's own where no plan has one."""
         from torch.utils.weak import WeakIdKeyDictionary
 
         layers = self._all()[thing]
@@ -68,20 +66,17 @@ class Swapped(Property):
         self._standing[thing] = wanted
 
     def holds(self, thing: torch.nn.Module, override: Slots) -> bool:
-        """Whether all of it stands there still."""
         return override.keys() <= self.standing(thing).keys()
 
     def put_back(
         self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Optimizers
     ) -> None:
-        """Put the user's own back, wherever something of ours still stands."""
         for slot in self.standing(thing):
             _put(thing, slot, original.get(slot, MISSING))
 
     def adopted(
         self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Any
     ) -> Any:
-        """Return the user's own, with what the user has put there since."""
         ours = {slot: original.get(slot, MISSING) for slot in self.standing(thing)}
         return self.found(thing, optimizers) | ours
 
@@ -100,7 +95,7 @@ def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
 
     now = _holder(module, slot).get(slot[1], MISSING)
     if not slot[0]:
-        return (now.__func__ if isinstance(now, MethodType) else now) == value
+        return bool((now.__func__ if isinstance(now, MethodType) else now) == value)
     is_special = slot[0] == "_parameters" and type(now) is not torch.nn.Parameter
     return now is value or (is_special and type(now) is type(value))
 

@@ -7,14 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values.plain_tensors import (
+from speedkit_jupyter.measure.checks.values import (
     has_values,
     is_plain,
-    is_transformed,
     plain,
 )
-from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
-from speedkit_jupyter.support.torch_private import is_made_of_tensors, set_versions
+from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
+from speedkit_jupyter.support.torch_private import is_made_of_tensors, is_transformed, set_versions
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +52,7 @@ class Tensors(StateHandler):
 
     def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
         saved = home = None
-        readable = has_values(instance) and not _consists_of_others(instance)
+        readable = has_values(instance) and not is_made_of_tensors(instance)
         if readable and copies.fits(instance, instance.numel() * instance.element_size()):
             once = _flat(instance.detach())
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
@@ -148,18 +147,7 @@ def _behind(tensor: torch.Tensor) -> Iterator[Any]:
         seen.add(node)
         if hasattr(node, "variable"):
             yield node.variable
-        if attribute_dict(node):  # one that the user wrote keeps what it likes
-            yield node
         waiting += [parent for parent, _ in node.next_functions]
-
-
-def _consists_of_others(tensor: torch.Tensor) -> bool:
-    """Return whether its values are those of tensors in its attributes."""
-    import torch
-
-    if type(tensor) in {torch.Tensor, torch.nn.Parameter}:
-        return False
-    return is_made_of_tensors(tensor)
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,168 @@
+"""Tensors laid out anew or moved in place: the same objects and values, with what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
+from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import users_of_storage
+
+if TYPE_CHECKING:
+    import torch
+
+Stride = tuple[int, ...]
+
+
+class Found(NamedTuple):
+    """How a weight lay, and the strides of those followers that lay otherwise, by their names."""
+
+    shape: tuple[int, ...]
+    stride: Stride
+    odd: dict[str, Stride]
+
+
+def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
+    """Return the module's own weight."""
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
+class Layout(Property):
+    """The strides of a module's weight, with its gradient and its optimizers' state after it.
+
+    Modules are remembered and not their weights, which may be replaced; and
+    `torch.utils.swap_tensors` refuses tensors that something refers to weakly.
+    """
+
+    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
+        weight = weight_of(thing)
+        lying = {name: tensor.stride() for name, tensor in followers(weight, optimizers)}
+        odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
+        return Found(tuple(weight.shape), weight.stride(), odd)
+
+    def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
+        weight = weight_of(thing)
+        restride(weight, override)
+        for _, tensor in followers(weight, optimizers):
+            restride(tensor, override)
+
+    def holds(self, thing: torch.nn.Module, override: Stride) -> bool:
+        weight = thing._parameters.get("weight")
+        return weight is not None and weight.dim() == len(override) and weight.stride() == override
+
+    def put_back(
+        self, thing: torch.nn.Module, original: Found, override: Stride, optimizers: Optimizers
+    ) -> None:
+        if not self.holds(thing, override) or tuple(weight_of(thing).shape) != original.shape:
+            return  # laid out by the user, or other values in another shape
+        weight = weight_of(thing)
+        restride(weight, original.stride)
+        for name, tensor in followers(weight, optimizers):
+            restride(tensor, original.odd.get(name, original.stride))
+
+
+# State at module level, on purpose: what lies on a module is known for the whole process.
+LAYOUT = Layout()
+
+
+def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
+    """Give `tensor` these strides; its object, values and dtype stay. No-op where it has them."""
+    import torch
+
+    if tensor.stride() == stride:
+        return
+    laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    if is_in_memory(tensor):
+        laid_out.copy_(tensor.detach())
+    else:  # given back: an optimizer's state that is kept elsewhere for the moment
+        laid_out.untyped_storage().resize_(tensor.untyped_storage().nbytes())
+    tensor.data = laid_out
+
+
+def owns_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether the memory is this tensor's alone: no flat buffer, and no other process's too."""
+    if tensor.device.type == "cpu" and tensor.is_shared():  # model.share_memory()
+        return False
+    return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def is_followed(tensor: torch.Tensor) -> bool:
+    """Whether other tensors see its values: a view, one of a `state_dict()`, an array."""
+    import torch
+
+    return users_of_storage(tensor) > users_of_storage(torch.empty(1))
+
+
+def followers(
+    parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors that must lie like their parameter, its gradient and its optimizer state,
+    each with a name.
+
+    Fused optimizers walk all of them by one index, so a state in another layout silently
+    belongs to other weights.
+    """
+    import torch
+
+    held = parameter.is_leaf or parameter.retains_grad  # of others torch warns
+    if held and parameter.grad is not None and parameter.grad.layout == torch.strided:
+        yield "grad", parameter.grad
+    for optimizer in optimizers:
+        state: Any = optimizer.state.get(parameter)
+        for name, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                yield str(name), value
+
+
+class Place(Property):
+    """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
+
+    def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
+        return str(thing.device)
+
+    def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
+        for tensor in (thing, *_companions(thing, optimizers)):
+            _move(tensor, override)
+
+    def holds(self, thing: torch.Tensor, override: str) -> bool:
+        return override in (str(thing.device), thing.device.type)
+
+    def put_back(
+        self, thing: torch.Tensor, original: str, override: str, optimizers: Optimizers
+    ) -> None:
+        if self.holds(thing, override) or str(thing.device) == original:
+            self.put(thing, original, optimizers)
+
+
+# State at module level, on purpose: where a tensor lies is known for the whole process.
+PLACE = Place()
+
+
+def _move(tensor: torch.Tensor, device: str) -> None:
+    import torch
+
+    if is_in_memory(tensor):
+        tensor.data = tensor.data.to(device)
+        return
+    moved = torch.empty_like(tensor.data, device=device)  # given back: there is nothing to move
+    moved.untyped_storage().resize_(tensor.untyped_storage().nbytes())
+    tensor.data = moved
+
+
+def _companions(parameter: torch.Tensor, optimizers: Optimizers) -> Iterator[torch.Tensor]:
+    """Yield its gradient, and the optimizer state that lies with it.
+
+    All but `step`, whose place has rules that are the fused optimizer's business.
+    """
+    import torch
+
+    if parameter.is_leaf and parameter.grad is not None:
+        yield parameter.grad
+    for optimizer in optimizers:
+        state: Any = optimizer.state.get(parameter)
+        for key, value in state.items() if isinstance(state, dict) else ():
+            if key != "step" and isinstance(value, torch.Tensor):
+                yield value
