@@ -101,7 +101,7 @@ class Judge:
         """Run one more control of this precision."""
         runs = self.controls.setdefault(precision, [])
         wide = bool(self.own.rows) and self.lowered != "fp32"
-        run = self.trials.control(self.first, self.trace, precision, len(runs), scale, wide)
+        run = self.trials.control(self.first, self.trace, precision, bool(runs), scale, wide)
         runs += [] if run is None else [run]
 
     def note_unlike(self) -> None:
