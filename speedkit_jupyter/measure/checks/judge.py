@@ -131,19 +131,18 @@ class Judge:
         precision = self.judged_in(precision)
         if not self.void and (fault := self._broken(run, precision)):
             return fault
-        times, why = self._worst(run, precision)
+        (times, why), other = self._worst(run, precision), self._other_result(run, precision)
         more = iter(evidence)
-        while times > 1 and not self.void and next(more, self) is not self:
-            times, why = self._worst(run, precision)
+        while (times > 1 or other) and not self.void and next(more, self) is not self:
+            (times, why), other = self._worst(run, precision), self._other_result(run, precision)
         if self.void:
             return Accuracy("not checked", self.void)
         numbers = self._numbers(run, precision)
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
         doubt = f"{why}, which may be the net or the plan" if times > 1 else ""
-        if not doubt and (other := self._other_result(run, precision)):
-            doubt = f"other result: {other}"
-        if doubt := doubt or self._lack(run, precision):
+        doubt = doubt or (f"other result: {other}" if other else self._lack(run, precision))
+        if doubt:
             return Accuracy("not checked", doubt, **numbers)
         pairs = [
             (numbers[f"{kind}_error"], numbers[f"baseline_{kind}_error"])
@@ -235,9 +234,9 @@ class Judge:
     def _other_result(self, run: Run, precision: str) -> str:
         moved = self._numbers(run, precision)["explained_output"]
         for place, row in run.rows.items():
-            explaining = [
-                each.rows[place] for each in self._explaining(precision) if place in each.rows
-            ]
+            runs, name = self._explaining(precision), (row.kind, place[1])
+            known = [each.rows.get(place) or each.latest.get(name) for each in runs]
+            explaining = [each for each in known if each is not None]
             if not row.count or row.kind == "given" or place in self.unlike:
                 continue
             what, counts = "", max((each.count for each in explaining), default=0)
