@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.support import torch_private
 
 BACKENDS = {
     "flash": "FLASH_ATTENTION",
@@ -17,11 +18,9 @@ SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority
 
 def switches() -> Mapping[str, flags.Switch]:
     """Return which kernels may be taken, and in which order."""
-    import torch
     from torch.backends import cuda
 
     off = (False,)
-    reorder = torch._C._set_sdp_priority_order
     return {
         "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
         "sdp.efficient": flags.Switch(
@@ -30,14 +29,15 @@ def switches() -> Mapping[str, flags.Switch]:
         "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
         "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
         "sdp.priority_order": flags.Switch(
-            torch._C._get_sdp_priority_order, reorder, ([0, 1, 2, 3, 4],)
+            torch_private.attention_order,
+            torch_private.set_attention_order,
+            ([0, 1, 2, 3, 4],),
         ),
     }
 
 
 def choose(word: str) -> None:
     """Put this one first and the others in torch's own order from now on; beside `math` none."""
-    import torch
     from torch.backends import cuda
 
     only_math = word == "math"
@@ -45,7 +45,7 @@ def choose(word: str) -> None:
     cuda.enable_mem_efficient_sdp(not only_math)
     cuda.enable_cudnn_sdp(not only_math)
     cuda.enable_math_sdp(True)
-    torch._C._set_sdp_priority_order(order(word, torch._C._get_sdp_priority_order()))
+    torch_private.set_attention_order(order(word, torch_private.attention_order()))
 
 
 def order(word: str, now: Sequence[int]) -> list[int]:
@@ -58,9 +58,8 @@ def order(word: str, now: Sequence[int]) -> list[int]:
 
 def in_order(word: str) -> tuple[str, ...]:
     """Return the same order in torch's words."""
-    import torch
     from torch.nn.attention import SDPBackend
 
     known = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
-    every = order(word, torch._C._get_sdp_priority_order())
+    every = order(word, torch_private.attention_order())
     return tuple(known[number] for number in every if number in known)
