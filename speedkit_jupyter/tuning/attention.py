@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.checks.attention_calls import Seen
-from speedkit_jupyter.measure.checks.attention_kernels import measured
+from speedkit_jupyter.measure.checks.attention_kernels import Seen, measured
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step

@@ -14,7 +14,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.checks.attention_calls import Seen
+from speedkit_jupyter.measure.checks.attention_kernels import Seen
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import LONGER, few_digits

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.checks.attention_calls import Seen
-from speedkit_jupyter.measure.checks.attention_calls import noted as noted_in
+from speedkit_jupyter.measure.checks.attention_kernels import Seen
+from speedkit_jupyter.measure.checks.attention_kernels import noted as noted_in
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, repetition
 from speedkit_jupyter.measure.rounds.budget import Budget

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks.reference.rounding import unit
+from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.checks.scores import Score
 from speedkit_jupyter.measure.results.record import Record

@@ -68,14 +68,6 @@ def test_what_has_to_be_written_by_hand_says_what(shell):
     assert "has to be written by hand: net.float()" in str(error)
 
 
-def test_without_a_step_it_says_what_to_run(shell):
-    assert "which step? Run a %%speedbench cell before" in str(shell.fails("%speedkit advise"))
-
-
-def test_nothing_can_be_tried_before_there_is_advice(shell):
-    assert "nothing was advised yet" in str(shell.fails("%speedkit advise --try 1"))
-
-
 def test_a_step_that_takes_batches_gets_them_from_the_loader_that_is_named(shell):
     shell.run(
         "from torch.utils.data import DataLoader, TensorDataset\n"

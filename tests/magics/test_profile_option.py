@@ -65,21 +65,13 @@ def test_a_line_that_waits_is_named_by_its_cell_and_line(shell):
     assert "return loss.item()" in shown
 
 
-def test_the_plan_in_force_stays_in_force(shell):
-    shell.run("seen = []\nmodel.register_forward_hook(lambda *a: seen.append(a[-1].dtype) or None)")
-    shell.run("%speedkit apply --precision bf16")
-    cell = "with ctx.autocast():\n    out = model(x)\nkinds = str(out.dtype)\nassert out.dtype == "
-    shell.run(f"%%speedbench --profile --budget 0.3\n{cell}torch.bfloat16")
-    shell.run("%speedkit restore")
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--compare baseline,auto", "--compare belongs"),
-        ("--tune", "--tune belongs"),
-        ("-n 3", "-n belongs"),
-        ("--save mine", "--save belongs"),
+        ("--compare baseline,auto", "--compare does not go"),
+        ("--tune", "--tune does not go"),
+        ("-n 3", "-n does not go"),
+        ("--save mine", "--save does not go"),
         ("x = 3", "set-up code belongs"),
     ],
 )
@@ -94,8 +86,3 @@ def test_an_error_of_the_cell_is_the_user_s_own(shell):
     assert isinstance(error, ZeroDivisionError)
     assert not hasattr(builtins, Loops.name)
     assert torch._C._len_torch_function_stack() == 0
-
-
-def test_a_cell_without_a_model_is_profiled_too(shell):
-    shown = shell.run("%%speedbench --profile --budget 0.2\nsum(range(1000))")
-    assert "rest" in shown

@@ -103,11 +103,3 @@ def test_a_plan_that_was_applied_from_python_is_known_to_the_magics(shell):
     assert "Nothing is to be changed" not in code
     shell.run("%speedkit restore")
     assert context.restored
-
-
-def test_what_a_plan_leaves_alone_is_shown_as_it_is(shell):
-    learned(shell)
-    shell.run("%speedkit apply")
-    left = shell.names["ctx"].plan["fused_optimizer"]
-    assert (left.value, left.active) == (False, False)
-    shell.run("%speedkit restore")

@@ -61,12 +61,6 @@ def test_that_nothing_helps_is_what_all_views_say(shell, tuned):
         assert "Worth measuring" not in told, view
 
 
-def test_a_plan_that_is_applied_after_tuning_is_the_one_that_code_writes(shell, tuned):
-    tuned(FUSED_HELPS)
-    shell.run("%speedkit apply --channels_last")
-    assert "memory_format=torch.channels_last" in shell.run("%speedkit code")
-
-
 def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive():
     model = type("Equal", (nn.Linear,), {"__eq__": lambda self, other: False, "__hash__": None})(
         2, 2

@@ -11,10 +11,9 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
 from speedkit_jupyter.report import plots, units
-from speedkit_jupyter.report.comparison_columns import comparison_table
-from speedkit_jupyter.report.comparison_report import comparison_report
+from speedkit_jupyter.report.comparison_report import comparison_report, comparison_table
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Row, Section, Source, Table
+from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table
 from speedkit_jupyter.report.live import live_report
 
 
@@ -145,7 +144,7 @@ def test_a_head_says_what_its_word_means():
 
 
 def test_code_in_a_cell_is_monospaced_and_keeps_its_backticks():
-    table = Table(("line",), (Row((Source("x = `a` < b"),)),))
+    table = Table(("line",), (Row((Cell("x = `a` < b", code=True),)),))
     assert "monospace" in Document("", (Section(table),)).to_html()
     assert "x = `a` &lt; b" in Document("", (Section(table),)).to_html()
 

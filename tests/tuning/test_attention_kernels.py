@@ -52,7 +52,6 @@ def test_the_table_is_in_the_result_and_what_is_no_faster_is_not_tried(step):
     (row,) = found.facts.attention
     assert (row.own, row.calls, row.call.is_causal) == ("flash", 1, True)
     assert {one.kernel for one in row.kernels} == {"flash", "math"}
-    assert "flash (torch's own choice)" in repr(found)
     assert Facts.read(step[1]).attention == found.facts.attention
     assert tried(found) == set()
 
@@ -61,11 +60,10 @@ def test_the_table_is_in_the_result_and_what_is_no_faster_is_not_tried(step):
 def test_what_is_faster_there_is_tried(step, monkeypatch, made_time):
     real = attention_kernels._Job._run
 
-    def run(job: Any, inputs: Any) -> Any:
-        if not torch.backends.cuda.flash_sdp_enabled():
-            return real(job, inputs)
-        made_time.sleep(1e-5)
-        return real(job, inputs)
+    def run(job: Any) -> None:
+        if torch.backends.cuda.flash_sdp_enabled():
+            made_time.sleep(1e-5)
+        real(job)
 
     monkeypatch.setattr(attention_kernels._Job, "_run", run)
     found = tune(step[0], budget_s=3.0, fresh=True)

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.deviations import (
-    UNDETERMINED,
-    Deviation,
-    Sums,
-    excess,
-)
-from speedkit_jupyter.measure.checks.observing.observer import Look, Run, Seen
-from speedkit_jupyter.measure.checks.reference.promotion import is_sharded, parameters_of
-from speedkit_jupyter.measure.checks.reference.rounding import (
-    LOW,
-    lowest,
-    noted_autocast,
-    of_parameters,
-    unit,
-)
+from speedkit_jupyter.measure.checks.deviations import UNDETERMINED, Deviation, Sums, excess
+from speedkit_jupyter.measure.checks.observer import Look, Run, Seen
+from speedkit_jupyter.measure.checks.reference import parameters_of
+from speedkit_jupyter.measure.checks.rounding import lowest, noted_autocast, of_parameters, unit
 from speedkit_jupyter.measure.checks.trials import Trials
+from speedkit_jupyter.measure.checks.values import is_plain
 from speedkit_jupyter.measure.rounds import other_threads
 from speedkit_jupyter.measure.rounds.runner import Runner
 
 # What is beyond its limit by less may be the net or the plan: it is not accused, and can't win.
 DOUBT = 2.0
-# The step in float64 does what the baseline does where they are closer; else some code asks for its
-# dtype, and float64 is no reference. Gradients differ by activations that tip over.
-ALIKE = {"output": 2e-4, "gradient": 1e-2}
-# A float32 output that is off by more is no rounding: the step computes something else each time.
+# A float32 output that is off float64 by more is no rounding: some code asks for its dtype, or the
+# step computes something else each time. float64 is no reference then.
 RANDOM = 0.02
 # Of a later look, for which there is no control, the limits are those of the one before it that has
 # the same tensors, so many times.
@@ -43,8 +31,6 @@ SAME = 1e-6
 # many times the share by which rounding moves the outputs. After more optimizer steps than are
 # followed one in a hundred may.
 SCATTER, OF_OUTPUT, FREE = 3.0, 3.0, 1e-2
-# So many integers or words alone tell a right step from a wrong one; of fewer chance may decide.
-EVIDENCE = 8
 NOTHING_TO_COMPARE = (
     "no model was called, there was no backward pass and no result to compare: end the step with "
     "its result, or name it with --check"
@@ -62,49 +48,104 @@ class Judge:
     that the baseline gives otherwise each time. `void` says why nothing can be judged.
     """
 
-    trace: dict[str, Look]
-    baseline: Run
+    trials: Trials
+    first: Runner
+    trace: dict[str, Look] = field(default_factory=dict)
+    baseline: Run = field(default_factory=Run)
     covered: frozenset[str] = frozenset()
     controls: dict[str, list[Run]] = field(default_factory=dict)
     own: str = "fp32"
     unlike: set[tuple[str, str]] = field(default_factory=set)
     void: str = ""
 
+    def prepare(self) -> None:
+        """Run the step in float64 and the baseline."""
+        __tracebackhide__ = True
+        models, trials = self.first.step.models, self.trials
+        held = parameters_of([*models, *self.first.step.optimizers])
+        with other_threads.noted(models) as calls:
+            # An error inside its forward pass breaks a sharded model.
+            if all(map(is_plain, held)):
+                trials.reference(self.first, self.trace)
+        if calls.in_pythons:  # float64 would reach the model there, and not its input
+            self.trace.clear()
+        self.covered = frozenset(self.trace)
+        with noted_autocast() as entered, other_threads.noted(models) as calls:
+            self.baseline = trials.run(self.first, self.trace, extends=True)
+        self.own = lowest(*entered, *of_parameters(held))
+        if calls.only_elsewhere:
+            self.void = other_threads.NOT_REACHED
+            return
+        if self.covered and not self._follows():
+            self.trace, self.covered = {}, frozenset()
+            self.baseline = trials.run(self.first, self.trace, extends=True)
+        if not self.covered:  # nothing else has shown that the step computes the same each time
+            self.note_unlike()
+        if not all(seen.is_finite for seen in self.baseline.looks.values()):
+            self.void = "the step itself gives numbers that are not finite"
+
+    def _follows(self) -> bool:
+        """Return whether float64 computes the same as the baseline, but for what that rounds."""
+        looks = [self.baseline.looks.get(key) for key in self.covered]
+        if not all(seen is not None and seen.fits for seen in looks):
+            return False
+        outputs = [
+            e for seen in looks if seen and seen.kind == "output" for e in seen.errors.values()
+        ]
+        return self.own != "fp32" or max((e.distance for e in outputs), default=0.0) <= RANDOM
+
+    def add_control(self, precision: str, scale: float) -> None:
+        """Run one more control of this precision."""
+        runs = self.controls.setdefault(precision, [])
+        in_float64 = bool(self.covered) and self.own != "fp32"
+        run = self.trials.control(self.first, self.trace, precision, len(runs), scale, in_float64)
+        runs += [] if run is None else [run]
+
+    def note_unlike(self) -> None:
+        """Run the baseline once more, and note what it gives otherwise by itself."""
+        run, precision = self.trials.run(self.first, self.trace), self.own
+        for key, name, seen, error in self._errors(run):
+            if self._excess(key, name, seen, error, precision)[0] > 1:
+                if seen.kind != "output" or not name.startswith("result"):
+                    what = _called(seen.kind, name)
+                    self.void = f"the step computes something else each time it runs ({what})"
+                self.unlike.add((key, name))
+        for key, seen in run.looks.items():
+            changed = [name for name, row in seen.integers.items() if row[0]] + seen.words
+            known = self.baseline.looks.get(key)
+            covered = [] if known is None else [n for n, row in known.integers.items() if row[0]]
+            self.unlike |= {(key, name) for name in changed if name not in covered}
+
     def judged_in(self, precision: str) -> str:
         """The lower one of a variant's and the step's own."""
         return lowest(precision, self.own)
 
-    def verdict(self, run: Run, precision: str, more: Callable[[int], bool]) -> Accuracy:
+    def verdict(self, run: Run, precision: str, evidence: Iterable[object] = ()) -> Accuracy:
         """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
 
-        `more` does something before a variant is accused, first a second control, then the
-        baseline once more, and says whether there is anything new.
+        Each turn of `evidence` adds to what is known; it is asked only before an accusation.
         """
         precision = self.judged_in(precision)
-        if self.void:
-            return Accuracy("not checked", self.void)
-        if fault := self._broken(run, precision):
+        if not self.void and (fault := self._broken(run, precision)):
             return fault
         times, why = self.worst(run, precision)
-        for number in range(2):
-            if times > 1 and more(number):
-                times, why = self.worst(run, precision)
+        more = iter(evidence)
+        while times > 1 and not self.void and next(more, self) is not self:
+            times, why = self.worst(run, precision)
         if self.void:
             return Accuracy("not checked", self.void)
         numbers = self._numbers(run, precision)
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
-        if times > 1:
-            doubt = f"{why}, which may be the net or the plan"
-            return Accuracy("not checked", doubt, **numbers, doubtful=True)
-        if other := self._other_result(run, precision):
-            return Accuracy("not checked", f"other result: {other}", **numbers, doubtful=True)
-        if lack := self._lack(run, precision):
-            return Accuracy("not checked", lack, **numbers)
-        pairs = (
-            (numbers["output_error"], numbers["baseline_output_error"]),
-            (numbers["gradient_error"], numbers["baseline_gradient_error"]),
-        )
+        doubt = f"{why}, which may be the net or the plan" if times > 1 else ""
+        if not doubt and (other := self._other_result(run, precision)):
+            doubt = f"other result: {other}"
+        if doubt := doubt or self._lack(run, precision):
+            return Accuracy("not checked", doubt, **numbers)
+        pairs = [
+            (numbers[f"{kind}_error"], numbers[f"baseline_{kind}_error"])
+            for kind in ("output", "gradient")
+        ]
         same = all(mine is not None and mine <= 2 * (own or 0.0) + SAME for mine, own in pairs)
         return Accuracy("exact" if same else "rounding", **numbers)
 
@@ -114,29 +155,30 @@ class Judge:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
             return fault
+        losses = []
         for seen in run.looks.values():
             for name, error in seen.errors.items():
                 if seen.kind == "parameter" and abs(error.distance - 1.0) < SAME:
                     return Accuracy("wrong", f"{name} is not trained")
-        losses = [
-            error.distance
-            for seen in run.looks.values()
-            for name, error in seen.errors.items()
-            if name.startswith("loss") and not seen.is_free
-        ]
+                if name.startswith("loss") and not seen.is_free:
+                    losses.append(error.distance)
         numbers = self._numbers(run, precision)
-        numbers["loss_error"] = max(losses, default=None)
-        return Accuracy("other model", **numbers)
+        return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def worst(self, run: Run, precision: str) -> tuple[float, str]:
         """Return how many times its limit the worst tensor is off, and that in words."""
         worst = (0.0, "")
         for key, name, seen, error in self._errors(run):
-            kind = "gradients" if not name else seen.kind
-            times, words = excess(error, self._control(key, name, precision), kind, precision)
+            times, words = self._excess(key, name, seen, error, precision)
             if times > worst[0] and (key, name) not in self.unlike:
                 worst = times, f"{_where(seen)}{_called(seen.kind, name)} {words}"
         return worst
+
+    def _excess(
+        self, key: str, name: str, seen: Seen, error: Deviation, precision: str
+    ) -> tuple[float, str]:
+        kind = seen.kind if name else "gradients"
+        return excess(error, self._control(key, name, precision), kind, precision)
 
     def _errors(self, run: Run) -> Iterator[tuple[str, str, Seen, Deviation]]:
         """All that was compared; gradients together too, without a name."""
@@ -151,49 +193,47 @@ class Judge:
     def _control(self, key: str, name: str, precision: str) -> Deviation | None:
         """How far rounding moves a tensor: in this look, or in the last one that has it."""
         kind = self.trace[key].kind
+        names = self.trace[key].values.numbers.keys()
         known = []
-        for run in (*self.controls.get(precision, ()), self._covered_baseline):
+        for run in self._explaining(precision):
             looks, times = [run.looks[key]] if key in run.looks else [], 1.0
             if not looks:
                 alike = [seen for seen in run.looks.values() if seen.kind == kind]
-                names = self.trace[key].numbers.keys()
                 looks, times = [seen for seen in alike if seen.errors.keys() == names], LIKE
-            found = [error for seen in looks if (error := _error(seen, name)) is not None]
-            known += [error.times(times) for error in found[-1:]]
+            usable = [seen for seen in looks if seen.fits and not seen.is_free]
+            found = [seen.errors.get(name) if name else seen.pooled for seen in usable]
+            known += [error.times(times) for error in found[-1:] if error is not None]
         if not known:
             return None
         values = [(error.distance, error.scale, error.bias) for error in known]
         return Deviation(known[0].size, *map(max, zip(*values, strict=True)))
 
-    @property
-    def _covered_baseline(self) -> Run:
-        """The baseline's looks that were compared with float64."""
-        return Run({key: seen for key, seen in self.baseline.looks.items() if key in self.covered})
+    def _explaining(self, precision: str) -> list[Run]:
+        """The controls, and the baseline's looks that were compared with float64."""
+        looks = self.baseline.looks
+        own = Run({key: seen for key, seen in looks.items() if key in self.covered})
+        return [*self.controls.get(precision, ()), own]
 
     # What is wrong whatever it computes.
 
     def _broken(self, run: Run, precision: str, other: bool = False) -> Accuracy | None:
+        """`other` is whether it is another model, whose weights may have other shapes."""
         calls = min(len(run.ends), len(self.baseline.ends))
-        by_chance = any(
-            control.diverged or not all(seen.fits for seen in control.looks.values())
-            for control in self.controls.get(precision, ())
-        )
         if run.ends[:calls] != self.baseline.ends[:calls]:
             mine, theirs = run.ends[calls - 1], self.baseline.ends[calls - 1]
             return Accuracy("wrong", f"it makes {mine} optimizer steps instead of {theirs}")
-        missing = [
-            look
-            for key, look in self.trace.items()
-            if key not in run.looks and int(key.split()[0]) < len(run.ends)
-        ]
+        gone = [key for key in self.trace.keys() - run.looks if int(key.split()[0]) < len(run.ends)]
         others: list[Seen | Look] = [seen for seen in run.looks.values() if not seen.fits]
-        for seen in () if run.diverged else (*others, *missing):
-            if other and seen.kind not in ("output", "gradient"):
-                continue  # its weights may be of other numbers and shapes
-            if by_chance:
-                return Accuracy("not checked", BY_CHANCE)
-            what = f"{_where(seen)}another number or shape of {seen.kind}s than the baseline's"
-            return Accuracy("wrong", what)
+        others += [self.trace[key] for key in gone]
+        others = [] if run.diverged else others
+        if other:
+            others = [seen for seen in others if seen.kind in ("output", "gradient")]
+        if others:
+            for control in self.controls.get(precision, ()):
+                if control.diverged or not all(seen.fits for seen in control.looks.values()):
+                    return Accuracy("not checked", BY_CHANCE)
+            what = f"another number or shape of {others[0].kind}s than the baseline's"
+            return Accuracy("wrong", f"{_where(others[0])}{what}")
         for key, seen in run.looks.items():
             if not seen.is_finite and self.baseline.looks[key].is_finite:
                 return Accuracy("wrong", f"{_where(seen)}{seen.kind}s are not finite")
@@ -205,12 +245,12 @@ class Judge:
         return None
 
     def _other_dtype(self, key: str, seen: Seen, precision: str) -> str:
-        known = self.baseline.looks.get(key)
-        lowered = [name for name, word in LOW.items() if word == precision]
-        for name, dtype in seen.dtypes.items() if known is not None else ():
-            expected = known.dtypes.get(name, dtype)  # type: ignore[union-attr]
-            if dtype not in (expected, *lowered):
-                return f"{_where(seen)}{_called(seen.kind, name)} is {dtype} instead of {expected}"
+        known = self.baseline.looks[key].dtypes if key in self.baseline.looks else {}
+        lowered = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+        for name, dtype in seen.dtypes.items():
+            if dtype not in (known.get(name, dtype), lowered):
+                what = f"{_where(seen)}{_called(seen.kind, name)}"
+                return f"{what} is {dtype} instead of {known[name]}"
         return ""
 
     # Integers and words.
@@ -218,71 +258,56 @@ class Judge:
     def _other_result(self, run: Run, precision: str) -> str:
         moved = self._numbers(run, precision)["explained_output"]
         for key, seen in run.looks.items():
-            controls = [c.looks[key] for c in self.controls.get(precision, ()) if key in c.looks]
-            if key in self.covered:
-                controls.append(self.baseline.looks[key])
+            if seen.kind == "given":
+                continue
+            controls = [run.looks[key] for run in self._explaining(precision) if key in run.looks]
+            share = OF_OUTPUT * moved + (FREE if seen.is_free else 0.0)
             for name, (count, size, most, largest) in seen.integers.items():
-                if not count or seen.kind == "given" or (key, name) in self.unlike:
-                    continue
                 known = [c.integers[name] for c in controls if name in c.integers]
                 counts = max((row[0] for row in known), default=0)
-                mosts = max((row[2] for row in known), default=0.0)
-                share = OF_OUTPUT * (moved or 0.0) + (FREE if seen.is_free else 0.0)
                 limit = 2 * counts + SCATTER * math.sqrt(counts) + share * size
-                if size == 1:
-                    limit, count = 2 * mosts + share * largest, math.ceil(most)
-                if count > limit:
+                if size == 1:  # a count of hits, say
+                    limit, count = share * largest, math.ceil(most)
+                    limit += 2 * max((row[2] for row in known), default=0.0)
+                if count > limit and (key, name) not in self.unlike:
                     what = f"{count} of {size} integers differ" if size > 1 else f"off by {most:g}"
                     where = f"{_where(seen)}{_called(seen.kind, name)}"
                     return f"{where}: {what}, where {precision} explains {int(limit)}"
-            words = [name for name in seen.words if (key, name) not in self.unlike]
-            words = [name for name in words if not any(name in c.words for c in controls)]
-            if words and not seen.is_free:
-                return f"{_where(seen)}{_called(seen.kind, words[0])} is another text"
+            for name in () if seen.is_free else seen.words:
+                if (key, name) not in self.unlike and not any(name in c.words for c in controls):
+                    return f"{_where(seen)}{_called(seen.kind, name)} is another text"
         return ""
 
     def _lack(self, run: Run, precision: str) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
-        known = exact = undetermined = 0
-        for key, name, seen, error in self._errors(run):
-            if seen.kind in ("output", "gradient") and error.size and name:
-                control = self._control(key, name, precision)
-                is_told = control is None or control.distance < UNDETERMINED
-                known, undetermined = known + is_told, undetermined + (not is_told)
-        for seen in run.looks.values():
-            exact += seen.evidence * (seen.kind == "output")
-        if known or (exact >= EVIDENCE and not undetermined):
+        compared = [
+            self._control(key, name, precision)
+            for key, name, seen, error in self._errors(run)
+            if seen.kind in ("output", "gradient") and error.size and name
+        ]
+        if any(control is None or control.distance < UNDETERMINED for control in compared):
             return ""
-        if undetermined:
+        if compared:
             return f"rounding to {precision} alone moves all that was compared by its own size"
-        if exact:
-            return "the step gives too few integers and words to tell rounding from errors"
         names = ", ".join(dict.fromkeys(run.unknown))
         return f"it gives nothing that can be compared: {names}" if names else NOTHING_TO_COMPARE
 
     # Numbers of a verdict.
 
     def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
-        baseline = self._covered_baseline
-        controls = [*self.controls.get(precision, ()), baseline]
+        explaining = self._explaining(precision)
         numbers: dict[str, Any] = {}
         for kind in ("output", "gradient"):
-            numbers[f"{kind}_error"] = _distance(run, kind)
-            numbers[f"baseline_{kind}_error"] = _distance(baseline, kind) if self.covered else 0.0
-            known = [_distance(control, kind) or 0.0 for control in controls]
-            numbers[f"explained_{kind}"] = max([*known, 2 * unit(precision)])
+            distances = [_distance(each, kind) for each in (run, *explaining)]
+            numbers[f"{kind}_error"] = distances[0]
+            numbers[f"baseline_{kind}_error"] = distances[-1] if self.covered else 0.0
+            numbers[f"explained_{kind}"] = max(
+                [d or 0.0 for d in distances[1:]] + [2 * unit(precision)]
+            )
         whole = _whole(run, "gradient")
         norm = math.sqrt(max(whole.off + 2 * whole.product + whole.square, 0.0) * whole.square)
         numbers["gradient_cosine"] = (whole.product + whole.square) / norm if norm else None
         return numbers
-
-
-def _error(seen: Seen | None, name: str) -> Deviation | None:
-    if seen is None or not seen.fits or seen.is_free:
-        return None
-    if not name:
-        return seen.pooled
-    return seen.errors.get(name)
 
 
 def _whole(run: Run, kind: str) -> Sums:
@@ -303,103 +328,3 @@ def _called(kind: str, name: str) -> str:
     if kind == "gradient":
         return f"gradient of {name}" if name else "gradients"
     return name if kind == "output" else f"{'parameter' if kind == 'moved' else kind} {name}"
-
-
-def made(trials: Trials, runner: Runner) -> Judge:
-    """Return what variants are judged by: the baseline's steps, and the same in float64.
-
-    The stages of a search begin in the same state: what an earlier one has found is used again.
-    """
-    __tracebackhide__ = True
-    kept, begins = runner.step.kept, trials.fingerprint(runner)
-    if "judge" in kept and kept["judge"][1] == begins:
-        judge, _, trials.is_random, trials.drawn_inside = kept["judge"]
-        return judge  # type: ignore[no-any-return]
-    judge = _made(trials, runner)
-    kept["judge"] = judge, begins, trials.is_random, trials.drawn_inside
-    return judge
-
-
-def _made(trials: Trials, runner: Runner) -> Judge:
-    trace: dict[str, Look] = {}
-    held = parameters_of([*runner.step.models, *runner.step.optimizers])
-    with other_threads.noted(runner.step.models) as calls:
-        if not any(
-            map(is_sharded, held)
-        ):  # an error inside its forward pass breaks a sharded model
-            trials.reference(runner, trace)
-    if calls.in_pythons:  # float64 would reach the model there, and not its input
-        trace.clear()
-    covered = frozenset(trace)
-    with noted_autocast() as entered, other_threads.noted(runner.step.models) as calls:
-        baseline = trials.run(runner, trace, extends=True)
-    judge = Judge(trace, baseline, covered, own=lowest(*entered, *of_parameters(held)))
-    if calls.only_elsewhere:
-        judge.void = other_threads.NOT_REACHED
-    elif covered and not _follows(judge, trials, runner):
-        judge.trace, judge.covered = {}, frozenset()
-        judge.controls.clear()
-        judge.baseline = trials.run(runner, judge.trace, extends=True)
-    if not judge.covered:  # nothing else has shown that the step computes the same each time
-        note_unlike(judge, trials.run(runner, judge.trace), judge.own)
-    if not all(seen.is_finite for seen in judge.baseline.looks.values()):
-        judge.void = "the step itself gives numbers that are not finite"
-    return judge
-
-
-def _output_distance(run: Run) -> float:
-    """Return the largest relative distance of an output from the reference."""
-    looks = [seen for seen in run.looks.values() if seen.kind == "output"]
-    return max((e.distance for seen in looks for e in seen.errors.values()), default=0.0)
-
-
-def _follows(judge: Judge, trials: Trials, runner: Runner) -> bool:
-    """Return whether float64 computes the same as the baseline, but for what that rounds."""
-    run = Run(
-        {key: judge.baseline.looks.get(key, Seen("", "", fits=False)) for key in judge.covered}
-    )
-    if not all(seen.fits for seen in run.looks.values()):
-        return False
-    close = all(
-        error.distance <= ALIKE.get(seen.kind, math.inf)
-        for seen in run.looks.values()
-        for error in seen.errors.values()
-    )
-    if close:
-        return True
-    if judge.own == "fp32" and _output_distance(run) > RANDOM:
-        return False
-    add_control(judge, trials, runner, judge.own, 1 if judge.own == "fp32" else 0)
-    covered, judge.covered = judge.covered, frozenset()  # the baseline is no control of its own
-    explained = judge.worst(run, judge.own)[0] <= 1
-    judge.covered = covered
-    return explained
-
-
-def add_control(
-    judge: Judge, trials: Trials, runner: Runner, precision: str, number: int, scale: float = 1.0
-) -> bool:
-    """Run one more control of this precision; return whether there is one now."""
-    runs = judge.controls.setdefault(precision, [])
-    in_float64 = bool(judge.covered) and judge.own != "fp32"
-    run = trials.control(runner, judge.trace, precision, number, scale, in_float64)
-    runs += [] if run is None else [run]
-    return run is not None
-
-
-def note_unlike(judge: Judge, run: Run, precision: str) -> bool:
-    """Note what the baseline, run once more, gives otherwise by itself; return whether anything."""
-    before = len(judge.unlike)
-    for key, name, seen, error in judge._errors(run):
-        first = judge._control(key, name, precision)
-        if excess(error, first, "gradients" if not name else seen.kind, precision)[0] > 1:
-            if seen.kind != "output" or not name.startswith("result"):
-                what = _called(seen.kind, name)
-                judge.void = f"the step computes something else each time it runs ({what})"
-            judge.unlike.add((key, name))
-    for key, seen in run.looks.items():
-        changed = [name for name, row in seen.integers.items() if row[0]] + seen.words
-        known = judge.baseline.looks.get(key)
-        covered = [] if known is None else [n for n, row in known.integers.items() if row[0]]
-        judge.unlike |= {(key, name) for name in changed if name not in covered}
-    return len(judge.unlike) > before

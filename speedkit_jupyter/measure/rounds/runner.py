@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observing.observer import Look, Run, observing
-from speedkit_jupyter.measure.checks.reference.promotion import parameters_of
+from speedkit_jupyter.measure.checks.observer import Look, Run, observing
+from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.observing.watching import watching
+from speedkit_jupyter.measure.checks.watching import Watcher, watching
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ USED_UP = (
 
 
 @dataclass
-class Work:
+class Work(Watcher):
     """What a step did: calls of the models (or their parts) from outside, backward passes."""
 
     calls: int = 0

@@ -74,6 +74,51 @@ def test_a_count_of_hits_that_rounding_moves_is_not_wrong(seed):
     assert word(found) != "wrong", found.accuracy
 
 
+class ConvNext(nn.Module):
+    """(N, 16, H, W) to the same: convolved channel by channel, then widened and narrowed."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep, self.norm = nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.LayerNorm(16)
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        out = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        return x + self.narrow(functional.gelu(self.wide(out))).permute(0, 3, 1, 2)
+
+
+def stem(act):
+    return [nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), act]
+
+
+BLOCKS = {
+    "efficientnet": lambda: stem(nn.SiLU()),
+    "mobilenet": lambda: [
+        *stem(nn.ReLU6()), nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False),
+        nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16),
+    ],
+    "convnext": lambda: [nn.Conv2d(3, 16, 4, 4), ConvNext()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout(one_thread, block):
+    """Half of the batch pulls one way, half the other: kernels leave different rests of zero."""
+    torch.manual_seed(0)
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 1))
+    model = nn.Sequential(*BLOCKS[block](), *head)
+    x, signs = torch.randn(4, 3, 32, 32).repeat_interleave(2, 0), torch.tensor([1.0, -1.0] * 4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        (1 + (model(x).flatten() * signs).mean()).backward()
+        optimizer.step()
+
+    for found in examined(step, ["channels_last", "bf16+channels_last"], model, optimizer).records:
+        assert word(found) in RIGHT, found.accuracy
+
+
 @pytest.fixture
 def one_process(tmp_path):
     store = distributed.FileStore(str(tmp_path / "store"), 1)

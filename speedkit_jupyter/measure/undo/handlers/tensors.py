@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values.plain_tensors import (
+from speedkit_jupyter.measure.checks.values import (
     has_values,
     is_plain,
     plain,

@@ -22,9 +22,8 @@ from speedkit_jupyter.measure.checks.deviations import (
     of_gradients,
     sums,
 )
-from speedkit_jupyter.measure.checks.observing.watching import unwatched, watching
-from speedkit_jupyter.measure.checks.values.leaves import Leaves
-from speedkit_jupyter.measure.checks.values.plain_tensors import plain
+from speedkit_jupyter.measure.checks.values import Leaves, plain
+from speedkit_jupyter.measure.checks.watching import Watcher, unwatched, watching
 from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
@@ -51,9 +50,7 @@ class Look:
 
     kind: str
     place: str
-    numbers: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    integers: dict[str, torch.Tensor] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
+    values: Leaves
     ways: dict[str, float] = field(default_factory=dict)
 
 
@@ -62,9 +59,8 @@ class Seen:
     """How far a look is off the trace's, tensor by tensor; `fits` unless names or shapes differ.
 
     `integers` are how many elements differ, of how many, by how much at most, and the largest of
-    the trace; `words` the names of those that differ, `evidence` how many integers and words there
-    were. `dtypes` are those of its numbers. After
-    more optimizer steps than are followed only its form is compared, which `is_free` says.
+    the trace; `words` the names of those that differ; `dtypes` those of its numbers. After more
+    optimizer steps than are followed only its form is compared, which `is_free` says.
     """
 
     kind: str
@@ -76,7 +72,6 @@ class Seen:
     whole: Sums = field(default_factory=lambda: Sums(0))
     fits: bool = True
     is_finite: bool = True
-    evidence: int = 0
     is_free: bool = False
 
     @property
@@ -110,21 +105,11 @@ def observing(
     models: Sequence[torch.nn.Module],
     others: Sequence[torch.Tensor],
     trace: dict[str, Look],
-    *,
-    scale: Callable[[], float],
-    loss_is_scaled: bool = False,
-    extends: bool = False,
-    ends_early: bool = False,
-    named: bool = False,
-    unread: Collection[int] = (),
+    **options: Any,
 ) -> Iterator[Observer]:
-    """Watch steps, compare them with the trace, or add to it where it `extends` that.
+    """Watch steps, compare them with the trace, or add to it: see `Observer`.
 
-    `others` are parameters beside those of the models; gradients of those whose ids are `unread`
-    do not count. `scale` is the loss scale in force. A run that `ends_early` leaves the block
-    after the followed steps of its optimizers, or after one step. Where results are `named`,
-    they are compared in place of all outputs. Gradients that lie there are set
-    to zero, which the caller puts back: what the step adds to them is then its own.
+    Gradients are set to zero, which the caller puts back: what the step adds is then its own.
     """
     import torch
 
@@ -133,40 +118,41 @@ def observing(
             gradient = parameter.grad if parameter.is_leaf else None
             if gradient is not None and is_in_memory(gradient):
                 gradient.zero_()
-    observer = Observer(
-        models, others, trace, scale, loss_is_scaled, extends, ends_early, named, unread
-    )
+    observer = Observer(models, others, trace, **options)
     with watching(models, observer), suppress(Enough):
         yield observer
 
 
-class Observer:
-    """Told by `watching`; keeps its findings in `run`."""
+@dataclass
+class Observer(Watcher):
+    """Keeps in `run` how far a step is off the trace, to which it adds where it `extends` that.
 
-    def __init__(
-        self,
-        models: Sequence[Any],
-        others: Sequence[Any],
-        trace: dict[str, Look],
-        scale: Callable[[], float],
-        loss_is_scaled: bool,
-        extends: bool,
-        ends_early: bool,
-        named: bool,
-        unread: Collection[int],
-    ) -> None:
-        self.run, self._trace, self._extends, self._ends_early = Run(), trace, extends, ends_early
-        self._models, self._unread, self._named = models, unread, named
-        self._scale, self._loss_is_scaled = scale, loss_is_scaled
+    `others` are parameters beside those of the models; gradients of those whose ids are `unread`
+    do not count. `scale` is the loss scale in force. A run that `ends_early` leaves the block
+    after the followed steps of its optimizers, or after one call. Where results are `named`, they
+    are compared in place of all outputs.
+    """
+
+    models: Sequence[Any]
+    others: Sequence[Any]
+    trace: dict[str, Look]
+    scale: Callable[[], float]
+    loss_is_scaled: bool = False
+    extends: bool = False
+    ends_early: bool = False
+    named: bool = False
+    unread: Collection[int] = ()
+    run: Run = field(default_factory=Run)
+
+    def __post_init__(self) -> None:
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Any] = {}
-        for model in models:
-            first = f"{type(model).__name__}." if len(models) > 1 else ""
+        for model in self.models:
             for name, parameter in model.named_parameters():
-                self._add(parameter, first + name)
-        for parameter in others:
+                self._add(parameter, self._prefix(model) + name)
+        for parameter in self.others:
             self._add(parameter, "")
-        self._taken: dict[int, int] = {}  # steps of each optimizer
+        self._taken: Counter[int] = Counter()  # steps of each optimizer
         self._stepped: set[str] = set()  # parameters that optimizers moved in this step
         self._calls = self._depth = 0
         self._counts: Counter[tuple[int, int, str, str]] = Counter()
@@ -174,9 +160,11 @@ class Observer:
         self._within = 0  # steps within a backward pass
         self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
         self._drifts = False  # parameters moved by gradients that were not replaced
-        self._leaf_inputs: list[Any] = []
         self._before: dict[str, Any] = {}
         self._keep_before(self._parameters | self._buffers())
+
+    def _prefix(self, model: Any) -> str:
+        return f"{type(model).__name__}." if len(self.models) > 1 else ""
 
     def _add(self, parameter: Any, name: str) -> None:
         if id(parameter) not in self._names:
@@ -188,18 +176,12 @@ class Observer:
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         self._calls += 1
-        is_over = self._is_free or self._named or self.run.diverged
-        if is_over or not self._is_compared(self._calls):
+        number = self._calls
+        is_compared = number <= FIRST_CALLS or not number & (number - 1)
+        if self._is_free or self.named or self.run.diverged or not is_compared:
             return
-        import torch
-
-        given = Leaves().add([args, kwargs])
-        self._leaf_inputs += [
-            value for value in (*args, *kwargs.values())
-            if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf
-        ]  # fmt: skip
-        sums = {name: _checksum(value) for name, value in given.integers.items()}
-        seen = self._look("given", Leaves(integers=sums))
+        given = Leaves().add([args, kwargs]).integers
+        seen = self._look("given", Leaves(integers={n: _checksum(v) for n, v in given.items()}))
         if seen.fits and not any(count for count, *_ in seen.integers.values()):
             self._look("output", Leaves().add(result), "output")
         else:
@@ -208,11 +190,9 @@ class Observer:
     @unwatched
     def before_backward(self, tensors: Any) -> None:
         self._in_backward = True
-        if not (self._is_free or self._named):
-            divisor = self._scale() if self._loss_is_scaled else 1.0
-            loss = Leaves().add(tensors)
-            loss.numbers = {name: value / divisor for name, value in loss.numbers.items()}
-            self._look("output", loss, "loss")
+        if not (self._is_free or self.named):
+            divisor = self.scale() if self.loss_is_scaled else 1.0
+            self._look("output", _divided(Leaves().add(tensors), divisor), "loss")
 
     @unwatched
     def after_backward(self) -> None:
@@ -239,7 +219,7 @@ class Observer:
         self._depth += 1
         if self._depth > 1:  # that of its parent class
             return
-        self._taken[id(optimizer)] = self._taken.get(id(optimizer), 0) + 1
+        self._taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
         own = [p for group in optimizer.param_groups for p in group["params"]]
         for parameter in own:
@@ -271,11 +251,9 @@ class Observer:
         if self._is_free:
             return
         own = {self._names[id(p)] for group in optimizer.param_groups for p in group["params"]}
-        self._moves("parameter", {name: self._parameters[name] for name in own})
-        self._moves("buffer", self._buffers())
-        self._leaf_inputs = []
-        enough = self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward
-        if self._ends_early and enough:
+        self._moves("parameter", own)
+        self._moves("buffer")
+        if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
             raise Enough
 
     # What the caller tells.
@@ -287,18 +265,16 @@ class Observer:
         found = Leaves()
         for result in results:
             found.add(result)
-        evidence = sum(len(word.split()) for word in found.words.values())
         found.words |= self._modes()
-        self._look("output", found, "result").evidence += evidence
+        self._look("output", found, "result")
         if not self._is_free:
-            rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
-            moved = self._moves("moved", rest).ways.values()
+            moved = self._moves("moved", self._parameters.keys() - self._stepped).ways.values()
             self._drifts = self._drifts or any(moved)
-            self._moves("buffer", self._buffers())
+            self._moves("buffer")
         self.run.unknown += found.unknown
         self.run.ends.append(self.run.steps)
-        self._calls, self._stepped, self._leaf_inputs = 0, set(), []
-        if self._ends_early:
+        self._calls, self._stepped = 0, set()
+        if self.ends_early:
             raise Enough
 
     @property
@@ -309,82 +285,68 @@ class Observer:
 
     # Looks.
 
-    def _is_compared(self, number: int) -> bool:
-        return number <= FIRST_CALLS or not number & (number - 1)
-
     def _flush(self) -> None:
         """Compare gradients that nobody has looked at: they are cleared, or the step ends."""
         if self._is_fresh and not self._is_free:
-            self._gradients(list(self._parameters.values()), self._scale())
+            self._gradients(list(self._parameters.values()), self.scale())
 
     def _gradients(self, parameters: Sequence[Any], scale: float, replace: bool = False) -> None:
         import torch
 
         self._is_fresh = False
-        found = Leaves()
         gradients = {self._names[id(p)]: self._gradient(p) for p in parameters}
-        gradients |= {f"input {i + 1}": x.grad for i, x in enumerate(self._leaf_inputs)}
-        values = {
-            name: None if gradient is None else plain(gradient)
-            for name, gradient in gradients.items()
-        }
-        if scale != 1.0:
-            values = {n: None if value is None else value / scale for n, value in values.items()}
-        found.numbers = values  # type: ignore[assignment]
-        self._look("gradient", found)
-        expected = self._trace.get(self._key)
+        values = {n: None if one is None else plain(one) for n, one in gradients.items()}
+        self._look("gradient", _divided(Leaves(values), scale))
+        expected = self.trace.get(self._key)
         if not replace or expected is None:
             return
         with torch.no_grad():
             for name, gradient in gradients.items():
-                value = expected.numbers.get(name)
+                value = expected.values.numbers.get(name)
                 if gradient is None or value is None or gradient.layout is not torch.strided:
                     continue
                 if type(gradient) is torch.Tensor and gradient.shape == value.shape:
                     gradient.copy_(value if scale == 1.0 else value * scale)
 
     def _gradient(self, parameter: Any) -> Any:
-        if id(parameter) in self._unread or not (parameter.is_leaf or parameter.retains_grad):
+        if id(parameter) in self.unread or not (parameter.is_leaf or parameter.retains_grad):
             return None
         return parameter.grad
 
-    def _moves(self, kind: str, holders: dict[str, Any]) -> Look:
+    def _moves(self, kind: str, names: Collection[str] = ()) -> Look:
         """Compare where parameters or buffers are now; returns the trace's look."""
         found = Leaves()
-        for name in holders if kind == "buffer" else self._parameters:
-            if name in holders and (value := plain(holders[name])) is not None:
+        holders = self._buffers() if kind == "buffer" else self._parameters
+        for name, tensor in holders.items():
+            if (kind == "buffer" or name in names) and (value := plain(tensor)) is not None:
                 is_exact = not (value.is_floating_point() or value.is_complex())
-                (found.integers if is_exact else found.numbers)[name] = value
+                (found.integers if is_exact else found.numbers)[name] = value  # type: ignore[index]
         self._look(kind, found)
-        return self._trace.get(self._key) or Look(kind, "")
+        return self.trace.get(self._key) or Look(kind, "", found)
 
     def _keep_before(self, holders: dict[str, Any]) -> None:
         """Remember where these are, in a run that extends the trace: parameters before each step,
         what no optimizer moves at the beginning of all.
         """
-        if self._extends and not self._is_free:
+        if self.extends and not self._is_free:
             values = {name: plain(tensor) for name, tensor in holders.items()}
             self._before |= {n: value.clone() for n, value in values.items() if value is not None}
 
     def _buffers(self) -> dict[str, Any]:
-        named = [
-            (f"{type(model).__name__}.{name}" if len(self._models) > 1 else name, buffer)
-            for model in self._models
-            for name, buffer in model.named_buffers()
-        ]
-        return dict(named)
+        named = ((self._prefix(model), model.named_buffers()) for model in self.models)
+        return {prefix + name: buffer for prefix, buffers in named for name, buffer in buffers}
 
     def _modes(self) -> dict[str, str]:
         """Which parts are in training mode, and which parameters get gradients, after a step."""
         modes = {
             f"{number}.{name}.training": str(part.training)
-            for number, model in enumerate(self._models)
+            for number, model in enumerate(self.models)
             for name, part in model.named_modules()
         }
         return modes | {
             f"{name}.requires_grad": str(parameter.requires_grad)
             for name, parameter in self._parameters.items()
-            if id(parameter) not in self._unread
+            if id(parameter) not in self.unread
         }
 
     @property
@@ -397,20 +359,20 @@ class Observer:
     def _look(self, kind: str, found: Leaves, name: str = "") -> Seen:
         """Compare with the trace, or add to it."""
         if name:
-            found.numbers = {_called(name, key): value for key, value in found.numbers.items()}
+            found.numbers = {f"{name} {key}".strip(): v for key, v in found.numbers.items()}
         moment = (len(self.run.ends), self.run.steps, kind, self._tag)
         self._counts[moment] += 1
         key = self._key = " ".join(map(str, (*moment, self._counts[moment])))
-        if key in self._trace:
-            seen = _compared(kind, self._place, found, self._trace[key])
+        if key in self.trace:
+            seen = _compared(found, self.trace[key], self._place)
         else:
-            sizes = {n: 0 if value is None else value.numel() for n, value in found.numbers.items()}
-            seen = Seen(kind, self._place, {name: Deviation(size) for name, size in sizes.items()})
-            seen.fits, seen.is_finite = self._extends, _is_finite(found)
-            if self._extends:
-                self._trace[key] = self._stored(kind, found)
+            made = {n: value for n, value in found.numbers.items() if value is not None}
+            seen = Seen(kind, self._place, fits=self.extends)
+            seen.errors = {n: Deviation(made[n].numel() if n in made else 0) for n in found.numbers}
+            seen.is_finite = all(bool(v.isfinite().any()) for v in made.values() if v.numel())
+            if self.extends:
+                self.trace[key] = self._stored(kind, found)
         seen.dtypes, seen.is_free = dict(found.dtypes), self._is_free
-        seen.evidence = sum(value.numel() for value in found.integers.values())
         self.run.looks[key] = seen
         return seen
 
@@ -418,41 +380,36 @@ class Observer:
         """Copies: in float32, which is far finer than what is told apart."""
         import torch
 
-        look = Look(kind, self._place, {}, dict(found.integers), dict(found.words))
+        integers = {name: value.clone() for name, value in found.integers.items()}
+        look = Look(kind, self._place, Leaves({}, {}, integers, dict(found.words)))
         for name, value in found.numbers.items():
             if value is None:
-                look.numbers[name] = None
+                look.values.numbers[name] = None
                 continue
             narrow = torch.complex64 if value.is_complex() else torch.float32
-            look.numbers[name] = value.detach().to(narrow, copy=True)
+            look.values.numbers[name] = value.detach().to(narrow, copy=True)
             if kind in MOVES:
                 old = self._before.get(name)
                 way = value - old if old is not None and old.shape == value.shape else value
                 look.ways[name] = float(way.norm())
-        look.integers = {name: value.clone() for name, value in look.integers.items()}
         return look
 
 
-def _compared(kind: str, place: str, found: Leaves, expected: Look) -> Seen:
+def _compared(found: Leaves, look: Look, place: str) -> Seen:
+    kind, expected = look.kind, look.values
     seen = Seen(kind, place)
+    pairs = [(found.numbers.get(name), value) for name, value in expected.numbers.items()]
+    shapes = [(a.shape, b.shape) for a, b in pairs if a is not None and b is not None]
+    integers = {name: value.shape for name, value in expected.integers.items()}
     names = found.numbers.keys() == expected.numbers.keys()
-    if kind != expected.kind or not names or found.integers.keys() != expected.integers.keys():
-        seen.fits = False
-        return seen
-    pairs = [(found.numbers[name], expected.numbers[name]) for name in expected.numbers]
-    if any(a is not None and b is not None and a.shape != b.shape for a, b in pairs) or any(
-        found.integers[name].shape != value.shape for name, value in expected.integers.items()
-    ):
+    alike = {name: value.shape for name, value in found.integers.items()} == integers
+    if not (names and alike and all(mine == theirs for mine, theirs in shapes)):
         seen.fits = False
         return seen
     parts = sums(pairs)
     if kind in MOVES:
-        ways = [expected.ways[name] for name in expected.numbers]
-        tensors = (tensor for tensor, _ in pairs)
-        parts = [
-            _of_way(part, tensor, way)
-            for part, tensor, way in zip(parts, tensors, ways, strict=True)
-        ]
+        given = zip(parts, pairs, look.ways.values(), strict=True)
+        parts = [_of_way(part, tensor, way) for part, (tensor, _), way in given]
     # What hardly moves, as the mean of a zero, is compared with how far the others go.
     together = kind == "gradient" or kind in MOVES
     errors = of_gradients(parts) if together else [part.deviation() for part in parts]
@@ -461,8 +418,8 @@ def _compared(kind: str, place: str, found: Leaves, expected: Look) -> Seen:
     seen.is_finite = all(math.isfinite(part.off) for part in parts)
     for name, value in expected.integers.items():
         seen.integers[name] = _differing(found.integers[name].to(value.device), value)
-    seen.words = [n for n, word in expected.words.items() if found.words.get(n) != word]
-    seen.words += [name for name in found.words if name not in expected.words]
+    every = {**expected.words, **found.words}
+    seen.words = [name for name in every if found.words.get(name) != expected.words.get(name)]
     return seen
 
 
@@ -479,9 +436,10 @@ def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
 
 
 def _differing(tensor: Any, expected: Any) -> tuple[int, int, float, float]:
-    off = (tensor.double() - expected.double()).abs()
-    largest = float(expected.double().abs().max()) if expected.numel() else 0.0
-    most = float(off.max()) if off.numel() else 0.0
+    if not expected.numel():
+        return 0, 0, 0.0, 0.0
+    most = float((tensor.double() - expected.double()).abs().max())
+    largest = float(expected.double().abs().max())
     return int((tensor != expected).sum()), expected.numel(), most, largest
 
 
@@ -490,15 +448,12 @@ def _checksum(value: Any) -> Any:
     import torch
 
     flat = value.flatten()
-    weights = torch.arange(1, flat.numel() + 1, dtype=torch.int64)
+    weights = torch.arange(1, flat.numel() + 1)
     return torch.stack([torch.tensor(value.numel()), flat.sum(), (flat * weights).sum()])
 
 
-def _called(kind: str, name: str) -> str:
-    return f"{kind} {name}" if name else kind
-
-
-def _is_finite(found: Leaves) -> bool:
-    """Gradients all, and some numbers of each result: others may be masks."""
-    values = [value for value in found.numbers.values() if value is not None and value.numel()]
-    return all(bool(value.isfinite().any()) for value in values)
+def _divided(found: Leaves, divisor: float) -> Leaves:
+    if divisor != 1.0:
+        values = found.numbers.items()
+        found.numbers = {n: None if value is None else value / divisor for n, value in values}
+    return found

@@ -6,9 +6,9 @@ All patches of the accuracy check are here, confined to the thread that measures
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.support.torch_private import is_transforming, without_dispatch_modes
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class Watcher(Protocol):
-    """Who is told."""
+class Watcher:
+    """Is told of all that a step does; subclasses do something about it."""
 
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         """One of the models was called from outside of it."""
@@ -68,62 +68,37 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
     Model calls are seen at `Module.__call__`, not by hooks: those would switch fused kernels off
     and compile the model anew.
     """
-    with ExitStack() as stack:
-        stack.enter_context(_watched_calls(models, watcher))
-        stack.enter_context(_watched_autograd(watcher))
-        stack.enter_context(_watched_steps(watcher))
-        stack.enter_context(_watched_clearing(watcher))
-        yield
-
-
-@contextmanager
-def _watched_calls(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
+    import torch
     from torch.nn import Module
+    from torch.optim import Optimizer
 
-    watched, depth = {id(model) for model in models}, 0
+    ids = {id(model) for model in models}
+    depths = {"call": 0, "backward": 0}  # a model in a model, a checkpoint in a backward pass
 
-    def make(call: Any) -> Callable[..., Any]:
+    def calling(call: Any) -> Callable[..., Any]:
         def observed(module: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal depth
-            if id(module) not in watched:
+            if id(module) not in ids:
                 return call(module, *args, **kwargs)
-            depth += 1
-            try:
+            with _deeper(depths, "call"):
                 result = call(module, *args, **kwargs)
-            finally:
-                depth -= 1
-            if not depth:
+            if not depths["call"]:
                 watcher.called(args, kwargs, result)
             return result
 
         return observed
 
-    with patched(Module, "__call__", make):
-        yield
-
-
-@contextmanager
-def _watched_autograd(watcher: Watcher) -> Iterator[None]:
-    import torch
-
-    depth = 0
-
-    def make_backward(backward: Any) -> Callable[..., Any]:
+    def going_back(backward: Any) -> Callable[..., Any]:
         def observed(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            nonlocal depth
-            if not depth:  # reentrant checkpoints run a backward pass inside the backward pass
+            if not depths["backward"]:
                 watcher.before_backward(tensors)
-            depth += 1
-            try:
+            with _deeper(depths, "backward"):
                 backward(tensors, *args, **kwargs)
-            finally:
-                depth -= 1
-            if not depth:
+            if not depths["backward"]:
                 watcher.after_backward()
 
         return observed
 
-    def make_grad(grad: Any) -> Callable[..., Any]:
+    def differentiating(grad: Any) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Any:
             gradients = grad(*args, **kwargs)
             watcher.differentiated(gradients)
@@ -131,37 +106,31 @@ def _watched_autograd(watcher: Watcher) -> Iterator[None]:
 
         return observed
 
-    with (
-        patched(torch.autograd, "backward", make_backward),
-        patched(torch.autograd, "grad", make_grad),
-    ):
-        yield
-
-
-@contextmanager
-def _watched_steps(watcher: Watcher) -> Iterator[None]:
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        closure = any(callable(argument) for argument in (*args, *kwargs.values()))
-        watcher.before_step(optimizer, closure)
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        watcher.after_step(optimizer)
-
-    with optimizer_hooks(before, after):
-        yield
-
-
-@contextmanager
-def _watched_clearing(watcher: Watcher) -> Iterator[None]:
-    from torch.nn import Module
-    from torch.optim import Optimizer
-
-    def make(clear: Any) -> Callable[..., Any]:
+    def clearing(clear: Any) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Any:
             watcher.before_zero_grad()
             return clear(*args, **kwargs)
 
         return observed
 
-    with patched(Module, "zero_grad", make), patched(Optimizer, "zero_grad", make):
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        watcher.before_step(optimizer, any(map(callable, (*args, *kwargs.values()))))
+
+    with (
+        patched(Module, "__call__", calling),
+        patched(torch.autograd, "backward", going_back),
+        patched(torch.autograd, "grad", differentiating),
+        patched(Module, "zero_grad", clearing),
+        patched(Optimizer, "zero_grad", clearing),
+        optimizer_hooks(before, lambda optimizer, *_: watcher.after_step(optimizer)),
+    ):
         yield
+
+
+@contextmanager
+def _deeper(depths: dict[str, int], name: str) -> Iterator[None]:
+    depths[name] += 1
+    try:
+        yield
+    finally:
+        depths[name] -= 1

@@ -1,0 +1,186 @@
+"""What can be compared in a result, wherever it lies in it: numbers, and all that is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import is_transformed, tree_leaves
+
+if TYPE_CHECKING:
+    import torch
+
+# An evenly spaced sample of a larger tensor is compared: it tells as much, and is quick to copy.
+MOST_ELEMENTS = 2**20
+# Containers within containers; deeper ones are not searched.
+DEEPEST = 8
+
+
+@dataclass
+class Leaves:
+    """The parts of results by their place, such as `logits` or `hidden.0`.
+
+    `numbers` are detached floating-point tensors, complex ones as pairs, with their `dtypes`;
+    `integers` are int64 tensors; `words` all else that can only be equal. `unknown` names the
+    types in which nothing was found.
+    """
+
+    numbers: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+    integers: dict[str, torch.Tensor] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    unknown: list[str] = field(default_factory=list)
+
+    def add(self, value: Any, name: str = "") -> Leaves:
+        """Add what can be compared in a value that is called `name`."""
+        self._search(value, name, DEEPEST)
+        return self
+
+    def _search(self, value: Any, name: str, depth: int) -> bool:
+        """Add tensors, numbers and strings in a value; return whether there are any."""
+        import torch
+
+        value = _without_numpy(value)
+        if isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
+            self._add(name, value)
+            return True
+        if value is None or depth == 0:
+            return False
+        found = [
+            self._search(part, ".".join(filter(None, (name, inner))), depth - 1)
+            for inner, part in _inside(value)
+        ]
+        if not any(found) and not isinstance(value, (list, tuple, Mapping, set, frozenset)):
+            self.unknown.append(type(value).__name__)
+        return any(found)
+
+    def _add(self, name: str, value: Any) -> None:
+        import torch
+
+        while name in self.numbers or name in self.integers or name in self.words:
+            name += "'"
+        if isinstance(value, numbers.Integral):  # bool too
+            value = torch.tensor(int(value) % 2**63)
+        elif isinstance(value, numbers.Number):
+            with suppress(TypeError):  # a library's own kind of number
+                pair = complex(value)  # type: ignore[call-overload]
+                value = torch.tensor([pair.real, pair.imag], dtype=torch.float64)
+        if not isinstance(value, torch.Tensor):
+            self.words[name] = str(value)
+        elif (values := plain(value)) is None:
+            self.unknown.append(f"{type(value).__name__} without values")
+        elif (kept := _sampled(values)).is_floating_point():
+            self.numbers[name] = kept
+            self.dtypes[name] = str(value.dtype).removeprefix("torch.")
+        else:
+            self.integers[name] = kept.to("cpu", torch.int64)
+
+
+def _sampled(values: torch.Tensor) -> torch.Tensor:
+    """Return a plain tensor, or an evenly spaced sample; complex numbers as pairs."""
+    import torch
+
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
+        values = values.float()
+    if values.numel() > MOST_ELEMENTS:
+        values = values.flatten()[:: values.numel() // MOST_ELEMENTS | 1]
+    return values
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return what a container or an object holds, each with its name."""
+    import torch
+
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, (set, frozenset)):  # by size: rounding would put digits in another order
+        return [("", item) for item in sorted(value, key=_rank)]
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", map(str, range(len(value))))
+        return zip(names if len(value) > 1 else [""], value, strict=False)
+    leaves = tree_leaves(value)
+    if not (len(leaves) == 1 and leaves[0] is value):  # a container that torch knows
+        return [("", leaf) for leaf in leaves]
+    if isinstance(value, enum.Enum):
+        return [("", value.name)]
+    if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):
+        return []
+    if dataclasses.is_dataclass(value):
+        return [(one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value)]
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _rank(value: Any) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, numbers.Real) else (float("inf"), repr(value))
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a NumPy array or scalar as a tensor, or as text; anything else as it is."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return value
+    array = numpy.asarray(value)
+    if array.dtype.kind not in "fciub":
+        return repr(array.tolist())
+    wide = array.astype("int64") if array.dtype.kind in "iub" else array
+    return torch.from_numpy(numpy.array(wide, dtype=wide.dtype.newbyteorder("=")))
+
+
+# Tensors of every layout and kind as plain ones.
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the same values in a strided tensor; None where it has none, or won't give them.
+
+    Sparse and MKL-DNN tensors become dense, quantized ones numbers; the parts of nested tensors,
+    and of those made of others, lie one after the other.
+    """
+    import torch
+
+    values = tensor.detach() if has_values(tensor) else None
+    if values is None or is_plain(values):
+        return values
+    with suppress(RuntimeError, TypeError):  # a layout, or a class, without this operation
+        if values.is_nested:
+            return torch.cat([part.reshape(-1) for part in values.unbind()])
+        if values.layout is not torch.strided:
+            return values.to_dense()
+        if values.is_quantized:
+            return values.dequantize()
+        if hasattr(values, "get_mask"):
+            return torch.where(values.get_mask(), values.get_data(), 0)  # type: ignore[attr-defined]
+        names = values.__tensor_flatten__()[0] if hasattr(values, "__tensor_flatten__") else ()
+        inner = [getattr(values, name) for name in names]  # a DTensor's mesh is one, too
+        parts = [plain(part) for part in inner if isinstance(part, torch.Tensor)]
+        return torch.cat([part.flatten() for part in parts if part is not None]) if parts else None
+    return None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether it is strided memory and nothing else, of no class with its own operations."""
+    import torch
+
+    strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return whether it can be read.
+
+    Not on the meta device, not a fake, not out of one of `torch.func`'s transforms, and with
+    memory behind it: to read a tensor whose memory was given back ends the process.
+    """
+    if tensor.is_meta or hasattr(tensor, "fake_mode"):
+        return False
+    return not is_transformed(tensor) and is_in_memory(tensor)
