@@ -11,10 +11,6 @@ from speedkit_jupyter.support.wrappers import each_once, is_wrapper, unwrapped
 if TYPE_CHECKING:
     import torch
 
-NO_PARAMETERS = (
-    "the model in this step has no parameters, since its weights are quantized: no plan changes it"
-)
-
 
 def reached(values: Iterable[Any]) -> list[Any]:
     """Return the values and what lies behind them: globals and closures, parts of objects.
@@ -31,12 +27,6 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
     modules = _modules(objects)
     inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
-
-
-def is_quantized(objects: Iterable[Any]) -> bool:
-    """Return whether a module is among objects whose weights are packed, and are no parameters."""
-    parts = (part for module in _modules(objects) for part in module.modules())
-    return any(".quantized." in type(part).__module__ for part in parts)
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:

@@ -18,9 +18,7 @@ from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.subject.discovery import (
-    NO_PARAMETERS,
     holding,
-    is_quantized,
 )
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
@@ -38,8 +36,7 @@ if TYPE_CHECKING:
 
 
 # A call of an async or generator function makes an object, and runs none of the code.
-PLAIN = "write the step as a plain function"
-THROUGH = "give a function that goes through it, as lambda: list({name}())"
+UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
 OUT_OF_DATA = (
     "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
     "the cell names begins anew by itself"
@@ -164,9 +161,7 @@ class Step:
 
     def why_no_model(self, aim: str) -> str:
         """Return why there is nothing to do when `models` is empty."""
-        if is_quantized(self.bystanders):
-            return NO_PARAMETERS
-        return f"no model is used in this step, so there is nothing to {aim}"
+        return f"no model with parameters is used in this step, so there is nothing to {aim}"
 
     def with_others(self, *more: Any) -> Step:
         """Return the same step, where these are called between its steps."""
@@ -192,14 +187,14 @@ def refuse_unrun_result(result: Any) -> None:
 
     A generator expression passes: it most often goes through what the step has computed.
     """
-    is_new = is_a(result, GeneratorType) and (
-        inspect.getgeneratorstate(result) == inspect.GEN_CREATED
-    )
-    if is_new and result.gi_code.co_name != "<genexpr>":
-        through = THROUGH.format(name=getattr(result, "__name__", "step"))
-        raise StepError(f"the step returns a generator that nobody runs; {through}")
-    if is_a(result, Awaitable | AsyncGenerator):
+    is_generator = is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>"
+    if is_generator and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
+        kind = "a generator"
+    elif is_a(result, Awaitable | AsyncGenerator):
+        kind = f"something to await ({type(result).__name__})"
         if is_a(result, CoroutineType):
             result.close()  # Python would warn that nobody awaited it
-        kind = type(result).__name__
-        raise StepError(f"the step returns something to await ({kind}) that nobody runs; {PLAIN}")
+    else:
+        return
+    name = getattr(result, "__name__", "step")
+    raise StepError(f"the step returns {UNRUN.format(kind, name)}")

@@ -122,7 +122,7 @@ MEASURES = {
 @pytest.mark.parametrize("way", MEASURES)
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_a_function_that_does_not_run_is_refused_with_the_next_step(kind, way):
-    with pytest.raises(StepError, match=r"write the step as|goes through it|does one step") as told:
+    with pytest.raises(StepError, match=r"write the step as|does one step") as told:
         MEASURES[way](FUNCTIONS[kind])
     assert len(str(told.value).splitlines()) == 1
 
@@ -132,7 +132,7 @@ def test_a_function_that_does_not_run_is_refused_with_the_next_step(kind, way):
 def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(kind, way):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(StepError, match=r"that nobody runs; (write|give)") as told:
+        with pytest.raises(StepError, match="that nobody runs: write") as told:
             MEASURES[way](RESULTS[kind])
     assert len(str(told.value).splitlines()) == 1
 
