@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import collections
 import functools
-import io
 import random
 import types
 import weakref
@@ -15,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from isolation import isolated
 from torch import nn
 
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.undo.handlers import base
-from speedkit_jupyter.measure.undo.snapshot import Snapshot, isolated
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 
 
@@ -137,8 +136,6 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: collections.defaultdict(list), lambda d: d["x"], len),
         Case(lambda: [[1], (2, [3])], lambda x: (x[0].append(1), x[1][1].clear()), str),
         Case(lambda: bytearray(b"ab"), lambda b: b.extend(b"c"), bytes),
-        Case(lambda: array.array("d", [1.0]), lambda a: a.append(2.0), list),
-        Case(lambda: io.StringIO("ab"), lambda f: f.write("xyz"), lambda f: f.getvalue()),
     ],
     "instances": [
         Case(Plain, lambda p: vars(p).update(n=3, more=1), lambda p: dict(vars(p))),
@@ -155,7 +152,6 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: np.zeros((2, 3)).T, lambda a: a.__setitem__(0, 1), lambda a: a.tolist()),
         Case(lambda: np.array([None, "x"], object), lambda a: a.fill(1), lambda a: a.tolist()),
         Case(lambda: np.array([(1, 2.0)], "i4,f8"), lambda a: a.fill(0), lambda a: a.tolist()),
-        Case(lambda: np.zeros(3), lambda a: a.setflags(write=False), lambda a: a.flags.writeable),
     ],
     "random generators": [
         Case(lambda: random.Random(3), lambda r: r.random(), lambda r: r.getstate()),
@@ -223,9 +219,9 @@ def test_gradients_behind_a_graph_of_before_come_back() -> None:
 
 
 def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
-    closed, log = io.StringIO("a"), [1]
-    state = Snapshot(Walk([[closed, log]]))
-    closed.close()
+    array, log = np.zeros(4), [1]
+    state = Snapshot(Walk([[array, log]]))
+    array.shape = (2, 2)
     log.append(2)
     state.restore()
     assert log == [1]

@@ -12,10 +12,11 @@ import torch
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from isolation import isolated
 from torch import nn
 
 from speedkit_jupyter.measure.undo.handlers.names import Names
-from speedkit_jupyter.measure.undo.snapshot import Snapshot, isolated
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 
 OPTIMIZERS = {
