@@ -139,7 +139,7 @@ class MeasurementGuard:
             for plan in plans:
                 hide(plan)
             self._iterators.take()
-            if changed := self.state.changed():
+            if changed := self._changed():
                 self._iterators.hand_back()
                 for plan in plans:
                     show(plan)
@@ -149,6 +149,16 @@ class MeasurementGuard:
             self._at_home = False
             self._output.hold()
         self.paused_s += time.perf_counter() - start
+
+    def _changed(self) -> str:
+        """Return what is not as the user had it; nothing if all is."""
+        if self.state.settings_changed():
+            return "torch's settings"
+        if (instance := self.state.changed()) is None:
+            return ""
+        named = (pair for model in self._models for pair in model.named_parameters())
+        names = {id(parameter): name for name, parameter in named}
+        return names.get(id(instance)) or self.state.walk.name(instance)
 
     def _plans(self) -> list[Any]:
         return [plan for plan in map(applied_to, self._models) if plan is not None]

@@ -134,22 +134,22 @@ class Snapshot:
                 if handler.bulky and not handler.same_values(instance, memory)
             ]
 
-    def changed(self) -> str:
-        """Return the name of something that is not as it was copied; nothing if all is."""
+    def settings_changed(self) -> bool:
+        """Return whether a switch of torch is not as it was."""
+        return self._settings.changed()
+
+    def changed(self) -> Any:
+        """Return an object that is not as it was copied, but for failures; None if all is."""
         import torch
 
-        if self._settings.changed():
-            return "torch's settings"
         with torch._C.DisableTorchFunctionSubclass():
             for handler, instance, memory in self._memories:
                 # A plan that is shown and hidden again lays tensors elsewhere.
                 same = handler.same_values if handler.bulky else handler.same
                 with suppress(Exception):
-                    if not same(instance, memory):
-                        name = self.walk.name(instance)
-                        if name not in self.failed:
-                            return name
-        return ""
+                    if not same(instance, memory) and self.walk.name(instance) not in self.failed:
+                        return instance
+        return None
 
 
 def _owned(walk: Walk) -> Iterator[int]:

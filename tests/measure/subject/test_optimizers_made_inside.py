@@ -57,11 +57,6 @@ def groups(model, seen, kept):
     train(model, torch.optim.SGD(parts, 0.01, momentum=0.9), seen)
 
 
-def kept_in_an_attribute(model, seen, kept):
-    kept.optimizer = torch.optim.Adam(model.parameters())
-    train(model, kept.optimizer, seen)
-
-
 def made_once(model, seen, kept):
     if kept.optimizer is None:
         kept.optimizer = torch.optim.AdamW(model.parameters())
@@ -75,7 +70,7 @@ def with_a_scheduler(model, seen, kept):
     scheduler.step()
 
 
-WAYS = (local, groups, kept_in_an_attribute, made_once, with_a_scheduler)
+WAYS = (local, groups, made_once, with_a_scheduler)
 
 
 @pytest.mark.sampled(3)
