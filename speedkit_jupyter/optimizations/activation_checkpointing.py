@@ -185,9 +185,8 @@ class Recomputed(Call):
 
         return (
             torch.is_grad_enabled()
-            and self.is_here()
+            and self.acts()
             and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
-            and not torch.jit.is_tracing()  # type: ignore[attr-defined]
             and not has_forward_hooks(self.module)
         )
 

@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.profiling.split import LineSample, Part, Split
+from speedkit_jupyter.support.tracebacks import is_door
 
 OURS = str(Path(__file__).parents[1])
 # Seconds between two samples. One takes some 10 µs.
@@ -44,11 +45,12 @@ class Spot(NamedTuple):
 def user_spot(depth: int = 1) -> Spot | None:
     """Return the innermost line of the user's own code: no library's, not Python's, not ours.
 
-    None where there is none: what a thread of a library's calls.
+    None where there is none: what a thread of a library's calls, or what we do between the user's
+    calls. Lines that called us are not looked at.
     """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+        frame = None if is_door(frame.f_code) else frame.f_back
     if frame is None:
         return None
     # What the compiler adds (the end of a `with`) is of no line.

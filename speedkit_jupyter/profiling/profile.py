@@ -38,8 +38,10 @@ class Profile(Shown):
     between; where telling takes long, `whole` are splits of calls that were told of little: of the
     parts as a whole, without what is within them. `first` is that of the first call, which may have
     compiled. `counted` is what the machine counts in a second of the plain ones (`energy_j`:
-    joules), where it does, and then `samples` what a call takes, if its models say it;
-    `held_up_s` are the seconds for which other processes kept the plain ones from the cores.
+    joules), where it does, and then `samples` what a call takes, if its models say it.
+    `timed_s` are wall-clock seconds of all plain calls (of the first call, where there are none),
+    `cpu_s` the CPU seconds of this process in them, `held_up_s` those for which other processes
+    kept it from the cores. A profile that `is_interrupted` ended by Ctrl-C.
     `lines` are the user's own, `costs` those of modules and operators, each from calls of their
     own; no costs where `why_no_costs` says it.
     `names` are how files are called in the notebook.
@@ -54,7 +56,10 @@ class Profile(Shown):
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
+    timed_s: float = 0.0
+    cpu_s: float = 0.0
     held_up_s: float = 0.0
+    is_interrupted: bool = False
     device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -27,6 +28,7 @@ from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.recorder import Recorder
 from speedkit_jupyter.profiling.split import PARTS, Split
+from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import door
@@ -93,6 +95,7 @@ class Profiler:
         self._context: Any = None
         self._generators: list[FunctionType] = []
         self._is_alone = False
+        self._others = clock.Interruptions()
 
     def result(self) -> Profile:
         """Return what is known so far."""
@@ -106,14 +109,18 @@ class Profiler:
         """Measure; yield after every call. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.guarded() as visit:
+        with self._interruptible(), self.step.guarded() as visit:
             self._context = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
             self._generators = generator_functions(visit.state.walk.found.values())
             yield Progress(0.0, "first call")
             sampler = LineSampler()
+            watch = clock.Stopwatch(self._device, clock.now, self._others)
             with self._installed() as recorder, instruments.installed_within(recorder):
+                watch.begin()
                 first = self._profiled(recorder, is_first=True, sampler=sampler)
+                watch.end()
+            self._count(watch)
             budget.exclude(first.seconds["compiling"])
             self._profile.first = first
             is_long = first.total_s - first.seconds["compiling"] > LONG * self.budget_s
@@ -138,6 +145,15 @@ class Profiler:
             if self.afterwards is not None and state is not None:
                 yield Progress(1.0, "one more call, watched")
                 self.afterwards(self._isolated(state))
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """Have the profile say that Ctrl-C ended the block."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._profile.is_interrupted = True
+            raise
 
     def _in_full(
         self, first: Split, state: Snapshot, budget: Budget
@@ -183,7 +199,8 @@ class Profiler:
         """
         __tracebackhide__ = True
         profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
-        others = clock.Interruptions()
+        profile.timed_s = profile.cpu_s = profile.held_up_s = 0.0
+        watch = clock.Stopwatch(self._device, clock.now, self._others)
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -191,9 +208,10 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
-                others.begin()
+                watch.begin()
                 plain_s.append(counters.counted(self._plain))
-                profile.held_up_s += others.seconds(plain_s[-1])
+                watch.end()
+                self._count(watch)
             with self._installed() as recorder:
                 with instruments.installed_within(recorder):
                     for _ in range(number):
@@ -214,6 +232,11 @@ class Profiler:
             state.restore()
             profile.samples = self._aside(lambda: samples_of(self._call, self.step.models))
 
+    def _count(self, watch: clock.Stopwatch) -> None:
+        self._profile.timed_s += watch.wall_s
+        self._profile.cpu_s += watch.cpu_s
+        self._profile.held_up_s += watch.waited_s
+
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
         __tracebackhide__ = True
@@ -223,7 +246,7 @@ class Profiler:
             while not sampler.total_s or (sampler.total_s < enough_s and budget.allows(2 * call_s)):
                 state.restore()
                 self._profiled(recorder, sampler=sampler)
-        self._found_lines(sampler)
+                self._found_lines(sampler)
 
     def _found_lines(self, sampler: LineSampler) -> None:
         self._profile.lines = sampler.result({part: self._profile.share(part) for part in PARTS})
@@ -307,6 +330,6 @@ class Profiler:
     def _call(self) -> None:
         __tracebackhide__ = True
         try:
-            self.step.run(self._context)
+            interrupts.in_a_window(partial(self.step.run, self._context))
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None

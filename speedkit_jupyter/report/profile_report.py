@@ -110,6 +110,8 @@ def _notes(profile: Profile) -> Iterator[str]:
             if (each := values.get(quantity.of_a_sample.name)) is not None:
                 words += f", {each:.3g} {quantity.unit}".rstrip() + " a sample"
             yield f"{quantity.title.capitalize()}: {words}, by the device's own counter."
+    if profile.is_interrupted:
+        yield "Interrupted: what was found until then."
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
         yield f"{calls}: the first one took too long for a second."

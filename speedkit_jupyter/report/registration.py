@@ -17,7 +17,7 @@ from speedkit_jupyter.report.timing_report import timing_report
 from speedkit_jupyter.report.tuning_report import tuning_report
 from speedkit_jupyter.report.verification_report import verification_report
 from speedkit_jupyter.tuning.outcome import Tuning
-from speedkit_jupyter.tuning.verified import Verification
+from speedkit_jupyter.tuning.verification import Verification
 
 report_of.register(Advice, advice_report)
 report_of.register(BatchSizes, batch_report)

@@ -56,13 +56,12 @@ def _headline(tuning: Tuning) -> str:
     if tuning.seconds and tuning.compiling_s >= LEAST_SAID_S:
         took += f", {seconds(tuning.compiling_s)} of them compiling"
     if not tuning.helped and tuning.unclear:
-        return f"Could not tell: {tuning.unclear} ({took})"
+        answer = "Likely" if tuning.likely else "Could not tell"
+        return f"{answer}: {tuning.unclear} ({took})"
     if not tuning.helped or tuning.comparison is None or tuning.record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
     outcome = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
-    if tuning.confirmed:
-        return f"{outcome}, confirmed in fresh rounds ({took})"
-    return f"Best so far: {outcome}; interrupted before it was confirmed"
+    return f"{outcome}, confirmed in fresh rounds ({took})"
 
 
 def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:

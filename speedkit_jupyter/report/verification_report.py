@@ -12,7 +12,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table, Tone
 from speedkit_jupyter.support.words import count, share
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
-from speedkit_jupyter.tuning.verified import Verification
+from speedkit_jupyter.tuning.verification import Verification
 
 WORDS = {
     "same": "same loss curve as the baseline",

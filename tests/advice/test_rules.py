@@ -353,7 +353,7 @@ def test_a_step_that_other_processes_keep_from_the_cores_tries_one_thread(
 ):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     situation, rule = seen(TRAIN, shares=COMPUTING), rule_named("busy_machine")
-    situation.profile.plain_s, situation.profile.held_up_s = [1.0, 1.0], 1.8
+    situation.profile.timed_s, situation.profile.held_up_s = 2.0, 1.8
     (one,) = rule.find(situation)
     assert "other processes hold the cores for 90 % of the time" in one.evidence
     assert one.variant == variant

@@ -86,3 +86,15 @@ def test_an_error_of_the_cell_is_the_user_s_own(shell):
     assert isinstance(error, ZeroDivisionError)
     assert not hasattr(builtins, Loops.name)
     assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_cell_without_a_model_is_profiled_too(shell):
+    shown = shell.run("%%speedbench --profile --budget 0.2\nsum(range(1000))")
+    assert "rest" in shown
+
+
+@pytest.mark.real_time
+def test_lines_are_the_cell_s_own_and_not_the_magic_that_runs_it(shell):
+    shell.run("%%speedbench --profile --budget 1 -v found\ny = sum(range(100_000))")
+    sources = {row["source"] for row in shell.names["found"].to_dict()["lines"]}
+    assert sources == {"y = sum(range(100_000))"}

@@ -13,7 +13,7 @@ from speedkit_jupyter.report import text
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.elements import Row, Table
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.tuning.reasons import Aim
+from speedkit_jupyter.tuning.aim import Aim
 
 DECLINED = {
     "sdpa:flash": "'flash' is a CUDA kernel",

@@ -43,7 +43,7 @@ def busy_machine(seen: Situation) -> Iterator[Opportunity]:
     import torch
 
     computing = seen.share("forward", "backward", "optimizer")
-    calls_s = sum(seen.profile.plain_s)
+    calls_s = seen.profile.timed_s
     waiting = seen.profile.held_up_s / calls_s if calls_s else 0.0
     if not seen.on_cpu or computing < 0.3 or waiting < 0.3:
         return

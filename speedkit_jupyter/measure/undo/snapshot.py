@@ -46,7 +46,7 @@ class Snapshot:
         import torch
 
         by_handler: dict[StateHandler, list[Memory]] = {handler: [] for handler in HANDLERS}
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
                 for handler in self.walk.handlers(instance):
                     if not handler.has_state:
@@ -79,7 +79,7 @@ class Snapshot:
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         with (
-            torch._C.DisableTorchFunctionSubclass(),
+            torch.DisableTorchFunctionSubclass(),
             torch.inference_mode(False),
             torch.no_grad(),
         ):
@@ -127,7 +127,7 @@ class Snapshot:
         """Return the tensors and arrays that do not hold the copied values any more."""
         import torch
 
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return [
                 instance
                 for handler, instance, memory in self._memories
@@ -142,7 +142,7 @@ class Snapshot:
         """Return an object that is not as it was copied, but for failures; None if all is."""
         import torch
 
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             for handler, instance, memory in self._memories:
                 # A plan that is shown and hidden again lays tensors elsewhere.
                 same = handler.same_values if handler.bulky else handler.same

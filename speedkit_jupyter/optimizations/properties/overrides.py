@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ class Property(ABC):
         """
         layer = Layer(self, search)
         try:
-            layer.add_each(overrides)
-            del overrides  # whatever this function names lives as long as the plan
+            for thing, override in overrides:
+                layer.add(thing, override)
+            thing = override = overrides = None  # what this function names lives with the plan
             yield layer
         finally:
             layer.close()
@@ -77,10 +78,6 @@ class Property(ABC):
         """Return the layers that are in force; their `original` may become another meanwhile."""
         known = self._layers
         return known.get(thing) if known else None  # to ask even an empty one takes a while
-
-    def comes_back_to(self, thing: Any, original: Any) -> None:
-        """Set another original, for an object that took the place of one that was overridden."""
-        self._all()[thing].original = original
 
     def _all(self) -> MutableMapping[Any, Layers]:
         if self._layers is None:
@@ -99,11 +96,6 @@ class Layer:
         self._property, self._search = owner, search
         self._optimizers = search()
         self._things: MutableMapping[Any, None] = WeakIdKeyDictionary()
-
-    def add_each(self, overrides: Iterable[tuple[Any, Any]]) -> None:
-        """Put each (object, override) into force."""
-        for thing, override in overrides:
-            self.add(thing, override)
 
     def add(self, thing: Any, override: Any) -> None:
         """Put an override into force, over those of other plans."""
@@ -155,9 +147,7 @@ class Layer:
         top = layers.top
         del layers.overrides[self]
         if not layers.overrides:
-            with suppress(KeyError):
-                del every[thing]
-        if not layers.overrides:
+            every.pop(thing, None)
             self._property.put_back(thing, layers.original, top, self._optimizers)
         elif self._property.holds(thing, top):
             self._property.put(thing, layers.top, self._optimizers)

@@ -15,8 +15,8 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.report.comparison_report import comparison_report
+from speedkit_jupyter.tuning.aim import Aim
 from speedkit_jupyter.tuning.candidates import candidates
-from speedkit_jupyter.tuning.reasons import Aim
 
 OTHER = {"rewrites": {"enabled": True}}
 
@@ -96,8 +96,8 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
     assert "rewrites: changes the results" in repr(comparison_report(found))
     record = found.records[1]
     for aim in (Aim(), Aim(memory=True)):
-        assert aim.score(found, record) == 0
-        assert aim.value(found, record) == 0
+        assert aim.gain(found, record, proven=True) == 0
+        assert aim.gain(found, record) == 0
         assert "another model" in aim.why_not(found, record, "bf16")
 
 

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from statistics import median
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.checks.accuracy import is_right
 from speedkit_jupyter.measure.rounds.policy import Policy
+from speedkit_jupyter.tuning.aim import FAR_SLOWER, LEAST_SAVED, Aim, is_behind, memory_saved
+from speedkit_jupyter.tuning.candidates import WORTH_IT, Candidate, parts_of
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.measure.results.record import Record
 
-# A gain below this is not worth a change. Compiling has to bring it over the best plan without it,
-# since it takes seconds at every start.
-WORTH_IT = 1.02
-# A plan that saves less memory than this share is not worth a change.
-LEAST_SAVED = 0.01
-# What is slower by so much while warming up is not timed, nor does less memory make up for it.
-FAR_SLOWER = 3.0
-# What is slower by so much in each of so many rounds can't be worth more of them.
-BEHIND, FAR_ROUNDS = 1.1, 3
 # In a race what is behind the fastest by so much after so many rounds leaves at once; later on
 # what is behind by so many standard errors of the median, and by at least this share.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
@@ -33,13 +24,18 @@ MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 40, 0.08
 LEAST_RACE_S = 0.25
 # A standard error is never taken to be smaller: three rounds may agree by chance.
 LEAST_SCATTER = 0.005
+# What is slower than the baseline by so much in each of some rounds leaves a proof.
+BEHIND = 1.1
+# The whole plan's interval has to be as narrow as this share of its median, or as this one of what
+# it gains: of a plan that is 3 times as fast nobody asks for the second digit.
+PRECISE, PRECISE_GAIN = 0.05, 0.1
 
 
 class Race(Policy):
-    """Chooses the fastest by successive halving, and proves nothing: only what leads is checked."""
+    """Chooses the fastest by successive halving; proves and checks nothing."""
 
     far_slower = FAR_SLOWER
-    checked = 1
+    checked = 0
     has_limits = False
 
     def least_rounds(self, others: int) -> int:
@@ -56,21 +52,12 @@ class Race(Policy):
             return True
         if len(racing) <= 2:
             return not _is_early(racing)
-        ratios = [comparison.ratio(record) for record in racing] if comparison else [None]
-        return all(ratio.is_precise(ENOUGH_TO_CHOOSE) for ratio in ratios[1:] if ratio) and (
-            comparison is not None
-        )
+        ratios = [comparison.ratio(record) for record in racing[1:]] if comparison else [None]
+        return all(ratio is not None and ratio.is_precise(ENOUGH_TO_CHOOSE) for ratio in ratios)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield what leads; where it is not right, what leads without it."""
-        rounds = len(comparison.baseline.times_s)
-        racing = [row for row in comparison.records if rounds and len(row.times_s) == rounds]
-        for row in sorted(racing, key=lambda row: median(row.times_s)):
-            if row is comparison.baseline:
-                return
-            yield row
-            if is_right(row.accuracy):
-                return
+        """Yield nothing: what leads is checked where it is proven."""
+        yield from ()
 
 
 class Grid(Policy):
@@ -84,13 +71,13 @@ class Grid(Policy):
         return [row for row in racing[1:] if is_behind(first, row.times_s, 2.0)]
 
 
-class Lightest(Grid):
+class Lightest(Race):
     """Chooses by memory, which may cost `within` times the time."""
 
     weighs = True
 
-    def __init__(self, within: float | None = None) -> None:
-        self._times = FAR_SLOWER if within is None else within
+    def __init__(self, within: float | None) -> None:
+        self._times = within or FAR_SLOWER
 
     def why_too_heavy(self, baseline: Record, record: Record) -> str:
         """Return why memory speaks against it, if it does."""
@@ -100,21 +87,71 @@ class Lightest(Grid):
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """Return what costs too much time."""
-        first, times = racing[0].times_s, self._times
-        return [row for row in racing[1:] if is_behind(first, row.times_s, times)]
+        first = racing[0].times_s
+        return [row for row in racing[1:] if is_behind(first, row.times_s, self._times)]
+
+
+class Proof(Grid):
+    """Goes on until the first plan is precise, and its parts clear; then checks it, and what may be
+    left of it, until something is right. Where there is no time for a check it `checks` nothing.
+    """
+
+    checks_winner = True
+
+    def __init__(self, plans: Sequence[Candidate], aim: Aim, checks: bool) -> None:
+        self._whole, self._aim = plans[0], aim
+        self.weighs, self.checked = aim.memory, 2 if checks else 0
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return what is slower than the baseline, at a look also a whole that gains nothing."""
+        if self._aim.memory:
+            return ()
+        gone = [row for row in racing[1:] if is_behind(racing[0].times_s, row.times_s, BEHIND)]
+        whole = next((row for row in racing[1:] if row.name == self._whole.name), None)
+        ratio = comparison.ratio(whole) if comparison and whole else None
+        return [*gone, whole] if whole and ratio and ratio.median <= 1 else gone
+
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        """Return whether nothing is left to prove."""
+        if comparison is None or len(racing) == 1:
+            return len(racing) == 1
+        whole = next((row for row in racing[1:] if row.name == self._whole.name), None)
+        if whole is None:
+            return super().is_over(racing, comparison)
+        ratio = comparison.ratio(whole)
+        if ratio is None or ratio.verdict == "too noisy":
+            return False
+        precise = max(PRECISE, PRECISE_GAIN * (ratio.median - 1))
+        parts = parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
+        return ratio.is_precise(precise) and all(part.is_clear for part in parts)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the lightest first, until one is right."""
-        first = comparison.baseline
-        timed = [record for record in comparison.records[1:] if record.times_s]
-        for record in sorted(timed, key=lambda row: -memory_saved(first, row)):
-            yield record
-            if is_right(record.accuracy):
-                return
+        """Yield the whole, what is left where its idlest part goes, and the others until one is
+        right.
+        """
+        records = {record.name: record for record in comparison.records[1:]}
+        first = [records[self._whole.name]]
+        if idle := idlest(self._whole, comparison):
+            first.append(records[self._whole.without(idle).name])
+        others = [record for record in records.values() if record not in first]
+        for number, record in enumerate([*first, *others] if self.checked else []):
+            is_done = any(self._aim.gain(comparison, row, proven=True) for row in records.values())
+            if record.times_s and (number < len(first) or not is_done):
+                yield record
+
+
+def idlest(whole: Candidate, comparison: Comparison) -> str:
+    """Return the part that brings the least of those that are idle; empty where none is, or where
+    it is the only one.
+    """
+    idle = [part for part in parts_of(whole, comparison) if part.is_idle]
+    if len(whole.values) < 2 or not idle:
+        return ""
+    return min(idle, key=lambda part: part.ratio.median if part.ratio else 0.0).name
 
 
 def _is_early(records: Sequence[Record]) -> bool:
-    """Whether a race of these has seen too little to give any of them up."""
+    """Return whether a race of these has seen too little to give any of them up."""
     rounds = len(records[0].times_s)
     raced_s = sum(sum(record.times_s) for record in records)
     return rounds < RACE_ROUNDS or (raced_s < LEAST_RACE_S and rounds < MOST_RACE_ROUNDS)
@@ -141,24 +178,3 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, RACE_SHARE)
     margin = min(margin, math.log(RACE_BEHIND))
     return [record for record, median in zip(records, medians, strict=True) if median > margin]
-
-
-def is_behind(baseline_s: Sequence[float], times_s: Sequence[float], times: float) -> bool:
-    """Return whether every one of some rounds was so many `times` slower: no verdict, but not
-    worth waiting for one.
-    """
-    pairs = list(zip(baseline_s, times_s, strict=False))
-    return len(pairs) >= FAR_ROUNDS and all(slow > times * base for base, slow in pairs)
-
-
-def memory_saved(baseline: Record, record: Record) -> float:
-    """Return how many times less memory it needs at its fullest moment; 0 where not known."""
-    before, now = baseline.memory, record.memory
-    if not (before and now and before.peak_bytes and now.peak_bytes):
-        return 0.0
-    return before.peak_bytes / now.peak_bytes
-
-
-def costs_too_much(baseline: Record, record: Record) -> bool:
-    """Return whether it is slower by more than less memory is worth."""
-    return "dropped" in record.notes or is_behind(baseline.times_s, record.times_s, FAR_SLOWER)
