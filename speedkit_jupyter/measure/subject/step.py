@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterator,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.subject.discovery import (
-    holding,
-)
+from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.handlers.names import Names
@@ -34,16 +25,11 @@ from speedkit_jupyter.support.wrappers import unwrapped
 if TYPE_CHECKING:
     import torch
 
-
 # A call of an async or generator function makes an object, and runs none of the code.
 UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
 OUT_OF_DATA = (
     "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
     "the cell names begins anew by itself"
-)
-STATIC_GRAPH = (
-    "DistributedDataParallel(static_graph=True) records its first step and can't begin anew: run "
-    "one step before"
 )
 
 
@@ -122,10 +108,8 @@ class Step:
     def guarded(self) -> Iterator[MeasurementGuard]:
         """Undo at the end whatever the block does; iterators replay their first draws.
 
-        Raises StepError while another step is measured, and if a model can't begin anew.
+        Raises StepError while another step is measured.
         """
-        if any(map(_begins_static_graph, (*self.models, *self.bystanders))):
-            raise StepError(STATIC_GRAPH)
         shows_first = self.asked is None
         guard = MeasurementGuard(self.roots(), self.models, self.tell, shows_first, self.off_device)
         with guard:
@@ -174,12 +158,6 @@ class Step:
             raise StepError("the step does not use this model")
         rest = [candidate for candidate in self.models if candidate is not same[0]]
         return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])
-
-
-def _begins_static_graph(model: Any) -> bool:
-    """Return whether DDP's next step is the one that its reducer records (torch 2.11 to 2.13)."""
-    is_static = getattr(model, "static_graph", False) is True
-    return is_static and not getattr(model, "_static_graph_delay_allreduce_enqueued", True)
 
 
 def refuse_unrun_result(result: Any) -> None:

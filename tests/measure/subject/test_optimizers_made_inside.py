@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, benchmark, tune, verify
+from speedkit_jupyter import benchmark
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -111,20 +111,6 @@ def test_optimizers_of_other_threads_and_models_are_left_alone(model, seen):
         benchmark(step, FUSED, model=model, budget_s=0.3)
     assert (True, True) in {tuple(settings) for *settings, _ in drained(seen)}
     assert {tuple(settings) for *settings, _ in drained(elsewhere)} == {(None, None)}
-
-
-@pytest.mark.filterwarnings("ignore:seen")
-def test_a_search_tries_it_and_a_verification_runs_under_it(model, seen):
-    def step() -> None:
-        train(model, torch.optim.AdamW(model.parameters()), seen)
-
-    found = tune(step, model=model, budget_s=0.5, fresh=True)
-    tried = [found.winner.name, *(one.name for one in found.rejected)]
-    assert any("fused_optimizer" in name for name in tried)
-    drained(seen)
-    verified = verify(step, SpeedConfig(fused_optimizer=True).alone(), model=model, steps=3)
-    assert verified.plan == {"fused_optimizer": True}
-    assert {tuple(settings) for *settings, _ in drained(seen)} == {(None, None), (True, True)}
 
 
 def epoch(model, seen, kept):

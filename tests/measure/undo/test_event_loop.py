@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, benchmark
+from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -247,23 +247,6 @@ def test_stop_ends_with_the_results_so_far_and_soon():
     assert runs[0].result.baseline.times_s
     assert notebook.state() == before
     assert times[1] - times[0] < 10  # a bound against hanging; the benchmark program has the figure
-
-
-@pytest.mark.slow
-def test_a_second_measurement_meanwhile_is_refused_in_one_line():
-    notebook, other = Notebook(), Notebook()
-    errors = []
-
-    def cell(turn: int) -> None:
-        if turn == 1:
-            with pytest.raises(StepError, match="another measurement is in progress") as caught:
-                benchmark(other.step, "baseline", budget_s=0.1)
-            errors.append(caught.value)
-
-    run = run_with(notebook.benchmark(), cell)
-    assert run.state == "done", run.message
-    assert errors
-    assert benchmark(other.step, "baseline", budget_s=0.1).baseline.times_s
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])

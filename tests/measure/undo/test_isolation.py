@@ -124,18 +124,6 @@ def test_training_inside_leaves_no_trace(kind, sparse, scaled, before, during, e
     assert everything(network, optimizer, scaler) == found
 
 
-def test_replaced_parameters_and_new_submodules_are_gone():
-    network = nn.Sequential(nn.Linear(2, 2))
-    weight = network[0].weight
-    with isolated(network):
-        network[0].weight = nn.Parameter(torch.ones(2, 2))
-        network.extra = nn.Linear(2, 2)
-        network.count = 3
-    assert network[0].weight is weight
-    assert not hasattr(network, "extra")
-    assert not hasattr(network, "count")
-
-
 @pytest.mark.parametrize("made", ["before", "inside"])
 def test_a_scaler_in_the_middle_of_a_step_is_put_back(made):
     network = nn.Linear(2, 2)
