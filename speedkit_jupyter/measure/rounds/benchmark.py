@@ -36,7 +36,6 @@ from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.support.arguments import seconds
@@ -161,24 +160,24 @@ class Benchmark:
     def _warm_up(self, start: Snapshot) -> Generator[Progress, None, list[Runner]]:
         """Return a runner for each variant, those that work warm."""
         __tracebackhide__ = True
-        step, first = self.step, self._runner(0, start.walk)
+        step, first = self.step, self._runner(0)
         self._environment = environment(first.device)
         warm_up = WarmUp(step, self.budget, self._policy, len(self.variants))
         yield from warm_up.baseline(first, start)
         if step.made and first.is_planned:  # it was planned without knowing of them
-            first = self._runner(0, start.walk)
+            first = self._runner(0)
             yield from warm_up.baseline(first, start)
         if self._scorer is not None:
             yield from self._scorer.of_baseline(first, start, self.budget)
         # Planned once it is known which optimizers the step makes itself.
-        others = [self._runner(i, start.walk) for i in range(1, len(self.variants))]
+        others = [self._runner(i) for i in range(1, len(self.variants))]
         yield Progress(0.0, self._time_ahead(first, [first, *_working(others)]))
         yield from warm_up.others(first, _working(others), start)
         return [first, *others]
 
-    def _runner(self, index: int, walk: Walk) -> Runner:
+    def _runner(self, index: int) -> Runner:
         record, variant = self._records[index], self.variants[index]
-        return prepared(self.step, variant, record, walk, is_baseline=index == 0)
+        return prepared(self.step, variant, record, is_baseline=index == 0)
 
     def _time_ahead(self, first: Runner, runners: Sequence[Runner]) -> str:
         """Say how long it will take; a budget that is not the user's grows to a clear answer."""

@@ -8,13 +8,12 @@ from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, changes_some, config_of
-from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.planning import together
 
 
-def prepared(step: Step, variant: Variant, record: Record, walk: Walk, is_baseline: bool) -> Runner:
+def prepared(step: Step, variant: Variant, record: Record, is_baseline: bool) -> Runner:
     """The variant's runner; what its plan holds is written into the record."""
     configs = [config_of(variant, model) for model in step.models]
     contexts = [
@@ -30,8 +29,6 @@ def prepared(step: Step, variant: Variant, record: Record, walk: Walk, is_baseli
     is_planned = any(config is not None for config in configs)
     if is_planned and not record.applied and not is_baseline:
         _nothing_to_measure(record)
-    if of_some := changes_some(contexts, walk):
-        record.notes["models"] = of_some
     return Runner(
         step,
         contexts,

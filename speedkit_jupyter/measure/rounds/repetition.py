@@ -21,7 +21,7 @@ def of_runner(runner: Runner, start: Snapshot) -> Repeats:
     start.restore()
     with runner.applied():
         first = _work(step, start, runner.once)
-    return judged(first, later, bool(step.said))
+    return judged(first, later)
 
 
 def of_loop(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
@@ -29,7 +29,7 @@ def of_loop(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
     __tracebackhide__ = True
     later = _work(step, start, run)
     start.restore()
-    return judged(_work(step, start, run), later, bool(step.said))
+    return judged(_work(step, start, run), later)
 
 
 def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:

@@ -7,9 +7,11 @@ and the measurement ends.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from time import process_time, sleep, thread_time
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo import audit, process
@@ -33,6 +35,11 @@ GIVEN_AGAIN = (
     "drawn from: an object in its place gives the same again to callers of next(), and a later "
     "epoch's order may be another than without the measurement"
 )
+# A thread at work uses this much CPU time while ours sleeps for `GLANCE_S`: threads that wait use
+# some microseconds, one that adds a number each millisecond 200.
+GLANCE_S, AT_WORK_S = 0.01, 5e-5
+# A loop that trains in another thread makes a step in this time, or is waiting for something.
+LOOK_S = 0.1
 # A line has no more names than this.
 MOST_NAMES = 5
 # State at module level, on purpose: all measurements share one process, its flags and its clock.
@@ -76,6 +83,7 @@ class MeasurementGuard:
 
     def __enter__(self) -> MeasurementGuard:
         begun_s = time.perf_counter()
+        _refuse_trained_elsewhere(self._models)
         walk = Walk(self._roots)
         self._iterators = Replays(walk)
         try:
@@ -162,6 +170,26 @@ class MeasurementGuard:
 
     def _plans(self) -> list[Any]:
         return [plan for plan in map(applied_to, self._models) if plan is not None]
+
+
+def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
+    """Raise StepError if another thread writes to a parameter at the moment.
+
+    Frames of other threads are not looked at: reading those of a running thread can crash Python.
+    """
+    if threading.active_count() == 1:
+        return
+    begun_s = process_time() - thread_time()
+    sleep(GLANCE_S)
+    if process_time() - thread_time() - begun_s <= AT_WORK_S:
+        return
+    versions = [(n, p, p._version) for m in models for n, p in m.named_parameters()]
+    sleep(LOOK_S)
+    for name, parameter, version in versions:
+        if parameter._version != version:
+            raise StepError(
+                f"another thread changes {name}, which the step reaches: measure when it has ended"
+            )
 
 
 def _ended(fact: str) -> ChangedMeanwhile:

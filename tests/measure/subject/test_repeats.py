@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,17 +143,6 @@ def test_what_does_a_little_less_is_measured_as_it_goes_on_and_that_is_said(work
     found = benchmark(step, "baseline", model=work.model, budget_s=5)
     assert "(6 instead of 12 backward passes): later calls are timed" in found.repeats
     assert all(time_s < 0.01 * MANY for time_s in found.baseline.times_s)
-
-
-def test_what_a_cache_keeps_is_not_measured_silently(work):
-    @functools.lru_cache
-    def kept(number: int) -> list[torch.Tensor]:
-        return [work.predict() for _ in range(number)]
-
-    with pytest.warns(match="can't be copied, nor put back"):
-        found = benchmark(lambda: kept(MANY), "baseline", model=work.model, budget_s=5)
-    assert "neither calls the model" in found.repeats
-    assert found.repeats[1:] in repr(found).replace("\n", " ")
 
 
 def test_a_cell_is_timed_from_its_beginning_too(work):
