@@ -217,9 +217,6 @@ def test_a_loaders_iterator_has_its_class_and_its_workers_end():
 
 def test_the_compilers_tell_of_themselves():
     assert torch_private.dynamo_config() is sys.modules[torch_private.DYNAMO_CONFIG]
-    torch.compiler.list_backends()
-    functions, _ = torch_private.registered_backends()
-    assert "eager" in functions
     assert torch_private.lookups()
     assert not torch_private.is_compiler_error(ValueError())
 
@@ -241,7 +238,6 @@ def test_a_compilation_is_told_and_its_error_known():
         torch.compile(lambda x: torch._dynamo.graph_break() or x, fullgraph=True)(torch.ones(2))
     assert torch_private.is_compiler_error(error.value)
     torch_private.forget_builds()
-    assert all(library.suffix == ".so" for library, _ in torch_private.begun_builds())
 
 
 def test_writes_are_counted_where_torch_counts_them():
