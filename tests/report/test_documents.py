@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
+from speedkit_jupyter.measure.rounds.sampler import VariantStatus
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
+from speedkit_jupyter.measure.rounds.sampler import VariantStatus, statuses
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
