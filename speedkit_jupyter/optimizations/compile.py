@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -139,9 +138,6 @@ class Compile(Optimization):
             for name, (module, value) in SWITCHES.items()
             if module in sys.modules
         }
-
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        return replace(facts, compiles=decision.active)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         compiled = _observed(target.model, _modules(decision.details, target.model))

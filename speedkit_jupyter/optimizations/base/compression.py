@@ -24,6 +24,7 @@ from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.overrides import MISSING
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.marks import are_changed, marks
 
 if TYPE_CHECKING:
     import torch
@@ -181,15 +182,15 @@ class Compression(Optimization):
         """Return what was made of the same bits before the plan was hidden, or make it anew."""
         import torch
 
-        bits = _checksum(own_weight(layer).detach())
-        known = target.memo.quantized.get(layer)
-        if known is not None and all(map(torch.equal, known[0], bits)):
-            return known[1]
+        weights = [own_weight(layer)]
+        before, known = target.memo.quantized.get(layer, (None, None))
+        if before is not None and not are_changed(weights, before):
+            return known
         with torch.no_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
             made = self.made(value, layer)
             if not isinstance(made, torch.nn.Module):
                 made = torch.nn.Parameter(made, requires_grad=False)
-        target.memo.quantized[layer] = bits, made
+        target.memo.quantized[layer] = marks(weights), made
         return made
 
     def _refuse(self, optimizer: torch.optim.Optimizer) -> None:
@@ -257,11 +258,3 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
         return False
     known = str(weight.dtype).removeprefix("torch.") in DTYPES and not weight.is_meta
     return known and weight.numel() > 0 and id(weight) not in stepped and not is_watched(layer)
-
-
-def _checksum(weight: torch.Tensor) -> list[torch.Tensor]:
-    """Return the sums of the bits of each row and of each column: writes raise no version."""
-    import torch
-
-    bits = weight.contiguous().view({2: torch.int16, 4: torch.int32}[weight.element_size()])
-    return [bits.sum(dimension, dtype=torch.int64) for dimension in (0, 1)]

@@ -42,8 +42,8 @@ class Facts:
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
     `block_classes` the names of their classes; `training` says that some module is in training
-    mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
-    pass by) and `compiles` are filled in while planning. `rewritable` are kinds and paths of
+    mode, `lazy` that some have no shape yet. `precision` and `passed_by` (what compiled code
+    would pass by) are filled in while planning. `rewritable` are kinds and paths of
     modules that `rewrites` can make others of, `model_type` is transformers' word for the model.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own.
@@ -74,7 +74,6 @@ class Facts:
     optimizers_later: bool = False
     precision: str = "fp32"
     passed_by: str = ""
-    compiles: bool = False
     quantized: str = ""
     attention: tuple[Measured, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
