@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.options import choices, fields_of
@@ -180,6 +180,17 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
         return f"needs {library}: pip install {library}"
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
         return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
+    return ""
+
+
+def no_triton(hardware: Hardware, facts: Facts) -> str:
+    """Return why Triton can't serve the model's device; empty where it can, or need not."""
+    gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
+    if kind is not None and kind.has_triton and not hardware.triton:
+        triton = "triton-windows" if hardware.system == "Windows" else "triton"
+        return f"no working Triton on {hardware.system}: pip install {triton}"
+    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < (7, 0):
+        return f"Triton needs compute capability 7.0; {gpu.name} has {dotted(gpu.capability)}"
     return ""
 
 
