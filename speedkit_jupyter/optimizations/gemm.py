@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -24,8 +23,6 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 WORTH_TRYING = 1.1
 # `torch.library.get_kernel`, by which torch's own kernels are kept; tried from this version on.
 SINCE = (2, 11)
-# Intel's switch for the same bits on every processor; oneDNN does not know it.
-REPRODUCIBLE = "MKL_CBWR"
 UNMEASURED = (
     "both engines are measured first, once for this machine, which takes 2 to 10 s: oneDNN must "
     "not be tried here where it dies"
@@ -103,9 +100,8 @@ class Gemm(Optimization):
             return request.decline(now, f"needs torch 2.11; this is {hardware.torch}")
         gemm.check_torch()
         if facts.precision != "fp32":
-            return request.decline(
-                now, f"inside {facts.precision} autocast no product is in float32"
-            )
+            why = f"inside {facts.precision} autocast no product is in float32"
+            return request.decline(now, why)
         if own := facts.no_float32:
             return request.decline(now, f"parameters are {own}: this is about float32 products")
         rates = hardware.cpu.gemm
@@ -183,7 +179,4 @@ def _compared(rates: GemmRates | None) -> str:
     if rates is None:
         return "not measured on this machine yet: a search does"
     blas, onednn = (f"{rate / 1e9:.0f} GFLOP/s" for rate in (rates.blas, rates.onednn))
-    words = f"oneDNN multiplies float32 at {onednn} here, torch's BLAS at {blas}"
-    if os.environ.get(REPRODUCIBLE):
-        words += f"; the bits that {REPRODUCIBLE} asks for are the BLAS's alone"
-    return words
+    return f"oneDNN multiplies float32 at {onednn} here, torch's BLAS at {blas}"

@@ -17,7 +17,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
-from speedkit_jupyter.optimizations.facts import attention as sdp_kernels
+from speedkit_jupyter.optimizations.facts import attention
 from speedkit_jupyter.optimizations.facts.attention import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.facts.model import Facts
 
@@ -31,6 +31,7 @@ class Sdpa(Optimization):
     """
 
     name = "sdpa"
+    none = "auto"
     effect = Effect.ROUNDING
     rivals = True
     summary = "the attention kernel that is tried first"
@@ -85,7 +86,7 @@ class Sdpa(Optimization):
         return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return sdp_kernels.switches()
+        return attention.switches()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         now = facts.flags.get("sdp.priority_order", ())
@@ -93,25 +94,22 @@ class Sdpa(Optimization):
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
             "sdp.math": True,
-            "sdp.priority_order": sdp_kernels.order(decision.value, now),
+            "sdp.priority_order": attention.order(decision.value, now),
             "compiler.cache_key_tag": _tag(
                 facts.flags.get("compiler.cache_key_tag", ""), decision.value
             ),
         }
-
-    def as_is(self, facts: Facts) -> Any:
-        return "auto"
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
         import torch.compiler.config as config
 
-        names = (*sdp_kernels.SWITCHES, "compiler.cache_key_tag")
+        names = (*attention.SWITCHES, "compiler.cache_key_tag")
         tag = _tag(config.cache_key_tag, decision.value)
 
         def change() -> None:
-            sdp_kernels.choose(decision.value)
+            attention.choose(decision.value)
             config.cache_key_tag = tag
 
         with overridden(target, names, change):
@@ -123,8 +121,8 @@ class Sdpa(Optimization):
         """Return the same choice for a block, where another plan is in force."""
         if decision.value == "auto":
             return nullcontext
-        change = partial(sdp_kernels.choose, decision.value)
-        return lambda: overridden(target, sdp_kernels.SWITCHES, change)
+        change = partial(attention.choose, decision.value)
+        return lambda: overridden(target, attention.SWITCHES, change)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's public context manager, with the same switches and order inside.
@@ -132,7 +130,7 @@ class Sdpa(Optimization):
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
         word = decision.value
-        names = ("MATH",) if word == "math" else sdp_kernels.in_order(word)
+        names = ("MATH",) if word == "math" else attention.in_order(word)
         kernels = ", ".join(f"SDPBackend.{name}" for name in names)
         tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
         return Snippet(

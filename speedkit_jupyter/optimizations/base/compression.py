@@ -40,9 +40,8 @@ class Compression(Optimization):
     """By request only; one of them at a time.
 
     `for_training` says that optimizers may step. Rows and columns of a weight have to be
-    `multiples` of these numbers; with `casts` it is made bfloat16 first. `bare` is the word that
-    the name alone stands for, where it is not `true`; `since` is the first compute capability whose
-    `units` multiply so.
+    `multiples` of these numbers; with `casts` it is made bfloat16 first. `since` is the first
+    compute capability whose `units` multiply so.
     """
 
     effect = Effect.CHANGES_MODEL
@@ -53,7 +52,6 @@ class Compression(Optimization):
     for_training: ClassVar[bool] = False
     multiples: ClassVar[tuple[int, int]] = (1, 1)
     casts: ClassVar[bool] = False
-    bare: ClassVar[str] = ""
     hint: ClassVar[str] = INFERENCE
     since: ClassVar[tuple[int, int]] = (0, 0)
     units: ClassVar[str] = ""
@@ -198,9 +196,6 @@ class Compression(Optimization):
             f"{type(optimizer).__name__} would train a model whose weights {self.name} has "
             "rounded: ctx.restore() or `%speedkit restore` first, then make the optimizer"
         )
-
-    def changes(self) -> dict[str, Any]:
-        return ({self.name: self.bare} if self.bare else {}) | super().changes()
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, quantized=self.name) if decision.active else facts

@@ -36,6 +36,8 @@ class Optimization(ABC):
     `lowers` marks what lowers the precision of products, `rivals` whose values are a choice among
     equals, none of them the strongest.
     `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
+    `bare` is the word that the name alone stands for, where it is not `true`; `none` the value that
+    changes nothing.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
     """
@@ -59,6 +61,8 @@ class Optimization(ABC):
     lowers: ClassVar[bool] = False
     rivals: ClassVar[bool] = False
     library: ClassVar[str] = ""
+    bare: ClassVar[str] = ""
+    none: ClassVar[Any] = False
 
     def __init_subclass__(cls) -> None:
         if "variable" not in vars(cls):
@@ -82,7 +86,7 @@ class Optimization(ABC):
 
     def changes(self) -> dict[str, Any]:
         """Return the words for changes in comparisons, each with the config's value."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {self.name: self.bare} if self.bare else {}
         for word in self.words:
             if word == "true":
                 changes[self.name] = True
@@ -111,7 +115,7 @@ class Optimization(ABC):
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that stands for leaving everything as it is."""
-        return False
+        return self.none
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """Return the facts that later optimizations decide upon."""
