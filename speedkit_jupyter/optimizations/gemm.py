@@ -143,17 +143,6 @@ class Gemm(Optimization):
         return (gemm.ONEDNN,) if facts.device_type == "cpu" and is_ahead else ()
 
 
-@contextmanager
-def by_onednn() -> Iterator[None]:
-    """Products go to oneDNN in the block, as under a plan. Raises SpeedKitError where it dies."""
-    least = _least_here()
-    layer = flags.OVERRIDES.push(("gemm",), lambda: gemm.use(gemm.ONEDNN, least))
-    try:
-        yield
-    finally:
-        flags.OVERRIDES.pop(layer)
-
-
 def _has_get_kernel(hardware: Hardware) -> bool:
     major, minor, *_ = hardware.torch.split(".")
     return (int(major), int(minor)) >= SINCE

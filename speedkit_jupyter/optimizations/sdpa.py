@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -17,17 +16,23 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
-from speedkit_jupyter.optimizations.facts import attention
-from speedkit_jupyter.optimizations.facts.attention import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support import torch_private
+
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority_order")
 
 
 class Sdpa(Optimization):
     """The chosen kernel comes first; inputs that it can't take go to the others, never to an error.
 
-    No fixed order is right everywhere, so `auto` leaves torch's own. A search measures each kernel
-    on the calls that the step makes, and tries what is faster there; on a CPU there are torch's
-    fused kernel (`flash`), which comes first by itself, and `math`.
+    No fixed order is right everywhere, so `auto` leaves torch's own, and a search tries each kernel
+    of a GPU. On a CPU there are torch's fused kernel, which comes first by itself, and `math`.
     """
 
     name = "sdpa"
@@ -55,23 +60,12 @@ class Sdpa(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for a kernel that the device has, by request only, with what was measured."""
-        rows = _here(facts)
-        return replace(self._decide(request, hardware, facts, rows), evidence=rows)
-
-    def _decide(
-        self, request: Request, hardware: Hardware, facts: Facts, rows: Sequence[Measured]
-    ) -> Decision:
+        """Decide for a kernel that the device has, by request only."""
         asked = request.value.backend
-        if asked == "auto" and (best := ahead(rows)):
-            return request.offer("auto", best[0], _told(rows, best[0]))
-        if asked == "auto" and rows:
-            return request.leave("auto", f"torch's own order stays: {_told(rows)}")
         if asked == "auto":
             return request.leave("auto", "torch's own order stays: no other is right everywhere")
         if asked == "math":
-            told = f"; {_told(rows, asked)}" if rows else ""
-            return request.obey("math", f"the plain kernel and no other{told}")
+            return request.obey("math", "the plain kernel and no other")
         if facts.device_type == "cpu":
             own = "on a CPU torch uses its own fused one already"
             return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
@@ -82,11 +76,25 @@ class Sdpa(Optimization):
             nearest = f"the nearest that {gpu.name} has is 'efficient'"
             reason = f"{asked!r} needs compute capability 8.0; {nearest}"
             return request.apply("efficient", reason, declined=True)
-        told = _told(rows, asked) if rows else ""
-        return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
+        return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return attention.switches()
+        from torch.backends import cuda
+
+        off = (False,)
+        return {
+            "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
+            "sdp.efficient": flags.Switch(
+                cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, off
+            ),
+            "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
+            "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
+            "sdp.priority_order": flags.Switch(
+                torch_private.attention_order,
+                torch_private.set_attention_order,
+                ([0, 1, 2, 3, 4],),
+            ),
+        }
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         now = facts.flags.get("sdp.priority_order", ())
@@ -94,7 +102,7 @@ class Sdpa(Optimization):
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
             "sdp.math": True,
-            "sdp.priority_order": attention.order(decision.value, now),
+            "sdp.priority_order": order(decision.value, now),
             "compiler.cache_key_tag": _tag(
                 facts.flags.get("compiler.cache_key_tag", ""), decision.value
             ),
@@ -105,11 +113,11 @@ class Sdpa(Optimization):
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
         import torch.compiler.config as config
 
-        names = (*attention.SWITCHES, "compiler.cache_key_tag")
+        names = (*SWITCHES, "compiler.cache_key_tag")
         tag = _tag(config.cache_key_tag, decision.value)
 
         def change() -> None:
-            attention.choose(decision.value)
+            choose(decision.value)
             config.cache_key_tag = tag
 
         with overridden(target, names, change):
@@ -121,8 +129,8 @@ class Sdpa(Optimization):
         """Return the same choice for a block, where another plan is in force."""
         if decision.value == "auto":
             return nullcontext
-        change = partial(attention.choose, decision.value)
-        return lambda: overridden(target, attention.SWITCHES, change)
+        change = partial(choose, decision.value)
+        return lambda: overridden(target, SWITCHES, change)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's public context manager, with the same switches and order inside.
@@ -130,7 +138,7 @@ class Sdpa(Optimization):
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
         word = decision.value
-        names = ("MATH",) if word == "math" else attention.in_order(word)
+        names = ("MATH",) if word == "math" else in_order(word)
         kernels = ", ".join(f"SDPBackend.{name}" for name in names)
         tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
         return Snippet(
@@ -144,35 +152,41 @@ class Sdpa(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return what is ahead on the step's own calls; without a measurement every kernel of a
-        GPU, and on a CPU none.
-        """
-        if rows := _here(facts):
-            return tuple(ahead(rows))
+        """Return the kernels of a GPU; on a CPU there is no faster one than torch's own."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not devices.KINDS[gpu.kind].attention:
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
 
 
-def _here(facts: Facts) -> tuple[Measured, ...]:
-    """Return what was measured on the device that the model is on."""
-    kinds = [(row, row.call.device.partition(":")[0]) for row in facts.attention]
-    return tuple(row for row, kind in kinds if kind == facts.device_type)
-
-
-def _told(rows: Sequence[Measured], word: str = "") -> str:
-    """Return the number that decided."""
-    kinds = len({replace(row.call, dtype="") for row in rows})
-    on = f"measured on {kinds} kind{'s' * (kinds > 1)} of calls that its step makes"
-    if not word:
-        return f"{on}, nothing is proven faster"
-    gains = speedups(rows, word)
-    dtype, engine = max(gains, key=lambda which: gains[which])
-    where = f"{dtype}, products by {engine}" if engine else dtype
-    gain = f"{word!r} is {gains[dtype, engine]:.2f} times as fast as torch's own choice"
-    return f"{on}, {gain} in all ({where})"
-
-
 def _tag(now: str, backend: str) -> str:
     return f"{now}|sdpa:{backend}"
+
+
+def choose(word: str) -> None:
+    """Put this one first and the others in torch's own order from now on; beside `math` none."""
+    from torch.backends import cuda
+
+    only_math = word == "math"
+    cuda.enable_flash_sdp(not only_math)
+    cuda.enable_mem_efficient_sdp(not only_math)
+    cuda.enable_cudnn_sdp(not only_math)
+    cuda.enable_math_sdp(True)
+    torch_private.set_attention_order(order(word, torch_private.attention_order()))
+
+
+def order(word: str, now: Sequence[int]) -> list[int]:
+    """Return the numbers of the kernels: the chosen one, and those after it."""
+    from torch.nn.attention import SDPBackend
+
+    first = int(getattr(SDPBackend, BACKENDS[word]))
+    return [first, *(number for number in now if number != first)]
+
+
+def in_order(word: str) -> tuple[str, ...]:
+    """Return the same order in torch's words."""
+    from torch.nn.attention import SDPBackend
+
+    known = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
+    every = order(word, torch_private.attention_order())
+    return tuple(known[number] for number in every if number in known)

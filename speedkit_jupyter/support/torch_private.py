@@ -206,13 +206,6 @@ def set_attention_order(order: Sequence[int]) -> None:
     torch._C._set_sdp_priority_order(list(order))
 
 
-def attention_kernel(*args: Any, **kwargs: Any) -> int:
-    """Return the number of the kernel that scaled_dot_product_attention would take now."""
-    import torch
-
-    return torch._fused_sdp_choice(*args, **kwargs)
-
-
 def int8_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of two int8 matrices in int32, as torchao's layers call it."""
     import torch
@@ -230,11 +223,13 @@ def tree_leaves(value: Any) -> list[Any]:
     return _pytree.tree_leaves(value)
 
 
-def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return the same containers with the function's result in place of each leaf."""
+def tree_map(function: Callable[..., Any], value: Any, *more: Any) -> Any:
+    """Return the same containers with the function's result in place of each leaf, or of those at
+    the same place in all.
+    """
     from torch.utils import _pytree
 
-    return _pytree.tree_map(function, value)
+    return _pytree.tree_map(function, value, *more)
 
 
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:
@@ -344,6 +339,11 @@ def loader_iterator() -> type:
     from torch.utils.data import dataloader
 
     return dataloader._BaseDataLoaderIter
+
+
+def end_workers(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, if it has some; its destructor does so later."""
+    getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
 # torch.compile.

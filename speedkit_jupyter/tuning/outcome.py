@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan, together
 from speedkit_jupyter.plans.reaching import to_write
 from speedkit_jupyter.session import Found, current, notebook
+from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak_references import Alive
@@ -260,7 +260,7 @@ class Tuning(Shown):
             if session.names is not None:
                 ctx, where = session.keep(session.name_of(context.model), context), ""
             if line := to_write(context, ctx, session.names):
-                warnings.warn(f"{line.rstrip('.')}{where}", stacklevel=2)
+                messages.warn(f"{line.rstrip('.')}{where}")
         return contexts
 
     def put_in_force(self) -> list[SpeedContext]:
@@ -277,7 +277,7 @@ class Tuning(Shown):
         if self.unclear:
             stays = "; another plan is in force and stays: ctx.restore() takes it away"
             line = "the search could not tell, so nothing is applied"
-            warnings.warn(f"{line}{stays if applied else ''}", stacklevel=3)
+            messages.warn(f"{line}{stays if applied else ''}")
         for model in () if self.unclear else models:
             while (plan := applied_to(model)) is not None:
                 plan.restore()
