@@ -197,7 +197,7 @@ def _observed(model: torch.nn.Module, later: Sequence[torch.nn.Module]) -> Any:
 
 
 def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str | None:
-    """Why this can't be compiled here, or None."""
+    """Return why this can't be compiled here, or None."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.passed_by:

@@ -70,7 +70,7 @@ class FusedKernels(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Where Triton runs and Liger knows the model; rules offer it on NVIDIA's GPUs alone."""
+        """Offer it on NVIDIA's GPUs, where Triton runs and Liger knows the model."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
@@ -93,7 +93,7 @@ class FusedKernels(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """What Liger's patch puts on the model's modules.
+        """Put on the model's modules what Liger's patch puts there.
 
         Raises SpeedKitError where Liger can't be imported.
         """
@@ -104,7 +104,7 @@ class FusedKernels(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Liger's own patch, or Trainer's own word for it."""
+        """Return Liger's own patch, or Trainer's argument for it."""
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         names = [name for kind in kinds for name in ARGUMENTS[kind]]
         others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]
@@ -184,7 +184,7 @@ def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
 
 
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
-    """Why Liger's kernels are nothing for this model here; empty where they can be."""
+    """Return why Liger's kernels can't run here; empty where they can."""
     kind = devices.kind_of(facts.device)
     if facts.model_type not in TYPES:
         return f"Liger patches models of transformers: {', '.join(TYPES)}"

@@ -88,7 +88,7 @@ class Gemm(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By the rates of both engines, which have to be measured first."""
+        """Decide by the rates of both engines, which have to be measured first."""
         now = facts.flags.get("gemm", gemm.BLAS)
         if facts.device_type != "cpu":
             return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
@@ -124,13 +124,13 @@ class Gemm(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Every product of the process goes through it meanwhile, whichever model's it is."""
+        """Send every product of the process through it, whichever model's it is."""
         least = _least_here() if decision.value == gemm.ONEDNN else None
         with overridden(target, ("gemm",), lambda: gemm.use(decision.value, least)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The kernels as they are put on torch's dispatcher, the same in every framework."""
+        """Return the kernels as they are put on torch's dispatcher, for every framework."""
         if decision.value == gemm.BLAS:
             return Snippet()
         least = _least(Hardware.detect().cpu.gemm)
@@ -150,8 +150,8 @@ def _has_get_kernel(hardware: Hardware) -> bool:
 
 @cache
 def _least_here() -> int:
-    """Measured now where nothing is known, since where oneDNN dies it must not be tried in this
-    process. Raises SpeedKitError.
+    """Return it, measured first where it is not known: where oneDNN dies it must not be tried in
+    this process. Raises SpeedKitError.
     """
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:

@@ -144,7 +144,7 @@ class Precision(Optimization):
 
 
 def _has_fp16(gpu: Accelerator) -> bool:
-    """Whether it multiplies fp16 natively."""
+    """Return whether it multiplies fp16 natively."""
     return gpu.tensor_cores or not gpu.is_nvidia
 
 

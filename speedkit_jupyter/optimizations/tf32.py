@@ -128,7 +128,7 @@ class Tf32(Optimization):
 
 
 def _cudnn_tf32() -> bool | None:
-    """Whether convolutions use TF32; None while torch's two APIs disagree about it."""
+    """Return whether convolutions use TF32; None while torch's two APIs disagree about it."""
     import torch
 
     try:

@@ -72,7 +72,7 @@ class Compression(Optimization):
         return request.obey(request.value, f"{facts.linears} linear layers", hint=self.hint)
 
     def _obstacle(self, facts: Facts) -> str:
-        """Why the linear layers of this model can't multiply by others; empty where they can."""
+        """Return why this model's linear layers can't multiply by others; empty where they can."""
         if facts.optimizers and not self.for_training:
             trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
             return f"{trained} trains this model, and this is for inference: take a deepcopy of it"
@@ -87,7 +87,7 @@ class Compression(Optimization):
         return ""
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Why this device does not multiply so; empty where it does."""
+        """Return why this device does not multiply so; empty where it does."""
         gpu = hardware.accelerator(facts.device)
         has = f"this is {facts.device if gpu is None else gpu.name}"
         if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
@@ -245,7 +245,7 @@ def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Whether it multiplies by a weight of torch's own class that nothing steps or looks into."""
+    """Return whether its weight is of torch's own class, and nothing steps or watches it."""
     import torch
 
     weight = own_weight(layer) if "weight" in layer._parameters else None

@@ -126,7 +126,7 @@ class Target:
         return found
 
     def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it holds a parameter of the model."""
+        """Return whether it holds a parameter of the model."""
         return bool(self._held([optimizer]))
 
     def _held(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:

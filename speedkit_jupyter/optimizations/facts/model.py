@@ -77,23 +77,23 @@ class Facts:
 
     @property
     def device_type(self) -> str:
-        """The device without its index: "cpu", "cuda", "mps", "xpu"."""
+        """Return the device without its index: "cpu", "cuda", "mps", "xpu"."""
         return self.device.partition(":")[0]
 
     @property
     def no_float32(self) -> str:
-        """What the parameters are in where none is in float32; empty where one is."""
+        """Return the parameters' dtypes where none is float32; empty where one is."""
         return "" if not self.parameters or "float32" in self.dtypes else ", ".join(self.dtypes)
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
-        """The same facts with such optimizers beside those that it has; alike ones count once."""
+        """Return the facts with such optimizers beside its own; alike ones count once."""
         if not optimizers:
             return self
         union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
         return replace(self, optimizers=union)
 
     def moved(self, device: str) -> Facts:
-        """The same facts on another device, for the decisions that follow a move."""
+        """Return the facts on another device, for the decisions that follow a move."""
         optimizers = tuple(replace(optimizer, devices=(device,)) for optimizer in self.optimizers)
         return replace(self, device=device, devices=(device,), optimizers=optimizers)
 
@@ -158,7 +158,7 @@ def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
 def _blocks(
     inner: torch.nn.Module, repeated: Sequence[torch.nn.Module] | None
 ) -> dict[str, torch.nn.Module]:
-    """By name, as in the model behind its wrappers; `repeated` are its own, where known."""
+    """Return the blocks by name, as in the model behind its wrappers."""
     repeated = repeated_blocks(inner) if repeated is None else repeated
     ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
     if not ids:

@@ -45,7 +45,7 @@ class Call:
         return cast("torch.nn.Module", self._module())
 
     def acts(self) -> bool:
-        """Whether this call is for the layer: in its thread, neither compiled nor traced."""
+        """Return whether this call is for the layer: in its thread, neither compiled nor traced."""
         import torch
 
         if self.only_in not in (None, threading.get_ident()):
@@ -95,17 +95,17 @@ CALLS = Calls()
 
 
 def around(module: torch.nn.Module, kind: type[Call]) -> bool:
-    """Whether a layer of this kind is in force on the module."""
+    """Return whether a layer of this kind is in force on the module."""
     return any(isinstance(call, kind) for call in _chain(module))
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a call of the module goes through compiled code."""
+    """Return whether a call of the module goes through compiled code."""
     return any(not isinstance(call, Call) or call.compiles for call in _chain(module))
 
 
 def users_own(module: torch.nn.Module) -> bool:
-    """Whether the user has compiled it in place; what plans put there does not count."""
+    """Return whether the user has compiled it in place; what plans put there does not count."""
     return any(not isinstance(call, Call) for call in _chain(module))
 
 
@@ -118,7 +118,7 @@ def _chain(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def is_watched(module: torch.nn.Module) -> bool:
-    """Whether something sees what it takes or gives, in either pass, or computes in its place."""
+    """Return whether a hook sees what it takes or gives, or something computes in its place."""
     hooks = (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -129,5 +129,5 @@ def is_watched(module: torch.nn.Module) -> bool:
 
 
 def has_forward_hooks(module: torch.nn.Module) -> bool:
-    """Whether something of the user's runs whenever a part of it runs."""
+    """Return whether something of the user's runs whenever a part of it runs."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
