@@ -6,14 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
 from speedkit_jupyter.measure.checks import roofline
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.profiling.counted import Work, counted
-from speedkit_jupyter.profiling.module_calls import ModuleCalls
-from speedkit_jupyter.profiling.traced import MODULE, Place, Trace
+from speedkit_jupyter.profiling.operators import MODULE, ModuleCalls, Trace, Work, counted
 
 if TYPE_CHECKING:
     import torch
@@ -66,142 +65,126 @@ class Costs:
     chrome: bytes = field(default=b"", repr=False)
 
 
-class Costing:
-    """`call` makes the step once, `settle` puts it back to where it began; `names` are those of
-    modules by their ids, `kinds` their classes by these names, in the order of the model.
-    """
-
-    def __init__(
-        self,
-        call: Callable[[], object],
-        settle: Callable[[], object],
-        device: torch.device,
-        names: Mapping[int, str],
-        kinds: Mapping[str, str],
-    ) -> None:
-        self._call, self._settle, self._device = call, settle, device
-        self._modules, self._kinds = ModuleCalls(names), kinds
-
-    def found(self, call_s: float, budget: Budget) -> Costs:
-        """Count one call, then trace as many as the budget allows, at least one.
-
-        `call_s` are the seconds of a plain one. Raises StepError beside another profiler.
-        """
-        __tracebackhide__ = True
-        work, trace = Counter[Work](), Trace()
-        with suppress(Exception):  # some code does not allow the dispatch mode that counts
-            self._settle()
-            work = counted(self._call, self._modules)
-        operators = {one.place.operator for one in work}
-        while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
-            self._settle()
-            trace.add(self._call, self._modules, self._device, operators)
-        return costs(trace, work, self._kinds, self._device, call_s)
-
-
-def costs(
-    trace: Trace,
-    work: Counter[Work],
-    kinds: Mapping[str, str],
+def costs_of(
+    call: Callable[[], object],
+    settle: Callable[[], object],
     device: torch.device,
+    names: tuple[Mapping[int, str], Mapping[str, str]],
     call_s: float,
+    budget: Budget,
 ) -> Costs:
-    """Return all that a trace and a count say. The machine's limits are measured here, for each
-    dtype once in a session.
+    """Count one call, then trace as many as the budget allows, at least one.
+
+    `call` makes the step once, in `call_s` seconds; `settle` puts it back to where it began.
+    `names` are those of modules by their ids, and their classes by these names, in the order of the
+    model. The machine's limits are measured for each dtype once in a session. Raises StepError
+    beside another profiler.
     """
-    limits, calls = _limits_s(work, device), max(trace.calls, 1)
-    called = Counter[str]()
-    for one, times in work.items():
-        called[one.place.operator] += times
-
-    def collected(key: Callable[[Place], str], times: Callable[[str], float]) -> list[Cost]:
-        shares, done = _shares(key, trace), _Done.by(key, work, limits)
-        backward = _shares(lambda place: key(place) if place.is_backward else "", trace)
-        found = []
-        for name in filter(None, shares):
-            share, its = shares[name], done.get(name, _Done())
-            limit, bound = its.limit(share * call_s)
-            found.append(
-                Cost(
-                    name,
-                    kinds.get(name, ""),
-                    share,
-                    backward.get(name, 0.0),
-                    times(name),
-                    its.flops,
-                    its.moved_bytes,
-                    limit,
-                    bound,
-                )
-            )
-        return sorted(found, key=lambda cost: -cost.share)
-
+    __tracebackhide__ = True
+    work, trace, modules = Counter[Work](), Trace(), ModuleCalls(names[0])
+    with suppress(Exception):  # some code does not allow the dispatch mode that counts
+        settle()
+        work = counted(call, modules)
+    operators = {one.place.operator for one in work}
+    while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
+        settle()
+        trace.add(call, modules, device, operators)
+    limits = _limits_s(work, device)
+    by_module = _summed("module", trace, work, limits)
+    for name, one in by_module.items():
+        one.times = trace.times[MODULE + name] / trace.calls
+    by_operator = _summed("operator", trace, work, limits)
+    for name, one in by_operator.items():
+        one.times = one.times or trace.times[name] / trace.calls
     return Costs(
-        collected(lambda place: place.module, lambda name: trace.times[MODULE + name] / calls),
-        collected(
-            lambda place: place.operator, lambda name: called[name] or trace.times[name] / calls
-        ),
-        _tree(_shares(lambda place: place.module, trace), kinds),
+        _listed(by_module, names[1], call_s),
+        _listed(by_operator, {}, call_s),
+        _tree(by_module, names[1]),
         None if trace.busy_s is None else trace.busy_s / trace.total_s,
         trace.chrome,
     )
 
 
-def _shares(key: Callable[[Place], str], trace: Trace) -> dict[str, float]:
-    found = defaultdict[str, float](float)
-    for place, spent_s in trace.seconds.items():
-        found[key(place)] += spent_s / trace.total_s
-    return found
-
-
-def _tree(own: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
-    found = dict.fromkeys(kinds, 0.0)
-    for name, share in own.items():
-        parts = name.split(".") if name else []
-        for end in range(len(parts)):
-            around = ".".join(parts[: end + 1])
-            found[around] = found.get(around, 0.0) + share
-    return {name: share for name, share in found.items() if share > 0}
-
-
 @dataclass
-class _Done:
-    """Work that was counted, summed: seconds at best for its operations, and for both."""
+class _Sum:
+    """All of one module, or of one operator: `computing_s` are seconds at best for its operations,
+    `roof_s` for both these and its bytes.
+    """
 
+    share: float = 0.0
+    backward: float = 0.0
+    times: float = 0.0
     flops: int = 0
     moved_bytes: int = 0
     computing_s: float = 0.0
     roof_s: float = 0.0
 
-    @staticmethod
-    def by(
-        key: Callable[[Place], str],
-        work: Counter[Work],
-        limits: Mapping[Work, tuple[float, float]],
-    ) -> dict[str, _Done]:
-        found = defaultdict[str, _Done](_Done)
-        for one, times in work.items():
-            done, (computing_s, moving_s) = found[key(one.place)], limits[one]
-            done.flops += times * one.flops
-            done.moved_bytes += times * one.moved_bytes
-            done.computing_s += times * computing_s
+
+def _summed(
+    key: str, trace: Trace, work: Counter[Work], limits: Mapping[Work, tuple[float, float]]
+) -> dict[str, _Sum]:
+    """Return a sum for each value of the attribute `key` of the places in a trace and a count."""
+    found, name = defaultdict[str, _Sum](_Sum), attrgetter(key)
+    for place, spent_s in trace.seconds.items():
+        one, share = found[name(place)], spent_s / trace.total_s
+        one.share += share
+        one.backward += share * place.is_backward
+    for done, times in work.items():
+        if (at := name(done.place)) in found:
+            one, (computing_s, moving_s) = found[at], limits[done]
+            one.times += times
+            one.flops += times * done.flops
+            one.moved_bytes += times * done.moved_bytes
+            one.computing_s += times * computing_s
             # of each call what takes longer: the other happens meanwhile
-            done.roof_s += times * max(computing_s, moving_s)
-        return found
+            one.roof_s += times * max(computing_s, moving_s)
+    return found
 
-    def limit(self, spent_s: float) -> tuple[float | None, Bound]:
-        """Return how much of the time the machine needs at best, and what for.
 
-        What is faster than its bytes can come from memory has them from a cache: then operations
-        alone are a limit.
-        """
-        from_memory = self.roof_s <= CACHED * spent_s
-        limit_s = self.roof_s if from_memory else self.computing_s
-        if not limit_s or not spent_s:
-            return None, ""
-        is_moving = from_memory and self.roof_s > 2 * self.computing_s
-        return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
+def _listed(sums: Mapping[str, _Sum], kinds: Mapping[str, str], call_s: float) -> list[Cost]:
+    found = []
+    for name, one in sums.items():
+        if name:
+            limit, bound = _limit(one.computing_s, one.roof_s, one.share * call_s)
+            found.append(
+                Cost(
+                    name,
+                    kinds.get(name, ""),
+                    one.share,
+                    one.backward,
+                    one.times,
+                    one.flops,
+                    one.moved_bytes,
+                    limit,
+                    bound,
+                )
+            )
+    return sorted(found, key=lambda cost: -cost.share)
+
+
+def _limit(computing_s: float, roof_s: float, spent_s: float) -> tuple[float | None, Bound]:
+    """Return how much of the time the machine needs at best, and what for.
+
+    What is faster than its bytes can come from memory has them from a cache: then operations alone
+    are a limit.
+    """
+    from_memory = roof_s <= CACHED * spent_s
+    limit_s = roof_s if from_memory else computing_s
+    if not limit_s or not spent_s:
+        return None, ""
+    is_moving = from_memory and roof_s > 2 * computing_s
+    return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
+
+
+def _tree(sums: Mapping[str, _Sum], kinds: Mapping[str, str]) -> dict[str, float]:
+    """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
+    found = dict.fromkeys(kinds, 0.0)
+    for name, one in sums.items():
+        parts = name.split(".") if name else []
+        for end in range(1, len(parts) + 1):
+            around = ".".join(parts[:end])
+            found[around] = found.get(around, 0.0) + one.share
+    return {name: share for name, share in found.items() if share > 0}
 
 
 def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[float, float]]:
