@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ CACHED = 1.1
 MOST_TRACED, ROOM = 5, 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cost:
     """What one module, or one operator, takes of a call.
 
@@ -35,18 +35,14 @@ class Cost:
     """
 
     name: str
-    kind: str
-    share: float
-    backward: float
-    times: float
-    flops: int
-    moved_bytes: int
-    limit: float | None
-    bound: Bound
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
+    kind: str = ""
+    share: float = 0.0
+    backward: float = 0.0
+    times: float = 0.0
+    flops: int = 0
+    moved_bytes: int = 0
+    limit: float | None = None
+    bound: Bound = ""
 
 
 @dataclass
@@ -80,8 +76,8 @@ def costs_of(
     model. The machine's limits are measured for each dtype once in a session. Raises StepError
     beside another profiler.
     """
-    __tracebackhide__ = True
-    work, trace, modules = Counter[Work](), Trace(), ModuleCalls(names[0])
+    (by_id, kinds), work, trace = names, Counter[Work](), Trace()
+    modules = ModuleCalls(by_id)
     with suppress(Exception):  # some code does not allow the dispatch mode that counts
         settle()
         work = counted(call, modules)
@@ -90,76 +86,49 @@ def costs_of(
         settle()
         trace.add(call, modules, device, operators)
     limits = _limits_s(work, device)
-    by_module = _summed("module", trace, work, limits)
-    for name, one in by_module.items():
-        one.times = trace.times[MODULE + name] / trace.calls
-    by_operator = _summed("operator", trace, work, limits)
-    for name, one in by_operator.items():
-        one.times = one.times or trace.times[name] / trace.calls
+    modules_costs = _collected("module", trace, work, limits, call_s)
+    operators_costs = _collected("operator", trace, work, limits, call_s)
+    for one in modules_costs:
+        one.kind, one.times = kinds.get(one.name, ""), trace.times[MODULE + one.name] / trace.calls
+    for one in operators_costs:
+        one.times = one.times or trace.times[one.name] / trace.calls
     return Costs(
-        _listed(by_module, names[1], call_s),
-        _listed(by_operator, {}, call_s),
-        _tree(by_module, names[1]),
+        modules_costs,
+        operators_costs,
+        _tree(modules_costs, kinds),
         None if trace.busy_s is None else trace.busy_s / trace.total_s,
         trace.chrome,
     )
 
 
-@dataclass
-class _Sum:
-    """All of one module, or of one operator: `computing_s` are seconds at best for its operations,
-    `roof_s` for both these and its bytes.
+def _collected(
+    key: str,
+    trace: Trace,
+    work: Counter[Work],
+    limits: Mapping[Work, tuple[float, float]],
+    call_s: float,
+) -> list[Cost]:
+    """Return the costs for each value of the attribute `key` of the places in a trace and a count,
+    the costliest first.
     """
-
-    share: float = 0.0
-    backward: float = 0.0
-    times: float = 0.0
-    flops: int = 0
-    moved_bytes: int = 0
-    computing_s: float = 0.0
-    roof_s: float = 0.0
-
-
-def _summed(
-    key: str, trace: Trace, work: Counter[Work], limits: Mapping[Work, tuple[float, float]]
-) -> dict[str, _Sum]:
-    """Return a sum for each value of the attribute `key` of the places in a trace and a count."""
-    found, name = defaultdict[str, _Sum](_Sum), attrgetter(key)
+    found, name = dict[str, Cost](), attrgetter(key)
     for place, spent_s in trace.seconds.items():
-        one, share = found[name(place)], spent_s / trace.total_s
-        one.share += share
-        one.backward += share * place.is_backward
+        cost, share = found.setdefault(name(place), Cost(name(place))), spent_s / trace.total_s
+        cost.share += share
+        cost.backward += share * place.is_backward
+    computing_s, roof_s = defaultdict[str, float](float), defaultdict[str, float](float)
     for done, times in work.items():
         if (at := name(done.place)) in found:
-            one, (computing_s, moving_s) = found[at], limits[done]
-            one.times += times
-            one.flops += times * done.flops
-            one.moved_bytes += times * done.moved_bytes
-            one.computing_s += times * computing_s
+            found[at].times += times
+            found[at].flops += times * done.flops
+            found[at].moved_bytes += times * done.moved_bytes
+            computing_s[at] += times * limits[done][0]
             # of each call what takes longer: the other happens meanwhile
-            one.roof_s += times * max(computing_s, moving_s)
-    return found
-
-
-def _listed(sums: Mapping[str, _Sum], kinds: Mapping[str, str], call_s: float) -> list[Cost]:
-    found = []
-    for name, one in sums.items():
-        if name:
-            limit, bound = _limit(one.computing_s, one.roof_s, one.share * call_s)
-            found.append(
-                Cost(
-                    name,
-                    kinds.get(name, ""),
-                    one.share,
-                    one.backward,
-                    one.times,
-                    one.flops,
-                    one.moved_bytes,
-                    limit,
-                    bound,
-                )
-            )
-    return sorted(found, key=lambda cost: -cost.share)
+            roof_s[at] += times * max(limits[done])
+    found.pop("", None)
+    for at, cost in found.items():
+        cost.limit, cost.bound = _limit(computing_s[at], roof_s[at], cost.share * call_s)
+    return sorted(found.values(), key=lambda cost: -cost.share)
 
 
 def _limit(computing_s: float, roof_s: float, spent_s: float) -> tuple[float | None, Bound]:
@@ -176,14 +145,14 @@ def _limit(computing_s: float, roof_s: float, spent_s: float) -> tuple[float | N
     return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
 
 
-def _tree(sums: Mapping[str, _Sum], kinds: Mapping[str, str]) -> dict[str, float]:
+def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]:
     """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
     found = dict.fromkeys(kinds, 0.0)
-    for name, one in sums.items():
-        parts = name.split(".") if name else []
+    for cost in modules:
+        parts = cost.name.split(".")
         for end in range(1, len(parts) + 1):
             around = ".".join(parts[:end])
-            found[around] = found.get(around, 0.0) + one.share
+            found[around] = found.get(around, 0.0) + cost.share
     return {name: share for name, share in found.items() if share > 0}
 
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.handlers.iterators import Replay
-from speedkit_jupyter.measure.undo.ownership import is_the_users_function
 from speedkit_jupyter.profiling.lines import Spot, is_users, user_spot
 from speedkit_jupyter.profiling.split import Line, Part, Recorder
 from speedkit_jupyter.support import torch_private
@@ -243,88 +240,16 @@ class Loops:
         is_at_hand = isinstance(iterable, AT_HAND) or hasattr(type(iterable), "__array__")
         if self._recorder is None or is_at_hand:
             return iterable
-        with self._recorder.within("data"):
-            return _Waited(self._recorder, iter(iterable))
+        return _waited(self._recorder, iterable)
 
 
-class _Waited:
-    """An iterator whose draws are data; all else is its own."""
-
-    def __init__(self, recorder: Recorder, draws: Iterator[Any]) -> None:
-        self._recorder, self._draws = recorder, draws
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        with self._recorder.within("data"):
-            return next(self._draws)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._draws, name)
-
-
-def generator_functions(objects: Iterable[Any]) -> list[FunctionType]:
-    """Return functions among these, of the user's, that make generators or give an iterator's next
-    value; not those that context managers are made of.
-    """
-    functions = [value for value in objects if type(value) is FunctionType]
-    wrapped = {id(getattr(function, "__wrapped__", None)) for function in functions}
-    return [
-        function
-        for function in functions
-        if id(function) not in wrapped
-        and is_the_users_function(function)
-        and (inspect.isgeneratorfunction(function) or function.__name__ == "__next__")
-    ]
-
-
-@contextmanager
-def generators_told_to(recorder: Recorder, functions: Sequence[FunctionType]) -> Iterator[None]:
-    """Let the recorder learn in the block how long these are waited for.
-
-    A `for` over a generator asks its type, where nothing can be hooked in. So the functions get
-    another code, which calls the original one.
-    """
-    codes = [function.__code__ for function in functions]
-    try:
-        for function in functions:
-            function.__code__ = _calling(_waited_for(recorder, function), function.__code__)
-        yield
-    finally:
-        for function, code in zip(functions, codes, strict=True):
-            function.__code__ = code
-
-
-def _waited_for(recorder: Recorder, function: FunctionType) -> Callable[..., Any]:
-    copy = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    if not inspect.isgeneratorfunction(function):
-        return _counted(recorder, "data", copy)
-    return lambda *args, **kwargs: _Waited(recorder, copy(*args, **kwargs))
-
-
-class _Called:
-    """Stands among the constants of a code, where anything may."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
-
-
-def _calling(call: Callable[..., Any], instead_of: CodeType) -> CodeType:
-    """Return code that a function can have in place of its own: with as many closure variables."""
-
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return "the call".call(*args, **kwargs)  # type: ignore[attr-defined]
-
-    code = stand_in.__code__
-    constants = tuple(_Called(call) if value == "the call" else value for value in code.co_consts)
-    return code.replace(
-        co_consts=constants, co_freevars=instead_of.co_freevars, co_name=instead_of.co_name
-    )
+def _waited(recorder: Recorder, iterable: Iterable[Any]) -> Iterator[Any]:
+    with recorder.within("data"):
+        draws = iter(iterable)
+    while True:
+        try:
+            with recorder.within("data"):
+                drawn = next(draws)
+        except StopIteration:
+            return
+        yield drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -158,6 +158,7 @@ class Profile(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
+        costs = self.costs or Costs()
         return {
             "parts": self.rows(),
             "step_s": self.step_s,
@@ -186,16 +187,9 @@ class Profile(Shown):
                 }
                 for spot, share in self.lines.costliest()
             ],
-            **self._costs_as_dict(),
+            "modules": [asdict(cost) for cost in costs.modules],
+            "operators": [asdict(cost) for cost in costs.operators],
+            "busy": costs.busy,
             "environment": dict(self.environment),
             "command": self.command,
-        }
-
-    def _costs_as_dict(self) -> dict[str, Any]:
-        if self.costs is None:
-            return {"modules": [], "operators": [], "busy": None}
-        return {
-            "modules": [cost.to_dict() for cost in self.costs.modules],
-            "operators": [cost.to_dict() for cost in self.costs.operators],
-            "busy": self.costs.busy,
         }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.machines.devices import synchronize
@@ -91,7 +91,6 @@ class Profiler:
         self.afterwards: Callable[[Isolated], object] | None = None
         profile.device = device.type
         self._context: Any = None
-        self._generators: list[FunctionType] = []
         self._is_alone = False
         self._watch = clock.Stopwatch(device, clock.now, clock.Interruptions())
 
@@ -105,12 +104,10 @@ class Profiler:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every call. What the step changed is put back at the end."""
-        __tracebackhide__ = True
         profile, budget = self._profile, Budget(self.budget_s, begun_s=self.begun_s)
         with self._interruptible(), self.step.guarded() as guard:
             self._context = in_force_or_none(self.step.models)
             budget.reserved_s = guard.taking_s
-            self._generators = instruments.generator_functions(guard.state.walk.found.values())
             yield Progress(0.0, "first call")
             with self._sampled() as recorder:
                 profile.first = first = self._watched(lambda: self._profiled(recorder, True))
@@ -158,7 +155,6 @@ class Profiler:
 
     def _in_full(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Find parts, then lines, then modules and operators, each from calls of their own."""
-        __tracebackhide__ = True
         left_s = max(budget.left_s, 0.0)
         costs_s = min(COSTS * self._first_s, COSTS_SHARE * left_s)
         sampling_s = min(SAMPLING_S, SAMPLING_SHARE * left_s)
@@ -184,7 +180,6 @@ class Profiler:
         """Make some plain calls, as many profiled ones, each from the same state and with data of
         its own.
         """
-        __tracebackhide__ = True
         profile, number, slowest_s = self._profile, 1, 0.0
         profile.timed_s = profile.cpu_s = profile.held_up_s = 0.0
         metered = ((one.name, one.meter(self._device)) for one in QUANTITIES)
@@ -224,7 +219,6 @@ class Profiler:
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
-        __tracebackhide__ = True
         samples, taken_s = list[LineSample](), 0.0
         with self._sampled() as recorder:
             while not taken_s or (taken_s < enough_s and budget.allows(2 * self._call_s)):
@@ -240,7 +234,6 @@ class Profiler:
 
     def _find_costs(self, state: Snapshot, budget: Budget) -> str:
         """Find those of modules and operators, or return why there are none."""
-        __tracebackhide__ = True
         call, settle = lambda: self._aside(self._call), lambda: self._settle(state)
         names = names_of(self.step.models, self.called)
         try:
@@ -262,13 +255,11 @@ class Profiler:
 
     def _aside(self, call: Callable[[], T]) -> T:
         """Call what runs the step, once, and tells nothing to a split."""
-        __tracebackhide__ = True
         with self.step.around_blocks(), self._loops.told_to(None):
             return call()
 
     def _settle(self, state: Snapshot) -> None:
         """Go back to the state; a short step is called once more, so that caches are warm."""
-        __tracebackhide__ = True
         state.restore()
         if self._is_short:
             self._plain()
@@ -278,12 +269,10 @@ class Profiler:
         return not self._is_alone and self._first_s < SHORT * self.budget_s
 
     def _plain(self) -> float:
-        __tracebackhide__ = True
         return self._aside(lambda: clock.timed(self._call, self._device))
 
     def _watched(self, call: Callable[[], T]) -> T:
         """Count for how long other processes keep a call from the cores."""
-        __tracebackhide__ = True
         self._watch.begin()
         result = call()
         self._watch.end()
@@ -295,7 +284,6 @@ class Profiler:
     @contextmanager
     def _installed(self) -> Iterator[Recorder]:
         """Let calls be profiled in the block, one after another."""
-        __tracebackhide__ = True
         recorder = Recorder()
         with instruments.installed(recorder):
             yield recorder
@@ -303,7 +291,6 @@ class Profiler:
     @contextmanager
     def _sampled(self) -> Iterator[Recorder]:
         """The same in every detail, while a timer looks which lines are at work."""
-        __tracebackhide__ = True
         with (
             self._installed() as recorder,
             instruments.installed_within(recorder),
@@ -318,11 +305,9 @@ class Profiler:
         types that are patched, which costs it a tenth. `is_whole`: without what happens within the
         parts.
         """
-        __tracebackhide__ = True
         with (
             self.step.around_blocks(),
             self._loops.told_to(recorder),
-            instruments.generators_told_to(recorder, self._generators),
             instruments.told(recorder, sees_functions=not (is_first or is_whole)),
         ):
             if self._is_short and not is_first:
@@ -332,7 +317,6 @@ class Profiler:
 
     @door
     def _call(self, recorder: Recorder | None = None) -> None:
-        __tracebackhide__ = True
         try:
             with nullcontext() if recorder is None else recorder.run():
                 interrupts.in_a_window(partial(self.step.run, self._context))

@@ -1,8 +1,8 @@
 """The split of `profile()` beside the same loops, timed by hand.
 
-Seven loops: bound by the loader, by synchronizations, by Python, by computing, one whose data a
-generator makes, one that asks for every row, and a policy that is rolled out. Each is profiled as
-it stands; before and after that the same loop is run with a stopwatch of its own around every part.
+Six loops: bound by the loader, by synchronizations, by Python, by computing, one that asks for
+every row, and a policy that is rolled out. Each is profiled as it stands; before and after that the
+same loop is run with a stopwatch of its own around every part.
 
     python tests/benchmarks/split.py [--budget S] [--device cuda]
 
@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -156,22 +155,14 @@ def loops(device: str) -> Iterator[tuple[str, Loop]]:
     torch.manual_seed(0)
     images, few = Images(64, 12), Images(64, 0)
 
-    def drawn() -> Iterator[Any]:
-        for _ in range(4):
-            x = torch.randn(64, 32)
-            for _ in range(60):
-                x = torch.sort(x, 1).values.flip(1)
-            yield x, torch.randint(10, (64,))
-
     text = [(torch.randint(500, (8, 64)), torch.randint(500, (8, 64))) for _ in range(4)]
     yield "loader-bound", _training(Cnn(8), lambda: DataLoader(images, 16), device, _nothing)
     yield "compute-bound", _training(Transformer(), lambda: text, device, _nothing)
     yield "Python-bound", _training(Cnn(8), lambda: DataLoader(few, 16), device, _in_python)
     yield "sync-bound", _training(Cnn(8), lambda: DataLoader(few, 16), device, _waiting)
     mlp = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
-    yield "a generator's data", _training(mlp, drawn, device, _nothing)
     rows = [(torch.randn(256, 32), torch.randint(10, (256,)))]
-    asking = _training(deepcopy(mlp), lambda: rows, device, _row_by_row)
+    asking = _training(mlp, lambda: rows, device, _row_by_row)
     yield "row by row", replace(asking, waits=False)
     yield "rolled out", _rolled_out(device)
 

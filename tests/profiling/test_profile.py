@@ -326,35 +326,6 @@ def test_a_step_that_can_t_follow_another_is_said_to():
         profile(scheduled(6)[0], budget_s=2)
 
 
-def test_a_thread_that_draws_by_the_same_generator_is_left_alone():
-    net, stop, wrong = nn.Linear(2, 1), threading.Event(), []
-
-    def batches() -> Any:
-        for _ in range(3):
-            yield torch.ones(4, 2)
-
-    def draw() -> None:
-        while not stop.is_set():
-            try:
-                for _ in batches():
-                    pass
-            except Exception as error:
-                wrong.append(error)
-
-    def step() -> None:
-        for x in batches():
-            net(x).sum().backward()
-
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        profile(step, model=net, budget_s=1)
-    finally:
-        stop.set()
-        thread.join()
-    assert wrong == []
-
-
 def test_torch_s_tables_of_its_functions_hold_none_of_ours():
     net, item = nn.Linear(2, 1), torch.Tensor.item
 
