@@ -19,7 +19,6 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.listeners import Listeners
-from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -27,17 +26,8 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.subject.step import Step
 
-
 # The variable that a context gets.
 CTX = "ctx"
-
-
-def modules_in(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-    """Return the notebook's own modules, by name."""
-    import torch
-
-    public = [(name, value) for name, value in list(names.items()) if name[:1] != "_"]
-    return {name: value for name, value in public if is_a(value, torch.nn.Module)}
 
 
 @dataclass(frozen=True)
@@ -80,19 +70,18 @@ class Found:
 class Session:
     """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
 
-    `listeners` are told "config", "measured" or "tuned" when one of them is another; `shared` is
-    what the panels of one model have in common, by the model's id. `advised` is what was advised
-    last.
+    `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
+    what the panels of one model share, by the model's id; `last_advice` is what was advised last.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.contexts: dict[str, SpeedContext] = {}
-        self._measured: MeasuredCell | None = None
-        self.advised: Any = None
+        self.last_advice: Any = None
         self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
-        self.shared: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._measured: MeasuredCell | None = None
         self._config = SpeedConfig()
         # By the id of a model, which may be one that has no hash.
         self._found: dict[int, tuple[ref[torch.nn.Module], Found]] = {}
@@ -135,14 +124,23 @@ class Session:
         if found is not None and model is not None and applied_to(model) is not None:
             found.is_newer = False
 
+    def _public(self) -> list[tuple[str, Any]]:
+        return [
+            (name, value) for name, value in list((self.names or {}).items()) if name[:1] != "_"
+        ]
+
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
         """Return the contexts that are not restored, by the name of their model.
 
         A name that means another object by now is marked.
         """
+        import torch
+
         self._forget_what_ended()
         every, ids = dict(self.contexts), {id(context) for context in self.contexts.values()}
-        for name, model in modules_in(names).items():
+        for name, model in list(names.items()):
+            if name[:1] == "_" or not lookup.is_a(model, torch.nn.Module):
+                continue
             context = applied_to(model)
             if context is not None and id(context) not in ids:
                 every[name] = context
@@ -155,54 +153,42 @@ class Session:
     def _forget_what_ended(self) -> None:
         self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
 
-    def remember(self, name: str, context: SpeedContext) -> None:
-        """Remember an applied plan; one on an earlier model of that name stays known too."""
-        self._forget_what_ended()
-        earlier = self.contexts.get(name)
-        if earlier is not None and earlier.model is not context.model:
-            candidates = (f"{name} (earlier model {number})" for number in itertools.count(1))
-            free = next(candidate for candidate in candidates if candidate not in self.contexts)
-            self.contexts = {free if n == name else n: value for n, value in self.contexts.items()}
-        self.contexts[name] = context
+    def keep(self, name: str, context: SpeedContext) -> str:
+        """Remember an applied plan, and put its context into the namespace; return its name there.
 
-    def variable_for(self, name: str, model: torch.nn.Module) -> str:
-        """Return the variable that a new context of this model gets: `ctx`, where that is free.
-
-        A context in force on another model stays where it is, as does what is the user's.
+        A plan on an earlier model of that name stays known.
         """
+        variable = self._variable_for(name, context.model)
+        self._forget_what_ended()
+        earlier = self.contexts.pop(name, None)
+        if earlier is not None and earlier.model is not context.model:
+            self.contexts[f"{name} (earlier model {len(self.contexts) + 1})"] = earlier
+        self.contexts[name] = context
+        if self.names is not None:
+            self.names[variable] = context
+        return variable
+
+    def _variable_for(self, name: str, model: torch.nn.Module) -> str:
+        """`ctx`, where that is free: another model's context and what is the user's stay."""
         names = {} if self.names is None else self.names
-        own = "_".join(re.findall(r"\w+", name))
-        more = (f"{CTX}_{own}_{number}" for number in itertools.count(2))
+        own = "_".join([CTX, *re.findall(r"\w+", name)])
         if not is_free(names.get(CTX), model):
             gc.collect()  # an earlier model without a name may be waiting for it
-        tried = itertools.chain((CTX, f"{CTX}_{own}"), more)
+        tried = itertools.chain((CTX, own), (f"{own}_{number}" for number in itertools.count(2)))
         return next(candidate for candidate in tried if is_free(names.get(candidate), model))
 
     def variable_of(self, context: SpeedContext) -> str:
         """Return the name that a context has in the notebook."""
-        names = [] if self.names is None else list(self.names.items())
-        return next((n for n, value in names if value is context and n[:1] != "_"), CTX)
+        return next((name for name, value in self._public() if value is context), CTX)
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
         """Return the name that the notebook gave to a model."""
-        public = [
-            (name, value) for name, value in list((self.names or {}).items()) if name[:1] != "_"
-        ]
-        return next((name for name, value in public if value is model), otherwise)
+        return next((name for name, value in self._public() if value is model), otherwise)
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the notebook that hold a parameter of the model."""
-        public = [value for name, value in list((self.names or {}).items()) if name[:1] != "_"]
-        optimizers = {id(optimizer): optimizer for optimizer in optimizers_among(public)}
-        return holding(optimizers.values(), model)
-
-    def keep(self, name: str, context: SpeedContext, variable: str | None = None) -> str:
-        """Remember an applied plan, and put its context into the namespace; returns its name."""
-        variable = variable or self.variable_for(name, context.model)
-        self.remember(name, context)
-        if self.names is not None:
-            self.names[variable] = context
-        return variable
+        public = [value for _, value in self._public()]
+        return holding({id(one): one for one in optimizers_among(public)}.values(), model)
 
 
 def is_free(value: Any, model: torch.nn.Module) -> bool:
@@ -248,6 +234,6 @@ def begin(names: MutableMapping[str, Any]) -> Session:
 def end() -> None:
     """Forget the session, and stop what it measures between the cells."""
     for session in _CURRENT:
-        for choice in list(session.shared.values()):
+        for choice in list(session.panels.values()):
             choice.stop()
     _CURRENT.clear()

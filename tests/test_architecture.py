@@ -32,10 +32,6 @@ ROOMS = (
     ("facts",),
     ("base",),
 )
-# And for the rooms of two more.
-INNER_ROOMS = {
-    "measure/checks": ("values", "reference", "observing"),
-}
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
 
@@ -136,20 +132,6 @@ def test_parts_of_the_catalogs_entries_import_one_way(path: Path) -> None:
     for other in optimizations_imported(path) - {here}:
         assert other in rooms(), f"{inside(path)} imports the entry {other or 'CATALOG'}"
         assert rooms()[other] < rooms()[here], f"{inside(path)} imports {other}"
-
-
-@pytest.mark.parametrize("home", INNER_ROOMS)
-def test_inner_rooms_import_one_way(home: str) -> None:
-    inner = INNER_ROOMS[home]
-    assert {path.parent.name for path in (PACKAGE / home).glob("*/*.py")} == {*inner}
-    prefix = module(PACKAGE / home / "__init__.py") + "."
-    for path in (PACKAGE / home).glob("*/*.py"):
-        below = inner[: inner.index(path.parent.name) + 1]
-        for name in imported(path, deep=True, types=False):
-            other = name.removeprefix(prefix).partition(".")[0]
-            assert not name.startswith(prefix) or other not in inner or other in below, (
-                f"{inside(path)} imports {other}"
-            )
 
 
 def test_beside_the_rooms_lie_the_entries_of_the_catalog_alone() -> None:

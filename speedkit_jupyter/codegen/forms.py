@@ -6,7 +6,7 @@ rest stays plain torch beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +14,17 @@ from speedkit_jupyter.codegen import optimizers as of_optimizers
 from speedkit_jupyter.codegen.optimizers import is_made, making
 from speedkit_jupyter.codegen.script import (
     MODEL,
+    Block,
     Script,
     assembled,
     comment,
     function,
     gather,
-    has_closures,
     header,
     indented,
     keywords,
 )
 from speedkit_jupyter.codegen.training_loop import call_of
-from speedkit_jupyter.codegen.wrapped import Block, given, new_state, precision_of
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
@@ -45,8 +44,6 @@ if TYPE_CHECKING:
 
 FRAMEWORKS = ("accelerate", "fabric", "transformers")
 FORMS = ("torch", "yaml", *FRAMEWORKS)
-# Where the notebook has an instance that is set otherwise.
-OTHERS = "In place of your own: give it your other arguments, too."
 
 
 @lets_go
@@ -82,9 +79,8 @@ def _written(
 ) -> str:
     """Return what `code` does; `names` is the notebook that it is for, where it is for one."""
     if not isinstance(plan, Plan | SpeedContext):
-        kind = type(plan).__name__
         raise ArgumentError(
-            f"code() takes a plan or the context of apply_speedups, not {kind}: "
+            f"code() takes a plan or the context of apply_speedups, not {type(plan).__name__}: "
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
@@ -93,10 +89,6 @@ def _written(
         optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
-    name = arguments.word("name", name)
-    own = precision_of(model)
-    if own and not plan["precision"].active:
-        plan = plan_for(plan.config.changed("precision", own), plan.hardware, plan.facts)
     writers = {
         "torch": _torch,
         "accelerate": _accelerate,
@@ -107,28 +99,10 @@ def _written(
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
     own_names = of_optimizers.named(plan, optimizers)
-    as_given = dict(zip(own_names, of_optimizers.in_order(optimizers), strict=False))
-    words = of_optimizers.words_of(optimizers, names)
-    wrapped = given(model, form, as_given, words, names or {})  # type: ignore[arg-type]
-    script = gather(plan, form, own_names, call_of(model), name, wrapped)  # type: ignore[arg-type]
-    return writers[form](_with_own(script, form))
-
-
-def _with_own(script: Script, form: str) -> Script:
-    """Return the script with the optimizers that it takes from the user as they are.
-
-    These are, in a framework, those with a name, and elsewhere those that the plan changes nothing
-    about, or that one line can't make.
-    """
-    taken = script.given.words if form in FRAMEWORKS else {}
-    own = [
-        name
-        for name in script.optimizers
-        if name in taken
-        or not of_optimizers.keywords_of(script, name)
-        or not of_optimizers.makeable(script, name)
-    ]
-    return replace(script, given=replace(script.given, own=frozenset(own)))
+    words, name = of_optimizers.words_of(optimizers, names), arguments.word("name", name)
+    script = gather(plan, form, own_names, words, call_of(model), name)  # type: ignore[arg-type]
+    taken = words if form in FRAMEWORKS else {}
+    return writers[form](replace(script, own=of_optimizers.taken_as_they_are(script, taken)))
 
 
 def as_of_now(
@@ -189,59 +163,49 @@ def _torch(script: Script) -> str:
 
 def _accelerate(script: Script) -> str:
     """Write it with an `Accelerator`, which compiles and scales by itself."""
-    own = script.given.instance
-    room, imports_too = new_state()
-    given_to = dict(script.arguments)
-    if own is not None and own.accumulation_steps > 1 and not has_closures(script):
-        given_to["gradient_accumulation_steps"] = str(own.accumulation_steps)
-    also = comment(OTHERS) if own is not None else []
-    make = [*room, *also, f"accelerator = Accelerator({_listed(given_to)})"]
-    imports = ["from accelerate import Accelerator", *imports_too]
     names = ", ".join(["model", *script.optimizers])
-    prepare = [f"{names} = accelerator.prepare({names})"]
-    return _with_loop(script, imports, make, prepare, "accelerator.backward({loss})")
+    return _with_loop(
+        script,
+        "from accelerate import Accelerator",
+        f"accelerator = Accelerator({_listed(script.arguments)})",
+        [f"{names} = accelerator.prepare({names})"],
+        "accelerator.backward({loss})",
+    )
 
 
 def _fabric(script: Script) -> str:
     """Write it with a `Fabric`, which is handed the compiled model."""
-    also = comment(OTHERS) if script.given.instance is not None else []
-    make = [*also, f"fabric = Fabric({_listed(script.arguments)})"]
-    imports = ["from lightning.fabric import Fabric"]
     model = next((snippet.compiled for snippet in script.snippets if snippet.compiled), "model")
-    names = ", ".join(["model", *script.optimizers])
-    setup = f"{names} = fabric.setup({', '.join([model, *script.optimizers])})"
-    prepare = [*script.reasons("compiled"), setup]
-    return _with_loop(script, imports, make, prepare, "fabric.backward({loss})")
+    names, given = (", ".join([one, *script.optimizers]) for one in ("model", model))
+    return _with_loop(
+        script,
+        "from lightning.fabric import Fabric",
+        f"fabric = Fabric({_listed(script.arguments)})",
+        [*script.reasons("compiled"), f"{names} = fabric.setup({given})"],
+        "fabric.backward({loss})",
+    )
 
 
-def _with_loop(
-    script: Script, imports: Sequence[str], make: Block, prepare: Block, backward: str
-) -> str:
+def _with_loop(script: Script, line: str, make: str, prepare: Block, backward: str) -> str:
     """Write what Accelerate and Fabric have in common: the loop stays the user's."""
-    if _is_kept(script):
-        own = script.given.instance
-        assert own is not None
-        make, imports = comment(f"`{own.word}` is set so already.") if script.arguments else [], []
     blocks = [
         *script.setup(),
-        [*script.reasons("arguments"), *make],
+        [*script.reasons("arguments"), make],
         *script.blocks("model"),
         making(script),
         prepare,
         *script.blocks("training"),
     ]
     body = function(script, "model", backward)
-    return assembled(header(script, _yours(script)), script, blocks, body, *imports)
+    return assembled(header(script, _yours(script)), script, blocks, body, line)
 
 
 def _transformers(script: Script) -> str:
     """Write it with `TrainingArguments`, and a Trainer that is given the optimizer."""
     if len(script.optimizers) > 1:
         raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
-    room, imports_too = new_state()
     make = [
         *script.reasons("arguments"),
-        *room,
         *comment("Add your own arguments to these."),
         f"arguments = TrainingArguments({_listed(script.arguments)})",
     ]
@@ -259,23 +223,12 @@ def _transformers(script: Script) -> str:
         [*script.setup(), make, *script.blocks("model"), making(script)],
         ["def train(train_dataset, **more):", *indented(body)],
         "from transformers import Trainer, TrainingArguments",
-        *imports_too,
     )
-
-
-def _is_kept(script: Script) -> bool:
-    """Return whether the user's own instance is as planned already; no other takes its place."""
-    own = script.given.instance
-    if own is None or (own.accumulation_steps > 1 and has_closures(script)):
-        return False  # a closure is to run at each batch
-    return own.suits(script.arguments, script.plan.facts_after.device)
 
 
 def _yours(script: Script) -> list[str]:
     """Return what the code takes as given."""
-    instance = script.given.instance
-    kept = [instance.word] if instance is not None and _is_kept(script) else []
-    return ["model", *(name for name in script.optimizers if not is_made(script, name)), *kept]
+    return ["model", *(name for name in script.optimizers if not is_made(script, name))]
 
 
 def _listed(arguments: Mapping[str, str]) -> str:

@@ -9,9 +9,8 @@ from inspect import Parameter, signature
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.codegen.script import TAKEN, Script, comment, keywords
+from speedkit_jupyter.codegen.script import TAKEN, Block, Script, comment, keywords
 from speedkit_jupyter.codegen.training_loop import INDENT
-from speedkit_jupyter.codegen.wrapped import Block
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -29,11 +28,6 @@ KERNELS = ("fused", "foreach")
 def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
     """Return them as they were handed over, wrappers and all."""
     return list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
-
-
-def in_order(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
-    """Return the same, each once."""
-    return list({id(unwrapped(optimizer)): optimizer for optimizer in listed(optimizers)}.values())
 
 
 def named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimizer | None]:
@@ -78,9 +72,20 @@ def _is_variable(name: str) -> bool:
     return name.isidentifier() and not iskeyword(name) and name not in TAKEN
 
 
+def taken_as_they_are(script: Script, given: Mapping[str, str]) -> frozenset[str]:
+    """Return the `given` optimizers, those that the plan changes nothing about, and those that one
+    line can't make.
+    """
+    return frozenset(
+        name
+        for name in script.optimizers
+        if name in given or not keywords_of(script, name) or not makeable(script, name)
+    )
+
+
 def is_made(script: Script, name: str) -> bool:
     """Return whether the code makes this optimizer, and does not take the user's own."""
-    return name not in script.given.own
+    return name not in script.own
 
 
 def makeable(script: Script, name: str) -> bool:

@@ -6,11 +6,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.codegen.training_loop import INDENT, Call, needs_closure
-from speedkit_jupyter.codegen.wrapped import PREPARED, UNPATCHING, Block, Given
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.plans.planning import Plan, describe
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     Optimizers = Mapping[str, torch.optim.Optimizer | None]
 
+Block = list[str]
 WIDTH = 88  # of a comment
 # As they follow one another in a script; a piece's reason stands at the first that it has.
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
@@ -29,7 +29,6 @@ TAKEN = {
     "fabric", "group", "inputs", "loss", "loss_fn", "losses", "module", "more", "name", "number",
     "one", "outputs", "scaler", "targets", "torch", "train_dataset", "trainer",
 }  # fmt: skip
-WRAPPED = "As they were before a framework wrapped them."
 # What snippets call the model; the user's own word takes its place.
 MODEL = "model"
 
@@ -51,16 +50,18 @@ class Piece:
 class Script:
     """A plan's pieces in the catalog's order.
 
-    `optimizers` are the user's by name; None stands for one that only the facts know. `call` is
-    how the model is called, `model` the user's word for it.
+    `optimizers` are the user's by name; None stands for one that only the facts know, and `words`
+    are how the user writes those that are no plain variables. `call` is how the model is called,
+    `model` the user's word for it. `own` are the optimizers that the code takes as they are.
     """
 
     plan: Plan
     pieces: tuple[Piece, ...]
     optimizers: Optimizers
+    words: Mapping[str, str]
     call: Call
     model: str
-    given: Given = field(default_factory=Given)
+    own: frozenset[str] = frozenset()
 
     @property
     def own_name(self) -> bool:
@@ -68,23 +69,11 @@ class Script:
         return self.model.isidentifier() and self.model not in TAKEN
 
     @property
-    def renamed(self) -> list[tuple[str, str]]:
-        """What snippets call model and framework, and the user's words for them."""
-        names = [(MODEL, self.model)] if self.own_name else []
-        return [*names, *([self.given.instance.renamed] if self.given.instance else [])]
-
-    @property
     def beginning(self) -> Block:
-        """The model and the optimizers as they were before a framework wrapped them."""
-        taken_off = self.given.suffix or self.given.patched or self.given.prepared
-        lines = comment(WRAPPED) if taken_off or self.given.wrapped else []
-        if self.given.suffix or not self.own_name:
-            lines.append(f"{MODEL} = {self.model}{self.given.suffix}")
-        if self.given.patched:
-            lines.append(f"{MODEL} = extract_model_from_parallel({MODEL}, keep_fp32_wrapper=False)")
-        if self.given.prepared:
-            lines.append(f'{MODEL}.__dict__.pop("{PREPARED}", None)')
-        return [*lines, *(line for name in self.optimizers for line in self.given.beginning(name))]
+        """Variables for a model and optimizers that the user writes otherwise."""
+        words = [] if self.own_name else [(MODEL, self.model)]
+        words += [(name, word) for name, word in self.words.items() if name in self.own]
+        return [f"{name} = {word}" for name, word in words if name != word]
 
     @property
     def snippets(self) -> list[Snippet]:
@@ -120,13 +109,6 @@ class Script:
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
-    def accumulated(self, lines: Sequence[str]) -> Block:
-        """Return a step as a part of several, where the user's own Accelerator counts them."""
-        own = self.given.instance
-        if own is None or own.accumulation_steps == 1:
-            return [*lines]
-        return [f"with accelerator.accumulate({MODEL}):", *indented(lines)]
-
     def surrounded(self, lines: Sequence[str]) -> Block:
         """Return the lines within everything that belongs around a forward pass."""
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
@@ -140,9 +122,9 @@ def gather(
     plan: Plan,
     form: Form,
     optimizers: Optimizers,
+    words: Mapping[str, str],
     call: Call,
     model: str,
-    given: Given | None = None,
 ) -> Script:
     """Return the code of every decision that the form has to say; raises SpeedKitError."""
     pieces, facts = [], plan.facts_after
@@ -158,7 +140,7 @@ def gather(
         reason = f"{decision.name}: {snippet.comment or decision.reason}"
         reason = reason.replace(f"`{MODEL}`", f"`{model}`")
         pieces.append(Piece(reason if decision.active else "", snippet))
-    return Script(plan, tuple(pieces), optimizers, call, model, given or Given())
+    return Script(plan, tuple(pieces), optimizers, words, call, model)
 
 
 def header(script: Script, given: Sequence[str]) -> Block:
@@ -193,7 +175,7 @@ def function(script: Script, model: str, backward: str) -> Block:
         body += [step.format(optimizer=optimizer) for step in _steps(script)]
     body += [line for snippet in script.snippets for line in snippet.after_step]
     body += [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
-    return [head, *indented([*move, *script.accumulated(body), "return loss.detach()"])]
+    return [head, *indented([*move, *body, "return loss.detach()"])]
 
 
 def has_closures(script: Script) -> bool:
@@ -233,7 +215,6 @@ def assembled(
     function = [_worded(line, script) for line in function]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
-    imports |= {UNPATCHING} if script.given.patched else set()
     for module in ("torch", "torch.compiler.config"):
         if re.search(rf"^[^#\n]*\b{re.escape(module)}\.", text, re.MULTILINE):
             imports.add(f"import {module}")
@@ -243,10 +224,9 @@ def assembled(
 
 def _worded(line: str, script: Script) -> str:
     """Return it with the user's own names, where these are names and not, say, `models[0]`."""
-    if not line.lstrip().startswith("#"):
-        for ours, word in script.renamed:
-            line = re.sub(rf"(?<![\w.\"]){ours}\b(?!=[^=])", word, line)
-    return line
+    if line.lstrip().startswith("#") or not script.own_name:
+        return line
+    return re.sub(rf"(?<![\w.\"]){MODEL}\b(?!=[^=])", script.model, line)
 
 
 def keywords(arguments: Mapping[str, str]) -> list[str]:

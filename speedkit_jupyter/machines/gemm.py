@@ -3,51 +3,41 @@
 torch gives float32 products to its BLAS whatever the processor is, and MKL takes its AVX2 path on
 processors that are not Intel's; oneDNN asks the processor. Its kernels lie on the dispatcher's CPU
 key in place of torch's own, which go on for all that is small or not plain float32. Autograd,
-compiled code, `inference_mode`, subclasses and `vmap` lie above that key.
+compiled code, `inference_mode`, subclasses and `vmap` lie above that key. Batches of products stay
+torch's own: oneDNN takes one matrix at a time, and no size told where that pays.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.machines.gemm_kernels import Crossover, kernels
 from speedkit_jupyter.support import interrupts, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
+if TYPE_CHECKING:
+    import torch
+
 BLAS, ONEDNN = "blas", "onednn"
-
-
-class _Installed:
-    """oneDNN's kernels in place of torch's."""
-
-    def __init__(self, crossover: Crossover) -> None:
-        import torch
-
-        self.crossover = crossover
-        others = torch_private.kernels_of_others()
-        replacing = kernels(crossover)
-        if others := others & {f"aten/{name}/CPU" for name in replacing}:
-            named = ", ".join(sorted(others))
-            raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {named}")
-        self._library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that a kernel was there: so it should
-            for name, kernel in replacing.items():
-                self._library.impl(name, kernel, "CPU", with_keyset=True)
-
-    def remove(self) -> None:
-        """Bring torch's own kernels back into force."""
-        torch_private.remove_kernels(self._library)
+OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
+# Multiply-adds from which on oneDNN is ahead where nothing was measured: above, it was ahead
+# wherever it was tried; below, the call itself takes the time.
+LEAST = 128**3
+# A product with a shorter side is one of a vector, or nearly: bound by memory, and 0.1 to 0.6 times
+# as fast by oneDNN wherever its operands lie the other way.
+SHORTEST = 4
+Kernel = Callable[..., Any]
 
 
 class _Engine:
-    """What is in force, and the crossover that was said last: it is the machine's, so that a plan
-    which is in force again, once the one above is taken back, has its own.
+    """The library of kernels in force, and the least multiply-adds that were said last: they are
+    the machine's, so that a plan that is in force again has its own.
     """
 
     def __init__(self) -> None:
-        self.installed: _Installed | None = None
-        self.crossover = Crossover()
+        self.library: torch.library.Library | None = None
+        self.least = LEAST
 
 
 # State at module level, on purpose: the dispatcher belongs to the whole process.
@@ -56,20 +46,134 @@ _now = _Engine()
 
 def engine() -> str:
     """Return the one in force: `blas` or `onednn`."""
-    return BLAS if _now.installed is None else ONEDNN
+    return BLAS if _now.library is None else ONEDNN
 
 
-def use(name: str, crossover: Crossover | None = None) -> None:
-    """Give products to this engine from now on: to oneDNN those from the crossover on. An interrupt
-    waits until that is done. Raises SpeedKitError where somebody else has put kernels of his own in
-    the place of torch's.
+def use(name: str, least: int | None = None) -> None:
+    """Give products to this engine from now on: to oneDNN those of at least so many multiply-adds.
+
+    An interrupt waits until that is done. Raises SpeedKitError where somebody else has put kernels
+    in the place of torch's.
     """
-    wanted = crossover or _now.crossover
-    if name == engine() and (_now.installed is None or wanted == _now.installed.crossover):
+    least = least or _now.least
+    if name == engine() and (name == BLAS or least == _now.least):
         return
     with interrupts.uninterrupted():
-        if _now.installed is not None:
-            _now.installed.remove()
-            _now.installed = None
+        if _now.library is not None:
+            torch_private.remove_kernels(_now.library)
+            _now.library = None
         if name == ONEDNN:
-            _now.installed, _now.crossover = _Installed(wanted), wanted
+            _now.library, _now.least = _installed(least), least
+
+
+def check_torch() -> None:
+    """Raise AttributeError where torch has moved a private name that this stands on."""
+    torch_private.linear_by_onednn()
+    torch_private.onednn_is_allowed()
+    torch_private.kernels_of_others()
+    torch_private.leave_uncompiled(lambda: None)
+
+
+def _installed(least: int) -> torch.library.Library:
+    import torch
+
+    if others := torch_private.kernels_of_others() & {f"aten/{name}/CPU" for name in OPERATORS}:
+        named = ", ".join(sorted(others))
+        raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {named}")
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that a kernel was there: so it should
+        for name, kernel in kernels(least).items():
+            library.impl(name, kernel, "CPU", with_keyset=True)
+    return library
+
+
+def kernels(least: int) -> dict[str, Kernel]:
+    """Return kernels by operator: closures, as each product asks, in 1.6 to 2 microseconds.
+
+    torch's own go on for what is smaller. Where a compiled model computes between its graphs,
+    torch.compile looks at every Python function that is called, these too: it would compile them,
+    and Inductor fails on oneDNN's product.
+    """
+    import torch
+
+    product, suits = _product(), _suits(least)
+    plain_mm, plain_mm_out, plain_addmm, plain_addmm_out = (
+        torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed for name in OPERATORS
+    )
+
+    def mm(keys: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+        return product(a, b) if suits(a, b) else plain_mm(keys, a, b)
+
+    def mm_out(keys: Any, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> Any:
+        if suits(a, b) and _takes(out, a, b):
+            return out.copy_(product(a, b))
+        return plain_mm_out(keys, a, b, out=out)
+
+    def addmm(
+        keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
+        *, beta: Any = 1, alpha: Any = 1,
+    ) -> Any:  # fmt: skip
+        if suits(a, b) and beta == 1 == alpha and _is_a_row(row, a, b):
+            return product(a, b, row)
+        return plain_addmm(keys, row, a, b, beta=beta, alpha=alpha)
+
+    def addmm_out(
+        keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
+        *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        if suits(a, b) and beta == 1 == alpha and _is_a_row(row, a, b) and _takes(out, a, b):
+            return out.copy_(product(a, b, row))
+        return plain_addmm_out(keys, row, a, b, beta=beta, alpha=alpha, out=out)
+
+    for kernel in (mm, mm_out, addmm, addmm_out):
+        torch_private.leave_uncompiled(kernel)
+    return dict(zip(OPERATORS, (mm, mm_out, addmm, addmm_out), strict=True))
+
+
+def _product() -> Kernel:
+    linear = torch_private.linear_by_onednn()
+
+    def product(a: torch.Tensor, b: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        weight = b.t()
+        if not (weight.is_contiguous() or b.is_contiguous()):
+            # Copied as it lies: by oneDNN's reference kernel it would take 200 times as long.
+            weight = weight.contiguous() if b.stride(0) == 1 else b.contiguous().t()
+        if bias is not None:  # without strides of its own, which oneDNN would not look at
+            bias = (bias if bias.dim() == 1 else bias[0]).contiguous()
+        return linear(a, weight, bias, "none", [], "")
+
+    return product
+
+
+def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
+    """Return whether oneDNN is given a product: what is wrong with one torch says itself."""
+    import torch
+
+    is_allowed, float32 = torch_private.onednn_is_allowed(), torch.float32
+
+    def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
+        if a.dim() != 2 or b.dim() != 2:
+            return False
+        (rows, inner), (others, columns) = a.shape, b.shape
+        if rows * inner * columns < least or inner != others:
+            return False
+        if min(rows, inner, columns) < SHORTEST:
+            return False
+        return a.dtype is float32 and b.dtype is float32 and is_allowed()
+
+    return suits
+
+
+def _takes(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether a result can simply be copied into it; else torch resizes it, or says why."""
+    return out.dtype is a.dtype and out.shape == (a.shape[0], b.shape[1])
+
+
+def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether it is as a linear layer has it, also where compiled code has expanded it."""
+    if bias.dtype is not b.dtype or bias.device != b.device:
+        return False
+    if bias.dim() == 2 and bias.stride(0) == 0:
+        return bias.shape == (a.shape[0], b.shape[1])
+    return bias.dim() == 1 and bias.shape[0] == b.shape[1]

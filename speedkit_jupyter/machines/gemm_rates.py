@@ -24,11 +24,10 @@ VARIABLES = (
     "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
     "MKL_DEBUG_CPU_TYPE", "LD_PRELOAD",
 )  # fmt: skip
-# Sides of square matrices, and of those in a batch; what all of them take is some 200 ms. Not only
-# powers of two: an engine may stumble over just those, whose rows lie on top of one another in the
-# cache (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
+# Sides of square matrices; all of them take some 100 ms. Not only powers of two: an engine may
+# stumble over just those, whose rows lie on top of one another in the cache (oneDNN without FMA:
+# 130 GFLOP/s at 384 and 70 at 512).
 SIZES = (64, 96, 128, 160, 192, 256, 384, 512)
-BATCHED = (96, 128, 160, 192, 256)
 PRODUCTS = 3  # of each size
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
 AHEAD = 1.1
@@ -38,15 +37,9 @@ STEADY = 1.5
 DISTURBED: dict[str, GemmRates] = {}
 SCRIPT = """
 import json, sys, time, torch
-threads, sizes, batched = json.loads(sys.argv[1])
+threads, sizes = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
 linear = torch.ops.mkldnn._linear_pointwise
-def by_onednn(a, b):
-    out = a.new_empty(a.shape)
-    for one, other, place in zip(a.unbind(), b.unbind(), out.unbind()):
-        place.copy_(linear(one, other.t(), None, "none", [], ""))
-def pairs(a):  # as a training step has them: forward, and the gradients of inputs and weights
-    return (a, a.mT), (a, a), (a.mT, a)
 def best(call):
     call()
     shortest, end = 1e9, time.perf_counter() + 0.003
@@ -59,22 +52,19 @@ rows = []
 with torch.inference_mode():
     for _ in range(2):
         for size in sizes:
-            some = pairs(torch.ones(size, size))
-            blas = best(lambda: [torch.mm(*pair) for pair in some])
-            onednn = best(lambda: [linear(a, b.t(), None, "none", [], "") for a, b in some])
+            a = torch.ones(size, size)  # as in training: forward, gradients of inputs and weights
+            pairs = (a, a.mT), (a, a), (a.mT, a)
+            blas = best(lambda: [torch.mm(*pair) for pair in pairs])
+            onednn = best(lambda: [linear(a, b.t(), None, "none", [], "") for a, b in pairs])
             rows.append([size, blas, onednn])
-        for size in batched:
-            some = pairs(torch.ones(8, size, size))
-            blas = best(lambda: [torch.bmm(*pair) for pair in some])
-            rows.append([size, blas, best(lambda: [by_onednn(*pair) for pair in some])])
 print(json.dumps(rows))
 """
 
 
 class GemmRates(BaseModel):
     """Operations per second of float32 products by each engine, at the size that it is fastest at;
-    from `least` multiply-adds on oneDNN was faster, and from `least_batched` in each product of a
-    batch on (0: at no size that was tried). `failure` says why there is nothing to go by.
+    from `least` multiply-adds on oneDNN was faster (0: at no size that was tried). `failure` says
+    why there is nothing to go by.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -82,7 +72,6 @@ class GemmRates(BaseModel):
     blas: NonNegativeFloat = 0.0
     onednn: NonNegativeFloat = 0.0
     least: NonNegativeInt = 0
-    least_batched: NonNegativeInt = 0
     failure: str = ""
     steady: bool = True
 
@@ -122,7 +111,7 @@ def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> Gemm
 
 
 def _measure(threads: int, patience_s: float) -> GemmRates:
-    command = [sys.executable, "-c", SCRIPT, json.dumps([threads, SIZES, BATCHED])]
+    command = [sys.executable, "-c", SCRIPT, json.dumps([threads, SIZES])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s)
     except subprocess.TimeoutExpired:
@@ -142,17 +131,15 @@ Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN
 
 
 def _rates(rows: list[Row]) -> GemmRates:
-    """Return rates from all rows twice: products by size, the smallest first, then batches."""
+    """Return rates from all rows twice, each time the smallest size first."""
     both = list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
     best = [(size, min(a, c), min(b, d)) for (size, a, b), (_, c, d) in both]
-    single, batched = best[: len(SIZES)], best[len(SIZES) :]
-    rates = [[PRODUCTS * 2 * size**3 / s for s in seconds] for size, *seconds in single]
+    rates = [[PRODUCTS * 2 * size**3 / s for s in seconds] for size, *seconds in best]
     blas, onednn = map(max, zip(*rates, strict=True))
     return GemmRates(
         blas=blas,
         onednn=onednn,
-        least=_least(single),
-        least_batched=_least(batched),
+        least=_least(best),
         steady=all(max(a, b) <= STEADY * min(a, b) for r in both for a, b in zip(*r, strict=True)),
     )
 

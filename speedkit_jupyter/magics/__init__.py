@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 
@@ -21,8 +22,6 @@ def register(shell: Any, open_panel: Any = None) -> None:
 
 def unregister(shell: Any) -> None:
     """Restore everything and take the magics away."""
-    import sys
-
     from speedkit_jupyter.magics.completion import remove_completion
 
     if "speedkit_jupyter.plans.context" in sys.modules:  # else nothing can have been applied

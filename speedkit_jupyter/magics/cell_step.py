@@ -26,6 +26,10 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 
 R = TypeVar("R")
+NO_MODEL = (
+    "the cell uses no model that was there before: make it in an earlier cell, and name it with "
+    "--model where the code hides it"
+)
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
@@ -36,10 +40,9 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
     if not models and (arguments.compare or arguments.tune):
-        raise UsageError(f"%%speedbench: {_why_no_model(names, cell, objects)}")
+        raise UsageError(_why_no_model(names, cell, objects))
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
-
     lends_context = cell.reads("ctx") and _is_free(names.get("ctx"), models)
 
     def step(context: SpeedContext) -> Any:
@@ -87,19 +90,9 @@ def again(make: Callable[..., R], *arguments: Any) -> R:
 
 def _why_no_model(names: Mapping[str, Any], cell: Cell, objects: Any) -> str:
     if missing := cell.undefined():
-        hint = did_you_mean(missing[0], [n for n in names if n[:1] != "_"])
+        hint = did_you_mean(missing[0], [name for name in names if name[:1] != "_"])
         return f"the name {missing[0]!r} is not defined.{hint}"
-    if inner := cell.magic():
-        return (
-            f"SpeedKit can't see into code behind {inner}, and the rest of the cell uses no model: "
-            f"write it without {inner}, or name the model with --model"
-        )
-    if is_quantized(objects):
-        return NO_PARAMETERS
-    return (
-        "the cell uses no model that was there before: make it in an earlier cell, and name it "
-        "with --model where the code hides it"
-    )
+    return NO_PARAMETERS if is_quantized(objects) else NO_MODEL
 
 
 def _is_free(ctx: Any, models: Sequence[Any]) -> bool:

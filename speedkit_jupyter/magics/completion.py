@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser
+from argparse import Action
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-NAMES = ("%speedkit", "%%speedbench")
-Names = Mapping[str, Any]
+if TYPE_CHECKING:
+    from speedkit_jupyter.magics.line import Parser
+
+MAGICS = ("%speedkit", "%%speedbench")
 
 
 def add_completion(shell: Any) -> None:
-    """Have Tab offer our words on our lines, and nothing else there.
+    """Have Tab offer our words on our lines.
 
     An IPython before 8.6 has no matchers of others, and mixes Python's own names in.
     """
     from IPython.core import completer
 
-    is_new = hasattr(completer, "SimpleCompletion")  # 7.34 has matchers of another form
-    matchers = shell.Completer.custom_matchers if is_new else None
-    if matchers is not None:
-        matchers.append(_Matcher(shell))
-    for name in () if matchers is not None else NAMES:
-        shell.set_hook("complete_command", _completed, str_key=name)
+    if hasattr(completer, "SimpleCompletion"):
+        shell.Completer.custom_matchers.append(_Matcher(shell))
+    else:
+        for name in MAGICS:
+            shell.set_hook("complete_command", _completed, str_key=name)
 
 
 def remove_completion(shell: Any) -> None:
     """Take it away again."""
     matchers = getattr(shell.Completer, "custom_matchers", [])
     matchers[:] = [matcher for matcher in matchers if not isinstance(matcher, _Matcher)]
-    for name in NAMES:
+    for name in MAGICS:
         shell.strdispatchers["complete_command"].strs.pop(name, None)
 
 
@@ -46,7 +47,7 @@ class _Matcher:
         from IPython.core.completer import SimpleCompletion
 
         line, token = context.text_until_cursor, context.token
-        is_ours = line.lstrip().startswith(NAMES)
+        is_ours = line.lstrip().startswith(MAGICS)
         words = complete(line[: len(line) - len(token)], self._shell.user_ns) if is_ours else []
         found = [SimpleCompletion(word) for word in words if word.startswith(token)]
         return {"completions": found, "suppress": bool(found), "ordered": True}
@@ -54,11 +55,10 @@ class _Matcher:
 
 def _completed(shell: Any, event: Any) -> list[str]:
     """The same for the hook of an older IPython."""
-    before = event.line[: len(event.line) - len(event.symbol)] if event.symbol else event.line
-    return complete(before, shell.user_ns)
+    return complete(event.line[: len(event.line) - len(event.symbol)], shell.user_ns)
 
 
-def complete(before: str, names: Names) -> list[str]:
+def complete(before: str, names: Mapping[str, Any]) -> list[str]:
     """Return what may stand behind the beginning of a `%speedkit` or `%%speedbench` line."""
     from speedkit_jupyter.magics.commands import COMMANDS
     from speedkit_jupyter.magics.options import speedbench_parser
@@ -68,30 +68,25 @@ def complete(before: str, names: Names) -> list[str]:
         return _offered(speedbench_parser(), words, names)
     if not words:
         return list(COMMANDS)
-    command, *words = words
-    return _offered(COMMANDS[command].parser, words, names) if command in COMMANDS else []
+    known = COMMANDS.get(words[0])
+    return _offered(known.parser, words[1:], names) if known else []
 
 
-def _offered(parser: ArgumentParser, words: list[str], names: Names) -> list[str]:
+def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:
     """For the option that was typed last, or else for the next word and for further options."""
-    options = {name: action for action in parser._actions for name in action.option_strings}
-    last = words[-1] if words else ""
-    if last[-1:] in (",", "+") and len(words) > 1:  # a list goes on
-        last = words[-2]
-    if last in options and options[last].nargs != 0:
-        return _of(options[last], names)
-    typed = sum(
-        word not in options and not (before in options and options[before].nargs != 0)
-        for word, before in zip(words, ["", *words], strict=False)
-    )
-    places = [action for action in parser._actions if not action.option_strings]
-    following = _of(places[typed], names) if typed < len(places) else []
+    options, places = parser._option_string_actions, parser._get_positional_actions()
+
+    def offered(action: Action) -> list[str]:
+        about = parser.about[action.dest]
+        return list(about.found(names)) if about.found else list(about.words)
+
+    takes = {name for name, action in options.items() if action.nargs != 0}
+    last = words[-1:]
+    if last and last[0][-1] in ",+":  # a list goes on
+        last = words[-2:-1]
+    if last and last[0] in takes:
+        return offered(options[last[0]])
+    pairs = zip(["", *words], words, strict=False)
+    typed = sum(word not in options and before not in takes for before, word in pairs)
     further = [name for name in options if name.startswith("--") and name not in words]
-    return [*following, *further]
-
-
-def _of(action: Action, names: Names) -> list[str]:
-    """Its words, or what it can name in this notebook."""
-    if (source := getattr(action, "found", None)) is not None:
-        return list(source(names))
-    return list(getattr(action, "words", None) or action.choices or ())
+    return [*(offered(places[typed]) if typed < len(places) else ()), *further]

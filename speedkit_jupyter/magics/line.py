@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from speedkit_jupyter.session import Session
 
 Names = MutableMapping[str, Any]
-Source = Callable[[Mapping[str, Any]], list[str]]
 Run = Callable[[Names, "Session", argparse.Namespace], None]
 
 # An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
@@ -33,66 +32,74 @@ END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
-class Parser(argparse.ArgumentParser):
-    """Parse a line; an error is one line with the nearest right word, never an exit."""
+class Option:
+    """An option, or a word without dashes. `more` goes to argparse.
 
-    def __init__(self, command: str) -> None:
-        topic = command.strip("%").removeprefix("speedkit ")
-        self.help_command = f"%speedkit help {topic}"
-        super().__init__(prog=command, add_help=False, allow_abbrev=False)
+    Tab offers what is `found` among the notebook's names, or else the `words`.
+    """
 
-    def option(
+    def __init__(
         self,
         name: str,
         metavar: str | None,
         about: str,
-        found: Source | None = None,
+        found: Callable[[Mapping[str, Any]], Iterable[str]] | None = None,
         words: Iterable[str] = (),
         **more: Any,
     ) -> None:
-        """Add an option, or a word without one.
+        self.names = list(dict.fromkeys((name, name.replace("_", "-"))))
+        self.found, self.words = found, tuple(words or more.get("choices", ()))
+        self.more = {"help": about, **({"metavar": metavar} if metavar else {}), **more}
 
-        Tab offers what is `found` among the notebook's names, or else the `words`.
-        """
-        action = self.add_argument(name, metavar=metavar, help=about, **more)
-        action.found, action.words = found, tuple(words)  # type: ignore[attr-defined]
 
-    def switch(self, name: str, about: str) -> None:
-        """Add an option without a value."""
-        self.add_argument(name, action="store_true", help=about)
+def switch(name: str, about: str) -> Option:
+    """Return an option without a value."""
+    return Option(name, None, about, action="store_true")
+
+
+class Parser(argparse.ArgumentParser):
+    """Parse a line; an error is one line with the nearest right word, never an exit."""
+
+    def __init__(self, command: str, options: Iterable[Option]) -> None:
+        self.about: dict[str, Option] = {}
+        super().__init__(prog=command, add_help=False, allow_abbrev=False)
+        for option in options:
+            action = self.add_argument(*option.names, **option.more)
+            self.about[action.dest] = option
 
     def error(self, message: str) -> NoReturn:
         """Raise IPython's UsageError."""
         message = re.sub(r"invalid (.+?) value", r"no \1", message)
         message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
         message = message.removeprefix("argument ")
+        topic = self.prog.strip("%").removeprefix("speedkit ")
         if choice := re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message):
             words = choice[2].replace("'", "")
             hint = did_you_mean(choice[1], words.split(", "))
-            raise UsageError(f"{self.prog}: {choice[1]!r} is not allowed; allowed: {words}.{hint}")
-        match = re.search(r"unrecognized arguments: (\S+)", message)
-        if match and match[1] in ("-h", "--help"):
-            names = ", ".join(options(self))
-            begin = f"its options are {names}; " if names else ""
-            message = f"{begin}{self.help_command} says what it takes"
-        elif match and match[1].startswith("-"):
-            message = f"unknown option {match[1]!r}.{self._hint(match[1])}"
-        elif match:
-            message = f"{match[1]!r} is one word too many (lists take commas without spaces)"
+            message = f"{choice[1]!r} is not allowed; allowed: {words}.{hint}"
+        elif match := re.search(r"unrecognized arguments: (\S+)", message):
+            known = [name[2:] for name in self._option_string_actions if name[:2] == "--"]
+            hint = did_you_mean(match[1].partition("=")[0].strip("-"), known)
+            hint = hint.replace(" '", " '--") or f" %speedkit help {topic} lists them"
+            message = f"unknown option {match[1]!r}.{hint}"
+            if match[1][0] != "-":
+                message = f"{match[1]!r} is one word too many (lists take commas without spaces)"
         raise UsageError(f"{self.prog}: {message}")
-
-    def _hint(self, option: str) -> str:
-        """The nearest option, by its letters alone, or where to find all of them."""
-        names = {name.strip("-"): name for name in options(self)}
-        near = did_you_mean(option.partition("=")[0].strip("-"), names)
-        for name in sorted(names, key=len, reverse=True):
-            if repr(name) in near:
-                return f" Did you mean {names[name]!r}?"
-        return f" {self.help_command} lists them"
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """Parse a magic's line; raises UsageError."""
         return self.parse_args(split(line))
+
+    def described(self) -> list[tuple[str, str]]:
+        """Return every option and word, and what it does with the words that it takes."""
+        rows = []
+        for action in self._actions:
+            words = ", ".join(self.about[action.dest].words)
+            value = str(action.metavar or ("" if action.nargs == 0 else action.dest.upper()))
+            value = f"[{value}]" if action.nargs == "?" else value
+            name = next(iter(action.option_strings), "")
+            rows.append((f"{name} {value}".strip(), f"{action.help}{f': {words}' * bool(words)}"))
+        return rows
 
 
 def without_comment(line: str) -> str:
@@ -101,10 +108,11 @@ def without_comment(line: str) -> str:
 
 
 def split(line: str) -> list[str]:
-    """Return the words of a line, quotes respected; raises UsageError where one is left open."""
+    """Return the words of a line; quotes and blanks within brackets belong to a word, as in
+    `models['lm']`. Raises UsageError where a quote is left open.
+    """
 
     def kept(match: re.Match[str]) -> str:
-        """Quotes and blanks within brackets belong to a word, as in `models['lm']`."""
         return match[0] if match[1] else re.sub(r"(['\"\s\\])", r"\\\1", match[0])
 
     try:
@@ -113,36 +121,15 @@ def split(line: str) -> list[str]:
         raise UsageError(f"can't be read: {error}") from None
 
 
-def options(parser: argparse.ArgumentParser) -> list[str]:
-    """Return every long option."""
-    return [n for action in parser._actions for n in action.option_strings if n[:2] == "--"]
-
-
-def described(parser: Parser) -> list[tuple[str, str]]:
-    """Return every option and word, and what it does with the words that it takes."""
-    rows = []
-    for action in parser._actions:
-        allowed: Iterable[object] = action.choices or getattr(action, "words", None) or ()
-        words = [str(word) for word in allowed]
-        value = str(action.metavar or ("" if action.nargs == 0 else action.dest.upper()))
-        optional = f"[{value}]" if action.nargs == "?" else value
-        name = next(iter(action.option_strings), "")
-        summary = f"{action.help}: {', '.join(words)}" if words else str(action.help)
-        rows.append((f"{name} {optional}".strip(), summary))
-    return rows
-
-
 def split_setup(parser: Parser, line: str) -> tuple[str, str]:
     """Return the options at the beginning of a `%%speedbench` line, and the set-up code after
     them as it was typed.
     """
-    takes_value = {
-        name: action.nargs != 0 for action in parser._actions for name in action.option_strings
-    }
-    end = 0
+    actions, end = parser._option_string_actions, 0
     while match := OPTION.match(line, end):
         end = match.end()
-        if takes_value.get(match[1]) and not match[2] and (value := VALUE.match(line, end)):
+        takes_value = match[1] in actions and actions[match[1]].nargs != 0
+        if takes_value and not match[2] and (value := VALUE.match(line, end)):
             end = value.end()
     begin = marker.end() if (marker := END_OF_OPTIONS.match(line, end)) else end
     return line[:end], line[begin:].strip()
@@ -174,29 +161,28 @@ def names_of(text: str) -> list[str]:
 class Command:
     """A subcommand of `%speedkit`; its parser, completion and help follow from it.
 
-    `summary` is its line in help, `add_options` gives the parser what it takes, and `run` does it
-    with the notebook's names, its session, and the arguments. It displays and returns nothing.
+    `run` does it with the notebook's names, its session, and the arguments; it displays and
+    returns nothing. `more` gives options that take a while to make.
     """
 
     name: str
     summary: str
+    options: tuple[Option, ...]
     run: Run
-    add_options: Callable[[Parser], None] = lambda parser: None
+    more: Callable[[], Iterable[Option]] = tuple
 
     @cached_property
     def parser(self) -> Parser:
-        """The parser, made at first use: the options of the catalog take a while."""
-        parser = Parser(f"%speedkit {self.name}")
-        self.add_options(parser)
-        return parser
-
-    @property
-    def takes_arguments(self) -> bool:
-        """Whether there is anything that it could be given."""
-        return bool(self.parser._actions)
+        """The parser, made at first use."""
+        return Parser(f"%speedkit {self.name}", [*self.options, *self.more()])
 
     def parse(self, line: str) -> argparse.Namespace:
         """Return its arguments; raises UsageError."""
-        if line.strip() and not self.takes_arguments:
-            raise UsageError(f"%speedkit {self.name} takes no arguments, not {line.strip()!r}")
         return self.parser.parse_line(line)
+
+
+def command(
+    summary: str, *options: Option, more: Callable[[], Iterable[Option]] = tuple
+) -> Callable[[Run], Command]:
+    """Make a function the subcommand that is called as it is."""
+    return lambda run: Command(run.__name__, summary, options, run, more)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from keyword import iskeyword
 from types import FunctionType, MethodType, ModuleType
@@ -25,251 +26,74 @@ from speedkit_jupyter.tuning import learning
 if TYPE_CHECKING:
     import torch
 
+Space = Mapping[str, Any]
 # Of a longer list nobody wants every element as a suggestion.
 MOST_PARTS = 32
 # Not those of `models['a,b']`.
 AT_COMMAS = re.compile(r",(?![^\[]*\])")
 
 
-def models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
+def models(names: Space) -> dict[str, torch.nn.Module]:
     """Return the models in a namespace, each once, by the first of its names."""
-    import torch
-
-    return _instances(names, torch.nn.Module)
+    return _each_once(_of_kind(_public(names), "nn.Module"))
 
 
-def optimizers(names: Mapping[str, Any]) -> dict[str, torch.optim.Optimizer]:
+def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers in a namespace, each once, by the first of its names."""
-    import torch
-
-    entries: dict[int, tuple[str, Any]] = {}
-    for name, optimizer in _instances(names, torch.optim.Optimizer).items():
-        entries.setdefault(id(unwrapped(optimizer)), (name, unwrapped(optimizer)))
-    return dict(entries.values())
+    found = _of_kind(_public(names), "optim.Optimizer")
+    return _each_once((name, unwrapped(optimizer)) for name, optimizer in found)
 
 
-def functions(names: Mapping[str, Any]) -> dict[str, Any]:
+def loaders(names: Space) -> dict[str, Any]:
+    """Return the DataLoaders in a namespace, each once, by the first of its names."""
+    return _each_once(_of_kind(_public(names), "utils.data.DataLoader"))
+
+
+def functions(names: Space) -> dict[str, Any]:
     """Return the notebook's own functions."""
     return {
         name: value
-        for name, value in list(names.items())
+        for name, value in _public(names)
         if type(value) is FunctionType
-        and name[:1] != "_"
         and not str(value.__globals__.get("__name__", "")).startswith("IPython")
     }
 
 
-def loaders(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the DataLoaders in a namespace, each once, by the first of its names."""
-    from torch.utils.data import DataLoader
-
-    return _instances(names, DataLoader)
-
-
-def whole_models(names: Mapping[str, Any]) -> dict[str, torch.nn.Module]:
-    """Return the models that are no part of another one and have parameters."""
-    return _whole(models(names))
-
-
-def inside_others(names: Mapping[str, Any], kind: type | None = None) -> dict[str, Any]:
-    """Return what lists, dictionaries and the user's own objects hold of a kind (models), by the
-    words that find it.
+def inside_others(names: Space, kind: str = "nn.Module") -> dict[str, Any]:
+    """Return what lists, dictionaries and the user's own objects hold of a kind (a class of torch),
+    by the words that find it.
     """
-    import torch
-
-    kind = torch.nn.Module if kind is None else kind
-    entries: dict[int, tuple[str, Any]] = {}
-    for name, owner in list(names.items()):
-        if name.startswith("_") or name in ("In", "Out") or lookup.is_a(owner, ModuleType | type):
-            continue
-        for word, value in _parts_of(owner):
-            if lookup.is_a(value, kind):
-                entries.setdefault(id(value), (f"{name}{word}", value))
-    return dict(entries.values())
+    parts = (
+        (f"{name}{word}", value)
+        for name, owner in _public(names)
+        if name not in ("In", "Out") and not lookup.is_a(owner, ModuleType | type)
+        for word, value in _parts_of(owner)
+    )
+    return _each_once(_of_kind(parts, kind))
 
 
-def find_model(names: Mapping[str, Any], name: str | None) -> tuple[str, torch.nn.Module]:
-    """Return the model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
-
-    Raises UsageError.
-    """
-    import torch
-
-    candidates = models(names)
-    if name is None:
-        whole = _whole(candidates) or _whole(inside_others(names)) or candidates
-        if len(whole) == 1:
-            return next(iter(whole.items()))
-        if not whole:
-            raise UsageError("there is no model in this notebook yet: define one first")
-        raise UsageError(f"which model? {', '.join(whole)}")
-    value = _looked_up(names, name, list(candidates), "model")
-    if not isinstance(value, torch.nn.Module):
-        raise UsageError(f"{name} is of class {type(value).__name__}, not a torch.nn.Module")
-    return lookup.canonical(name), value
+def models_to_name(names: Space) -> list[str]:
+    """Return the notebook's models, or those that its lists and objects hold."""
+    return list(models(names) or inside_others(names))
 
 
-def find_models(names: Mapping[str, Any], words: str | None) -> dict[str, torch.nn.Module]:
-    """Find the models of a list with commas, as `find_model` does: `encoder,decoder`."""
-    parts = [None] if words is None else [part for part in AT_COMMAS.split(words) if part]
-    return dict(find_model(names, part) for part in parts or [words])
+def _public(names: Space) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in list(names.items()) if name[:1] != "_"]
 
 
-def chosen_by(names: Mapping[str, Any], wanted: Sequence[torch.nn.Module]) -> tuple[str, ...]:
-    """Return the words by which `find_models` finds these; none where it needs, or has, none."""
-    known = models(names) | inside_others(names)
-    words = {id(unwrapped(model)): name for name, model in reversed(known.items())}
-    ids = {id(unwrapped(model)) for model in wanted}
-    spoken = tuple(name for name in known if any(words.get(key) == name for key in ids))
-    try:
-        alone = len(wanted) == 1 and unwrapped(find_model(names, None)[1]) is unwrapped(wanted[0])
-    except UsageError:
-        alone = False
-    return () if alone or len(spoken) < len(ids) else spoken
+def _of_kind(entries: Iterable[tuple[str, Any]], kind: str) -> Iterator[tuple[str, Any]]:
+    """Without torch there is nothing of it, and Tab must not wait for its import."""
+    cls: Any = sys.modules.get("torch")
+    for part in kind.split(".") if cls is not None else ():
+        cls = getattr(cls, part)
+    return ((n, value) for n, value in entries if cls is not None and lookup.is_a(value, cls))
 
 
-def find_optimizers(
-    names: Mapping[str, Any], wanted: list[str] | None, model: torch.nn.Module
-) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of those names, or all that hold a parameter of the model."""
-    parameters = {id(p) for p in model.parameters()}
-    candidates = optimizers(names) if wanted is None else named_optimizers(names, wanted)
-    holding = {
-        name: optimizer
-        for name, optimizer in candidates.items()
-        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
-    }
-    for name in candidates if wanted else ():
-        if name not in holding:
-            raise UsageError(f"{name} holds no parameter of this model")
-    return holding
-
-
-def named_optimizers(
-    names: Mapping[str, Any], wanted: Sequence[str]
-) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of those names; raises UsageError."""
-    result = {}
-    for name in wanted:
-        value = _looked_up(names, name, list(optimizers(names)), "optimizer")
-        if not is_optimizer(value):
-            kind = type(value).__name__
-            raise UsageError(f"{name} is of class {kind}, not a torch.optim.Optimizer")
-        result[lookup.canonical(name)] = unwrapped(value)
-    return result
-
-
-def words_for(names: Mapping[str, Any], members: Sequence[Any]) -> dict[str, Any]:
-    """Return optimizers by the names that they have in the notebook."""
-    import torch
-
-    known = inside_others(names, torch.optim.Optimizer) | optimizers(names)
-    words = {id(unwrapped(optimizer)): name for name, optimizer in known.items()}
-    return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
-
-
-def find_function(names: Mapping[str, Any], name: str, command: str) -> Any:
-    """Return the function or method of that name (`train`, `trainer.step`); raises UsageError."""
-    try:
-        value = lookup.value_of(names, name, list(functions(names)), "function")
-    except SpeedKitError as error:
-        raise UsageError(f"{command}: {error}") from None
-    if not lookup.is_a(value, FunctionType | MethodType | partial):
-        kind = type(value).__name__
-        raise UsageError(f"{command}: {name} is no function but of class {kind}")
-    return value
-
-
-def named_loader(names: Mapping[str, Any], name: str | None, command: str) -> Any:
-    """Return the DataLoader of that name (`train_loader`, `data['train']`); None without a name."""
-    from torch.utils.data import DataLoader
-
-    if name is None:
-        return None
-    value = _looked_up(names, name, list(loaders(names)), "DataLoader")
-    if not lookup.is_a(value, DataLoader):
-        kind = type(value).__name__
-        hint = f": name a loader, and the step by --step {name}" if kind == "function" else ""
-        raise UsageError(f"{command}: {name} is no DataLoader but of class {kind}{hint}")
-    return value
-
-
-def is_variable(name: str) -> bool:
-    """Whether a variable of the user's may be called so: not a keyword, nor one of Python's own."""
-    return name.isidentifier() and not iskeyword(name) and not hasattr(builtins, name)
-
-
-def check_result_name(command: str, name: str | None, names: Mapping[str, Any]) -> None:
-    """Raise UsageError where the result can't get this name."""
-    import torch
-
-    if name is None:
-        return
-    if not is_variable(name):
-        raise UsageError(
-            f"{command}: -v {name or repr(name)}: this is no name for a variable of yours"
-        )
-    value = names.get(name)
-    if lookup.is_a(value, torch.nn.Module) or is_optimizer(value):
-        kind = "a model" if lookup.is_a(value, torch.nn.Module) else "an optimizer"
-        raise UsageError(
-            f"{command}: -v {name}: {name} is {kind}, which the result would replace: "
-            "give another name"
-        )
-
-
-def named(names: Mapping[str, Any], applied: Mapping[str, SpeedContext], name: str | None) -> str:
-    """Return the model that a line is about: the named one, the only one with a plan, or at all."""
-    if name is None and len(applied) == 1:
-        return next(iter(applied))
-    if name is None and len(applied) > 1:
-        raise UsageError(f"which model? {', '.join(applied)}")
-    if name is not None and name in applied:
-        return name
-    return find_model(names, name)[0]
-
-
-def planned(
-    names: Mapping[str, Any],
-    config: SpeedConfig,
-    name: str,
-    optimizers: Mapping[str, Any] | None = None,
-) -> Plan:
-    """Return what apply would do to a model that has no plan yet."""
-    _, model = find_model(names, name)
-    mapping = find_optimizers(names, None, model) if optimizers is None else optimizers
-    listed = list(mapping.values())
-    return plan(or_learned(config, model, listed), facts=Facts.read(model, listed))
-
-
-def planned_or_plain(
-    names: Mapping[str, Any], session: Session, name: str | None
-) -> tuple[Plan, str]:
-    """Return the plan in force or to come, with its model's name.
-
-    Without a model, or where there are several and none was named, it is that of any model here.
-    """
-    applied = dict(session.applied(names))
-    if name is None and len(applied) != 1 and len(models(names)) != 1:
-        return plan(session.config), "a float32 model"
-    chosen = named(names, applied, name)
-    if chosen in applied:
-        return applied[chosen].plan, f"`{chosen}`"
-    return planned(names, session.config, chosen), f"`{chosen}`"
-
-
-def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """Return the learned plan of one model or several, else the config.
-
-    Says where the store can't be read. Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
-    """
-    try:
-        return learning.or_learned(config, model, optimizers)
-    except ConfigError:  # no plan can be made
-        raise
-    except SpeedKitError as error:  # then by rules, as without a store
-        messages.note(str(error))
-        return config
+def _each_once(entries: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[int, tuple[str, Any]] = {}
+    for name, value in entries:
+        found.setdefault(id(value), (name, value))
+    return dict(found.values())
 
 
 def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
@@ -284,12 +108,35 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{key}", part) for key, part in inside if str(key)[:1] != "_")
 
 
-def _instances(names: Mapping[str, Any], kind: type) -> dict[str, Any]:
-    entries: dict[int, tuple[str, Any]] = {}
-    for name, value in list(names.items()):
-        if not name.startswith("_") and lookup.is_a(value, kind):
-            entries.setdefault(id(value), (name, value))
-    return dict(entries.values())
+def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
+    """What the user's word stands for; raises UsageError where it is nothing, or no `cls`."""
+    try:
+        value = lookup.value_of(names, text, list(known), kind)
+    except SpeedKitError as error:
+        raise UsageError(str(error)) from None
+    if not lookup.is_a(unwrapped(value), cls):
+        word = type(value).__name__
+        hint = f": name a {kind}, and the step by --step {text}" if word == "function" else ""
+        raise UsageError(f"{text} is no {kind}, but of class {word}{hint}")
+    return value
+
+
+def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
+    """Return the model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
+
+    Raises UsageError.
+    """
+    import torch
+
+    known = models(names)
+    if name is not None:
+        return lookup.canonical(name), _find(names, name, "model", known, torch.nn.Module)
+    whole = _whole(known) or _whole(inside_others(names)) or known
+    if not whole:
+        raise UsageError("there is no model in this notebook yet: define one first")
+    if len(whole) > 1:
+        raise UsageError(f"which model? {', '.join(whole)}")
+    return next(iter(whole.items()))
 
 
 def _whole(candidates: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,8 +146,133 @@ def _whole(candidates: Mapping[str, Any]) -> dict[str, Any]:
     return {n: m for n, m in whole.items() if next(m.parameters(), None) is not None}
 
 
-def _looked_up(names: Mapping[str, Any], text: str, known: list[str], kind: str) -> Any:
+def find_models(names: Space, words: str | None) -> dict[str, torch.nn.Module]:
+    """Find the models of a list with commas, as `find_model` does: `encoder,decoder`."""
+    parts = [None] if words is None else [part for part in AT_COMMAS.split(words) if part]
+    return dict(find_model(names, part) for part in parts or [words])
+
+
+def words_of_models(names: Space, wanted: Sequence[torch.nn.Module]) -> tuple[str, ...]:
+    """Return the words by which `find_models` finds these; none where one has no name."""
+    known = models(names) | inside_others(names)
+    words = {id(unwrapped(model)): name for name, model in reversed(known.items())}
+    ids = {id(unwrapped(model)) for model in wanted}
+    spoken = tuple(name for name in known if any(words.get(key) == name for key in ids))
+    return spoken if len(spoken) == len(ids) else ()
+
+
+def find_optimizers(
+    names: Space, wanted: Sequence[str] | None, model: torch.nn.Module
+) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of those names, or all that hold a parameter of the model."""
+    parameters = {id(p) for p in model.parameters()}
+    candidates = optimizers(names) if wanted is None else named_optimizers(names, wanted)
+    holding = {
+        name: optimizer
+        for name, optimizer in candidates.items()
+        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
+    }
+    if wanted and (idle := [name for name in candidates if name not in holding]):
+        raise UsageError(f"{idle[0]} holds no parameter of this model")
+    return holding
+
+
+def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of those names; raises UsageError."""
+    from torch.optim import Optimizer
+
+    known = optimizers(names)
+    return {
+        lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
+        for name in wanted
+    }
+
+
+def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
+    """Return optimizers by the names that they have in the notebook."""
+    known = inside_others(names, "optim.Optimizer") | optimizers(names)
+    words = {id(unwrapped(optimizer)): name for name, optimizer in known.items()}
+    return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
+
+
+def find_function(names: Space, name: str) -> Any:
+    """Return the function or method of that name (`train`, `trainer.step`); raises UsageError."""
+    return _find(names, name, "function", functions(names), FunctionType | MethodType | partial)
+
+
+def find_loader(names: Space, name: str | None) -> Any:
+    """Return the DataLoader of that name (`train_loader`, `data['train']`); None without a name."""
+    from torch.utils.data import DataLoader
+
+    return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
+
+
+def is_variable(name: str) -> bool:
+    """Whether a variable of the user's may be called so: not a keyword, nor one of Python's own."""
+    return name.isidentifier() and not iskeyword(name) and not hasattr(builtins, name)
+
+
+def check_result_name(name: str | None, names: Space) -> None:
+    """Raise UsageError where the result can't get this name."""
+    import torch
+
+    if name is None:
+        return
+    if not is_variable(name):
+        raise UsageError(f"-v {name or repr(name)}: this is no name for a variable of yours")
+    value = names.get(name)
+    if lookup.is_a(value, torch.nn.Module) or is_optimizer(value):
+        kind = type(value).__name__
+        raise UsageError(f"-v {name}: the result would replace your {kind}: give another name")
+
+
+def planned_for(
+    names: Space,
+    session: Session,
+    name: str | None,
+    wanted: Mapping[str, torch.optim.Optimizer] | None = None,
+) -> tuple[str, SpeedContext | None, Plan]:
+    """Return the model that a line is about, its context in force, and its plan, or the plan that
+    apply would make, with these optimizers or those of the notebook.
+
+    Without a name it is the only model with a plan, or the only one. Raises UsageError.
+    """
+    applied = dict(session.applied(names))
+    if name is None and len(applied) > 1:
+        raise UsageError(f"which model? {', '.join(applied)}")
+    if name is None and applied:
+        (name,) = applied
+    if name in applied:
+        return name, applied[name], applied[name].plan
+    name, model = find_model(names, name)
+    if name in applied:
+        return name, applied[name], applied[name].plan
+    mapping = find_optimizers(names, None, model) if wanted is None else wanted
+    held = list(mapping.values())
+    config = or_learned(session.config, model, held)
+    return name, None, plan(config, facts=Facts.read(model, held))
+
+
+def planned_or_plain(names: Space, session: Session, name: str | None) -> tuple[Plan, str]:
+    """Return the plan in force or to come, with its model's name.
+
+    Without a model, or where there are several and none was named, it is that of any model here.
+    """
+    if name is None and len(session.applied(names)) != 1 and len(models(names)) != 1:
+        return plan(session.config), "a float32 model"
+    chosen, _, found = planned_for(names, session, name)
+    return found, f"`{chosen}`"
+
+
+def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
+    """Return the learned plan of one model or several, else the config.
+
+    Says where the store can't be read. Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
+    """
     try:
-        return lookup.value_of(names, text, known, kind)
-    except SpeedKitError as error:
-        raise UsageError(str(error)) from None
+        return learning.or_learned(config, model, optimizers)
+    except ConfigError:  # no plan can be made
+        raise
+    except SpeedKitError as error:  # then by rules, as without a store
+        messages.note(str(error))
+        return config

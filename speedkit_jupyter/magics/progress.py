@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
 
+from IPython import get_ipython
 from IPython.display import display
 
-from speedkit_jupyter.magics.errors import STOPPED
+from speedkit_jupyter.magics.line import Names
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.live import live_line, live_report, waiting
 from speedkit_jupyter.support import messages
@@ -25,67 +25,59 @@ INTERVAL_S = 0.2
 def measured(
     engine: Any,
     title: str,
-    names: MutableMapping[str, Any],
+    names: Names,
     variable: str | None,
     value_of: Callable[[Any], Any] = lambda result: result,
     tried: Sequence[str] = (),
     is_quiet: bool = False,
-    draws: bool = False,
 ) -> Any:
     """Run an engine to its end, show the result and return it; `variable` gets its value.
 
-    Ctrl-C does the same with what is known so far, and stops the notebook.
+    `tried` are the variants, which stand in the table from the start. Ctrl-C does the same with
+    what is known so far, and stops the notebook.
     """
     __tracebackhide__ = True
-
-    def end() -> Any:
+    line, was_stopped = _ProgressLine(title, tried), False
+    streams = sys.stdout, sys.stderr
+    try:
+        try:
+            with closing(engine.run()) as states:
+                for state in states:
+                    line.show(state)
+        except KeyboardInterrupt:
+            was_stopped, is_quiet = True, False
+            sys.stdout, sys.stderr = streams  # a block of the cell may have been cut short
+            if not engine.has_results():
+                raise
         result = engine.result()
         if variable:
             names[variable] = value_of(result)
         if not is_quiet:
-            progress.replace(result)
+            line.replace(result)
+        if was_stopped:
+            raise KeyboardInterrupt
         return result
-
-    with ProgressLine(title, tried, draws and not is_quiet) as progress:
-        try:
-            with closing(engine.run()) as states:
-                for state in states:
-                    progress.show(state)
-        except KeyboardInterrupt:
-            if engine.has_results():
-                is_quiet = False
-                end()
-            raise KeyboardInterrupt(STOPPED) from None
-        return end()
+    finally:
+        line.end()
 
 
-class ProgressLine:
+class _ProgressLine:
     """Shows each `show(progress)` while its block runs; `replace` puts the result in its place.
 
-    `names` are the variants, which stand in the table from the start. Uses display updates, which
-    every front end has, never a widget; in a terminal it rewrites one line of stderr. Without a
-    result it ends empty. Where that `draws` a picture, what drawing needs is loaded first.
+    Uses display updates, which every front end has, never a widget; in a terminal it rewrites one
+    line of stderr. Without a result it ends empty.
     """
 
-    def __init__(self, title: str, names: Sequence[str] = (), draws: bool = False) -> None:
-        self._draws = draws
-        self._title, self._names, self._last, self._on_terminal = title, names, 0.0, False
+    def __init__(self, title: str, names: Sequence[str]) -> None:
+        self._title, self._names, self._last = title, names, 0.0
         self._handle: Any = None
-
-    def __enter__(self) -> ProgressLine:
-        if messages.verbosity() == "quiet":
-            return self
-        begin = Document(self._title)
-        self._handle = display(begin, display_id=True) if _has_updates() else None
-        self._on_terminal = self._handle is None and sys.stderr.isatty()
-        if self._handle is not None and self._draws:
-            plots.ready()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._handle is not None:
-            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
-        self._rewrite("")
+        self._on_terminal = False
+        if messages.verbosity() != "quiet":
+            # Only a kernel can update what it displayed; a terminal would print line after line.
+            classes = type(get_ipython()).__mro__
+            is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
+            self._handle = display(Document(title), display_id=True) if is_kernel else None
+            self._on_terminal = not is_kernel and sys.stderr.isatty()
 
     def show(self, progress: Progress) -> None:
         """Show where it is now; it is drawn at most some times a second."""
@@ -106,15 +98,14 @@ class ProgressLine:
             self._handle.update(result)
             self._handle = None
 
+    def end(self) -> None:
+        """Leave no trace."""
+        if self._handle is not None:
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+        self._rewrite("")
+
     def _rewrite(self, line: str) -> None:
         if self._on_terminal:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[K{line[:width]}")
             sys.stderr.flush()
-
-
-def _has_updates() -> bool:
-    """Only a kernel can update what it displayed; a terminal would print line after line."""
-    from IPython import get_ipython
-
-    return any(kind.__module__.startswith("ipykernel.") for kind in type(get_ipython()).__mro__)

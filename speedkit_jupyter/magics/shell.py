@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from IPython.core.error import UsageError
 from IPython.core.magic import (
     Magics,
     cell_magic,
@@ -15,7 +17,11 @@ from IPython.core.magic import (
     no_var_expand,
 )
 
-from speedkit_jupyter.magics.errors import shown
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import users_part
+
+R = TypeVar("R")
+STOPPED = "stopped; everything is as before"
 
 
 @magics_class
@@ -34,8 +40,10 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         __tracebackhide__ = True
         from speedkit_jupyter.magics.commands import run
 
-        names = _names(self.shell, local_ns)
-        shown(self.shell, "%speedkit", lambda: run(names, self._session(), line))
+        shell: Any = self.shell
+        space = shell.user_ns
+        names = space if local_ns is None or local_ns is space else _Names(local_ns, space)
+        shown(shell, "%speedkit", lambda: run(names, self._session(), line))
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -72,14 +80,50 @@ vars(SpeedKitMagics.speedbench)["getdoc"] = partial(_page, "speedbench")
 
 
 class _Names(ChainMap[str, Any]):
-    """A function's own variables before the notebook's, which are the ones that are written."""
+    """A method's own variables, as `self`, before the notebook's, which are written."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.maps[-1][name] = value
 
 
-def _names(shell: Any, local: Any) -> Any:
-    """What words mean where the magic stands: `self` within a method."""
-    return (
-        shell.user_ns if local is None or local is shell.user_ns else _Names(local, shell.user_ns)
-    )
+def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
+    """Call it: errors for users are one line, those of the user's own code look as without us."""
+    __tracebackhide__ = True
+    try:
+        return run()
+    except SyntaxError as error:  # of the cell itself: IPython would show our frames
+        raise UsageError(f"{command}:\n{_syntax_error(error)}") from None
+    except (UsageError, SpeedKitError) as error:
+        if users_part(error) is None:  # else one of the user's own, of a class of ours
+            text = str(error)
+            raise UsageError(text if text[:1] == "%" else f"{command}: {text}") from None
+        _show_users_part(shell, command, error)
+        raise
+    except KeyboardInterrupt as error:
+        _show(error, [f"KeyboardInterrupt: {str(error) or STOPPED}"])
+        raise
+    except BaseException as error:
+        _show_users_part(shell, command, error)
+        raise
+
+
+def _syntax_error(error: SyntaxError) -> str:
+    import traceback
+
+    if str(error.filename)[:1] == "<":
+        error.filename = "this cell"
+    return "".join(traceback.format_exception_only(type(error), error)).rstrip()
+
+
+def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
+    part = users_part(error)
+    if part is not None and not hasattr(error, "_render_traceback_"):
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, part, tb_offset=0)
+        _show(error, [*lines, f"({command} has put back what the step changed.)"])
+
+
+def _show(error: BaseException, lines: list[str]) -> None:
+    """IPython asks an error for its lines: made now, since an error that makes them when it is
+    asked would hold on to itself, and to the user's model.
+    """
+    vars(error)["_render_traceback_"] = lambda: lines  # whatever its class says to attributes

@@ -19,7 +19,6 @@ from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
-from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.rewrites import Rewrites
@@ -46,7 +45,6 @@ CATALOG: tuple[Optimization, ...] = (
     Int8(),
     Int4(),
     Float8(),
-    Mx(),
     Compile(),
     CudaGraphs(),
     Inference(),

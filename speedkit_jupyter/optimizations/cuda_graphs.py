@@ -117,8 +117,6 @@ def _obstacle(hardware: Hardware, facts: Facts) -> str:
         return "this plan compiles the model: `compile: reduce-overhead` records what is compiled"
     if facts.passed_by == "activation_checkpointing" or facts.own_checkpointing == "on":
         return "activation checkpointing runs Python code in the backward pass"
-    if len(facts.devices) > 1:
-        return f"its weights are on {' and '.join(facts.devices)}: a graph is of one device"
     return "lazy layers have no shape yet: run one forward pass before" if facts.lazy else ""
 
 
@@ -181,13 +179,9 @@ class Graphed(Call):
 
     def _suits(self) -> bool:
         """Return whether a call may be a replay at present."""
-        import torch
-
         pending = self._pending()
         busy = pending is not None and not pending.done
-        if self._is_off or busy or is_recording() or not self.is_here():
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if self._is_off or busy or is_recording() or not self.acts():
             return False
         return not has_hooks_of_all() and not has_forward_hooks(self.module)
 

@@ -104,23 +104,22 @@ class Device(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """A move of model and batch, or the framework's own choice of a device."""
-        device, comment = facts.device, decision.why
-        kind, _, index = device.partition(":")
-        if form == "fabric":
-            return Snippet(comment, batch=".to(fabric.device)", arguments=_of_fabric(kind, index))
+        kind, _, index = facts.device.partition(":")
         if form == "torch":
-            move = f'.to("{device}")'
-            return Snippet(comment, model=(f"model = model{move}",), batch=move)
+            move = f'.to("{facts.device}")'
+            return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
+        if form == "fabric":
+            arguments = _of_fabric(kind, index)
+            return Snippet(decision.why, batch=".to(fabric.device)", arguments=arguments)
+        arguments = {"cpu" if form == "accelerate" else "use_cpu": "True"} if kind == "cpu" else {}
+        imports: tuple[str, ...] = ()
+        setup: tuple[str, ...] = ()
         batch = ".to(accelerator.device)"
-        if kind == "cpu":
-            argument = "cpu" if form == "accelerate" else "use_cpu"
-            return Snippet(comment, batch=batch, arguments={argument: "True"})
-        if index in ("", "0"):
-            return Snippet(comment, batch=batch)
-        if kind == "cuda":  # both take the first GPU that they see
-            line = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
-            return Snippet(comment, imports=("import os",), setup=(line,), batch=batch)
-        return Snippet(comment, setup=(f"torch.{kind}.set_device({index})",), batch=batch)
+        if index.strip("0") and kind == "cuda":  # both take the first GPU that they see
+            imports, setup = ("import os",), (f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"',)
+        elif index.strip("0"):
+            setup = (f"torch.{kind}.set_device({index})",)
+        return Snippet(decision.why, imports, setup, batch=batch, arguments=arguments)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         parameter = next(target.model.parameters(), None)

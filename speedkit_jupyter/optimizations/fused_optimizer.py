@@ -24,7 +24,6 @@ from speedkit_jupyter.support.exceptions import did_you_mean
 if TYPE_CHECKING:
     import torch
 
-# Devices of torch's fused kernels, of those that we plan for.
 NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
@@ -127,7 +126,8 @@ class FusedOptimizer(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """`fused=True` for every optimizer that can."""
-        if not facts.optimizers and form == "transformers" and _is_adamw(decision):
+        name = str(decision.details.get("name") or "adamw").lower()  # as Trainer makes by itself
+        if not facts.optimizers and form == "transformers" and name == "adamw":
             return Snippet(TRAINERS, arguments={"optim": '"adamw_torch_fused"'})
         if not facts.optimizers:
             return Snippet("make the optimizer with fused=True where its class has a fused kernel")
@@ -136,26 +136,16 @@ class FusedOptimizer(Optimization):
         return Snippet(optimizers=tuple({"fused": "True"} if flag else {} for flag in can))
 
     def observe(self, target: Target) -> Mapping[str, Any]:
-        return {
-            f"{type(optimizer).__name__}.fused": _shown(
-                {group.get("fused") for group in optimizer.param_groups}
-            )
-            for optimizer in target.optimizers
-        }
+        found: dict[str, Any] = {}
+        for optimizer in target.optimizers:
+            values = {group.get("fused") for group in optimizer.param_groups}
+            name = f"{type(optimizer).__name__}.fused"
+            found[name] = values.pop() if len(values) == 1 else "mixed"
+        return found
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         able = any(_obstacle(o, self.default) is None for o in facts.optimizers)
         return (True,) if able else ()
-
-
-def _is_adamw(decision: Decision) -> bool:
-    """Whether it is for AdamW too, which Trainer makes where it is given no other."""
-    name = decision.details.get("name")
-    return name is None or str(name).lower() == "adamw"
-
-
-def _shown(values: set[Any]) -> Any:
-    return next(iter(values)) if len(values) == 1 else "mixed"
 
 
 def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
@@ -165,31 +155,23 @@ def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
 
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
     """Why this optimizer is not switched, or None."""
-    rules = (
-        (
-            options.name is not None and options.name.lower() != optimizer.name.lower(),
-            f"only {options.name} was asked for.{did_you_mean(options.name, [optimizer.name])}",
+    kinds = "bfloat16", "float"
+    rules = {
+        f"only {options.name} was asked for.{did_you_mean(options.name or '', [optimizer.name])}": (
+            options.name is not None and options.name.lower() != optimizer.name.lower()
         ),
-        (not optimizer.has_fused, "has no fused kernel in torch"),
-        (all(optimizer.fused), "is fused already"),
-        (optimizer.sparse_gradients, "fused kernels take no sparse gradients"),
-        (optimizer.differentiable, "fused kernels are not differentiable"),
-        (
-            any(not dtype.startswith(("float", "bfloat")) for dtype in optimizer.dtypes),
-            f"fused kernels take no {', '.join(optimizer.dtypes)} parameters",
+        "has no fused kernel in torch": not optimizer.has_fused,
+        "is fused already": all(optimizer.fused),
+        "fused kernels take no sparse gradients": optimizer.sparse_gradients,
+        "fused kernels are not differentiable": optimizer.differentiable,
+        f"fused kernels take no {', '.join(optimizer.dtypes)} parameters": not all(
+            dtype.startswith(kinds) for dtype in optimizer.dtypes
         ),
-        (
-            not all(devices.has_fused(device, optimizer.name) for device in optimizer.devices),
-            f"has no fused kernel on {', '.join(optimizer.devices)}",
+        f"has no fused kernel on {', '.join(optimizer.devices)}": not all(
+            devices.has_fused(device, optimizer.name) for device in optimizer.devices
         ),
-        (
-            optimizer.capturable and "cpu" in optimizer.devices,
-            "capturable=True works on a GPU only",
-        ),
-        (
-            options.enabled == "auto" and False in optimizer.fused,
-            "you set fused=False",
-        ),
-        (options.enabled == "auto" and True in optimizer.foreach, "you set foreach=True"),
-    )
-    return next((reason for holds, reason in rules if holds), None)
+        "capturable=True works on a GPU only": optimizer.capturable and "cpu" in optimizer.devices,
+        "you set fused=False": options.enabled == "auto" and False in optimizer.fused,
+        "you set foreach=True": options.enabled == "auto" and True in optimizer.foreach,
+    }
+    return next((reason for reason, holds in rules.items() if holds), None)

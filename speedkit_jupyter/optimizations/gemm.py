@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter.machines import flags, gemm, gemm_kernels
-from speedkit_jupyter.machines.gemm_kernels import Crossover
+from speedkit_jupyter.machines import flags, gemm
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
@@ -37,13 +36,13 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
     plain_mm = torch.library.get_kernel("aten::mm", "CPU")
     plain_addmm = torch.library.get_kernel("aten::addmm", "CPU")
 
-    def suits(a, b, dims=2, least={least}):
-        if [a.dim(), b.dim()] != [dims, dims] or a.shape[:-2] != b.shape[:-2]:
+    def suits(a, b):
+        if a.dim() != 2 or b.dim() != 2:
             return False
-        (rows, inner), (others, columns) = a.shape[-2:], b.shape[-2:]
+        (rows, inner), (others, columns) = a.shape, b.shape
         fits = inner == others and min(rows, inner, columns) >= {shortest}
         is_float32 = a.dtype is b.dtype is torch.float32
-        return fits and is_float32 and rows * inner * columns >= least
+        return fits and is_float32 and rows * inner * columns >= {least}
 
     def product(a, b, row=None):
         b = b if b.t().is_contiguous() else b.contiguous()  # else 200 times as slow
@@ -63,17 +62,6 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
     gemm.impl("mm", mm, "CPU", with_keyset=True)
     gemm.impl("addmm", addmm, "CPU", with_keyset=True)
 """
-BATCHED_CODE = """\
-    plain_bmm = torch.library.get_kernel("aten::bmm", "CPU")
-
-    @torch.compiler.disable
-    def bmm(keys, a, b):
-        if suits(a, b, 3, {least}) and len(a) and a.shape[2] >= {terms}:
-            return torch.stack([product(one, other) for one, other in zip(a, b)])
-        return plain_bmm.call_boxed(keys, a, b)
-
-    gemm.impl("bmm", bmm, "CPU", with_keyset=True)
-"""
 
 
 class Gemm(Optimization):
@@ -81,9 +69,9 @@ class Gemm(Optimization):
 
     MKL takes its AVX2 path where the processor is not Intel's; oneDNN takes AVX-512 wherever it is:
     2.1x on products and 0.9x (a tiny model) to 1.45x on whole steps where that was measured.
-    Attention that torch does in one kernel calls its BLAS inside and stays so: written out, with
-    oneDNN's products of batches, it was 0.3 to 0.8 times as fast in inference, 0.5 to 1.35 in
-    training. Elsewhere there is nothing to gain, so both engines are measured, once for a machine.
+    Attention that torch does in one kernel calls its BLAS inside, and products of batches are
+    torch's own, too. Elsewhere there is nothing to gain, so both engines are measured, once for a
+    machine.
     """
 
     name = "gemm"
@@ -113,7 +101,7 @@ class Gemm(Optimization):
             return request.obey(gemm.BLAS)
         if not _has_get_kernel(hardware):
             return request.decline(now, f"needs torch 2.11; this is {hardware.torch}")
-        gemm_kernels.internals()
+        gemm.check_torch()
         if facts.precision != "fp32":
             return request.decline(
                 now, f"inside {facts.precision} autocast no product is in float32"
@@ -141,18 +129,16 @@ class Gemm(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Every product of the process goes through it meanwhile, whichever model's it is."""
-        crossover = _crossover_here() if decision.value == gemm.ONEDNN else None
-        with overridden(target, ("gemm",), lambda: gemm.use(decision.value, crossover)):
+        least = _least_here() if decision.value == gemm.ONEDNN else None
+        with overridden(target, ("gemm",), lambda: gemm.use(decision.value, least)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """The kernels as they are put on torch's dispatcher, the same in every framework."""
         if decision.value == gemm.BLAS:
             return Snippet()
-        crossover = _crossover(Hardware.detect().cpu.gemm)
-        lines = CODE.format(least=crossover.single, shortest=gemm_kernels.SHORTEST)
-        if crossover.batched is not None:
-            lines += BATCHED_CODE.format(least=crossover.batched, terms=crossover.terms)
+        least = _least(Hardware.detect().cpu.gemm)
+        lines = CODE.format(least=least, shortest=gemm.SHORTEST)
         return Snippet(setup=tuple(lines.splitlines()))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
@@ -164,8 +150,8 @@ class Gemm(Optimization):
 @contextmanager
 def by_onednn() -> Iterator[None]:
     """Products go to oneDNN in the block, as under a plan. Raises SpeedKitError where it dies."""
-    crossover = _crossover_here()
-    layer = flags.OVERRIDES.push(("gemm",), lambda: gemm.use(gemm.ONEDNN, crossover))
+    least = _least_here()
+    layer = flags.OVERRIDES.push(("gemm",), lambda: gemm.use(gemm.ONEDNN, least))
     try:
         yield
     finally:
@@ -178,21 +164,19 @@ def _has_get_kernel(hardware: Hardware) -> bool:
 
 
 @cache
-def _crossover_here() -> Crossover:
+def _least_here() -> int:
     """Measured now where nothing is known, since where oneDNN dies it must not be tried in this
     process. Raises SpeedKitError.
     """
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
         raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")
-    return _crossover(rates)
+    return _least(rates)
 
 
-def _crossover(rates: GemmRates | None) -> Crossover:
-    """Where it is not known, or there is none, single products have one that holds in general."""
-    if rates is None:
-        return Crossover()
-    return Crossover(rates.least or Crossover.single, rates.least_batched or None)
+def _least(rates: GemmRates | None) -> int:
+    """Return the multiply-adds from which on oneDNN is given a product."""
+    return gemm.LEAST if rates is None else rates.least or gemm.LEAST
 
 
 def _compared(rates: GemmRates | None) -> str:

@@ -114,9 +114,7 @@ class Unrecorded(Call):
         """Return whether this call is a prediction that autograd would record."""
         import torch
 
-        if not self.is_here() or not torch.is_grad_enabled():
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+        if not self.acts() or not torch.is_grad_enabled():
             return False
         if self.module.training:
             self._notes["inference"] = TRAINING

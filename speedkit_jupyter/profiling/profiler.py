@@ -15,8 +15,8 @@ from speedkit_jupyter.measure.checks.counted_columns import LEAST_S, QUANTITIES
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.subject.repeats import ended
-from speedkit_jupyter.measure.subject.samples import of_a_step
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
@@ -215,7 +215,7 @@ class Profiler:
         if counted and (counted_s := sum(profile.plain_s)) >= LEAST_S:
             profile.counted = {name: value / counted_s for name, value in counted.items()}
             state.restore()
-            profile.samples = self._aside(lambda: of_a_step(self._call, self.step.models))
+            profile.samples = self._aside(lambda: samples_of(self._call, self.step.models))
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""

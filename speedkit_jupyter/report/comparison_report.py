@@ -1,42 +1,51 @@
-"""Reports about benchmarks."""
+"""Reports about benchmarks: the table of the variants, and what it means."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 from speedkit_jupyter import machines
+from speedkit_jupyter.measure.checks import counted_columns
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.counted_columns import Quantity
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import LONGER
-from speedkit_jupyter.report.comparison_columns import (
-    CHANGES,
-    comparison_table,
-    counted,
-    in_short,
-    reason,
-    spoken,
-)
+from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Folded, Picture, Section
-from speedkit_jupyter.report.score_words import change, judged
-from speedkit_jupyter.report.units import operations, ratio, seconds, size, word
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.report.elements import BLANK, Folded, Picture, Row, Table, Tone
+from speedkit_jupyter.report.units import between, operations, ratio, seconds, size, with_unit, word
+from speedkit_jupyter.report.verification_report import change, judged, shown
+from speedkit_jupyter.support.words import count, share
 
-# An interval wider than this share of its median to both sides says where it begins, and no more.
+TONES: dict[str, Tone] = {
+    "faster": "good",
+    "accepted": "good",
+    "slower": "bad",
+    "wrong": "bad",
+    "failed": "bad",
+}
+CHANGES = "changes the results"
+# Up to 2 % longer is not called slower.
+NO_GAIN = 0.98
+# Of an interval that is wider than this share of its median the headline tells the proven end.
 LOOSE = 0.5
-
-# So many lines stand under the table; what matters always does.
+# Lines that stand open under the table; urgent ones always do.
 SHOWN = 2
-
-OTHERS = ("is faster and changes the results", "are faster and change the results")
-NAME_IT = "`--accuracy` takes a function of yours that tells"
+# Characters of a reason in the table, and of the user's own expression as a column's name.
+SHORT, LONG = 60, 20
+WORDS = ("variant", "verdict", "accuracy")
+# Columns that leave a narrow text.
+LEAVING = ("memory", "first call", "of limit")
 
 
 class Urgent(str):
-    """A line that nobody may overlook."""
+    """A line that is never folded."""
 
     __slots__ = ()
 
@@ -45,94 +54,214 @@ def comparison_report(comparison: Comparison) -> Document:
     """Return the table of a benchmark, with what it means in one line."""
     about = [line for record in comparison.records for line in _about(comparison, record)]
     lines = [*_runner_up(comparison), *about, *_legend(comparison)]
-    several = sum(comparison.ratio(record) is not None for record in comparison.records) > 1
-    picture = [_picture(comparison)] if several else []  # one ratio is seen without
-    sections = [Section(comparison_table(comparison)), *picture, *_folded(lines)]
-    return Document(_headline(comparison), tuple(sections), comparison.to_dict())
-
-
-def narrow_comparison_report(comparison: Comparison) -> Document:
-    """Return what fits beside controls: a picture, fewer columns, lines about variants."""
-    about = [line for record in comparison.records for line in _about(comparison, record)]
     ratios = [comparison.ratio(record) for record in comparison.records]
-    picture = [_picture(comparison)] if any(gain and gain.low > 0 for gain in ratios) else []
-    sections = [*picture, Section(comparison_table(comparison, is_brief=True)), *_folded(about)]
-    return Document(_headline(comparison), tuple(sections), comparison.to_dict(), is_brief=True)
+    picture = _picture(comparison) if any(gain and gain.low > 0 for gain in ratios) else None
+    content = [comparison_table(comparison), picture, *_folded(lines)]
+    return Document(_headline(comparison), content, comparison.to_dict())
 
 
-def _picture(comparison: Comparison) -> Section:
-    def png() -> bytes:
-        from speedkit_jupyter.report import plots
-
-        return plots.as_png(plots.speedups(comparison))
-
-    return Section(Picture(png, "Speed-up of each variant with its interval, as in the table"))
+def _picture(comparison: Comparison) -> Picture:
+    text = "Speed-up of each variant with its interval, as in the table"
+    return Picture(cache(lambda: plots.as_png(plots.speedups(comparison))), text)
 
 
 def _headline(comparison: Comparison) -> str:
-    environment = comparison.environment
-    rounds = count(len(comparison.baseline.times_s), "round")
+    environment, baseline = comparison.environment, comparison.baseline
+    rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
     if environment.get("planned_for"):
         where += f"; planned {machines.as_for(environment['planned_for'])}"
     best = comparison.best
-    if len(comparison.records) == 1 and comparison.baseline.times_s:
-        median = seconds(spread(comparison.baseline.times_s).median_s)
-        return f"{comparison.baseline.name} takes {median} a step ({where})"
-    if best is None:
-        return f"{_nothing(comparison)} ({where})"
-    told = f"; {change(best.score)}" if best.score and best.changes_model else ""
-    return f"{best.name} is {describe_verdict(comparison, best)}{told} ({where})"
+    if len(comparison.records) == 1 and baseline.times_s:
+        text = f"{baseline.name} takes {seconds(spread(baseline.times_s).median_s)} a step"
+    elif best is None:
+        text = _nothing(comparison)
+    else:
+        text = f"{best.name} is {describe_verdict(comparison, best)}"
+        text += f"; {change(best.score)}" if best.score and best.changes_model else ""
+    return f"{text} ({where})"
 
 
 def _nothing(comparison: Comparison) -> str:
     """What may be fast and was not checked is not recommended: the reason says what to do."""
-    unknown = [
-        record for record in comparison.records if comparison.verdict(record) == "not checked"
-    ]
     nothing = f"Nothing is proven faster than {comparison.baseline.name}"
-    others = [r for r in comparison.records if comparison.verdict(r) == "other model"]
-    if others and not unknown:
-        names = " and ".join(record.name for record in others)
-        return f"{nothing} with the same results; {names} {OTHERS[len(others) > 1]}"
-    if not unknown:
-        return nothing
-    names = ", ".join(record.name for record in unknown)
-    accuracy = unknown[0].accuracy
-    reason = accuracy.reason if accuracy is not None else ""
-    return f"{nothing} and right; {names}: not checked: {reason}"
+    unknown, others = (
+        [record for record in comparison.records if comparison.verdict(record) == verdict]
+        for verdict in ("not checked", "other model")
+    )
+    names = " and ".join(record.name for record in unknown or others)
+    if unknown:
+        accuracy = unknown[0].accuracy
+        return f"{nothing} and right; {names}: not checked: {accuracy.reason if accuracy else ''}"
+    if others:
+        changed = "are faster and change" if len(others) > 1 else "is faster and changes"
+        return f"{nothing} with the same results; {names} {changed} the results"
+    return nothing
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
     """Return `1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the record must have times.
 
-    Of a loose interval only the end that is proven: its median is a matter of luck.
+    Of a loose interval the proven end is told: its median is a matter of luck.
     """
     gain = comparison.ratio(record)
     assert gain is not None
+    fast = f"as fast as {comparison.baseline.name}"
     if not gain.is_bounded:
-        rounds = count(gain.pairs, "round")
-        return f"about {ratio(gain.median)} as fast as {comparison.baseline.name} in {rounds}"
-    interval = f"{INTERVAL} {ratio(gain.low)} to {ratio(gain.high)}"
-    if gain.low > 1 and not gain.is_precise(LOOSE):
-        return f"at least {ratio(gain.low)} as fast as {comparison.baseline.name}, {interval}"
-    return f"{ratio(gain.median)} as fast as {comparison.baseline.name}, {interval}"
+        return f"about {ratio(gain.median)} {fast} in {count(gain.pairs, 'round')}"
+    loose = gain.low > 1 and not gain.is_precise(LOOSE)
+    value = f"at least {ratio(gain.low)}" if loose else ratio(gain.median)
+    return f"{value} {fast}, {INTERVAL} {between(gain.low, gain.high)}"
 
 
-def _folded(lines: Sequence[str]) -> list[Section]:
-    """The two lines that matter most; the others folded."""
-    first = [line for line in lines if isinstance(line, Urgent)]
-    ordered = [*first, *(line for line in lines if line not in first)]
-    shown = max(SHOWN, len(first))
+# --- the table ---
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Return a row for each variant; those without times share one for each reason.
+
+    Columns with nothing in them are left out.
+    """
+    groups = _groups(comparison)
+    rows = [_cells(comparison, group) for group in groups]
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    leaving = (*(quantity.title for quantity in _counted(comparison)), *LEAVING)
+    return Table(
+        tuple(titles),
+        [
+            Row(
+                tuple(row[title] or BLANK for title in titles),
+                TONES.get(spoken(comparison, group[0]), "plain"),
+            )
+            for row, group in zip(rows, groups, strict=True)
+        ],
+        numbers=tuple(title for title in titles if title not in WORDS),
+        wraps=(*WORDS, INTERVAL),
+        optional=tuple(title for title in leaving if title in titles),
+    )
+
+
+def _groups(comparison: Comparison) -> list[list[Record]]:
+    groups: dict[str, list[Record]] = {}
+    for record in comparison.records:
+        key = str(id(record)) if _is_timed(comparison, record) else _verdict(comparison, record)
+        groups.setdefault(key, []).append(record)
+    return list(groups.values())
+
+
+def _is_timed(comparison: Comparison, record: Record) -> bool:
+    return not record.failure and bool(comparison.times_s(record))
+
+
+def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
+    """What stands in a row, by the title of the column; empty for a dash."""
+    record, score = group[0], _score_title(comparison)
+    times_s, memory = comparison.times_s(record), record.memory
+    gain, limit = comparison.ratio(record), comparison.share_of_limit(record)
+    if gain is not None and (math.isinf(gain.high) or record.same_as_baseline):
+        gain = None  # too few rounds to say anything, or nothing that could differ
+    after = None if record.score is None else record.score.after
+    cells = {
+        "median": seconds(spread(times_s).median_s) if times_s else "",
+        "speed-up": ratio(gain.median) if gain else "",
+        INTERVAL: f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else "",
+        "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
+        "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
+        "of limit": "" if limit is None else share(limit),
+    }
+    for quantity in _counted(comparison):
+        value = record.quantities.get(quantity.name)
+        cells[quantity.title] = "" if value is None else with_unit(value, quantity.unit)
+    if score:
+        cells[score] = shown(record.score, after.value) if record.score and after else ""
+    cells["accuracy"] = _accuracy(record)
+    if not _is_timed(comparison, record):
+        cells = dict.fromkeys(cells, "")
+    names = ", ".join(one.name for one in group)
+    return {"variant": names, "verdict": _verdict(comparison, record), **cells}
+
+
+def _counted(comparison: Comparison) -> list[Quantity]:
+    """What this machine counts beside the times."""
+    names = {name for record in comparison.records for name in record.quantities}
+    every = (each for one in counted_columns.QUANTITIES for each in (one, one.of_a_sample))
+    return [quantity for quantity in every if quantity.name in names]
+
+
+def _score_title(comparison: Comparison) -> str:
+    score = comparison.baseline.score
+    if score is None:
+        return ""
+    name = f"{score.function}()" if score.function.isidentifier() else score.function
+    return name if len(name) <= LONG else f"{name[: LONG - 1]}…"
+
+
+def spoken(comparison: Comparison, record: Record) -> str:
+    """Return the verdict in words for users."""
+    verdict, gain = comparison.verdict(record), comparison.ratio(record)
+    if verdict in ("slower", "same") and gain is not None and gain.median > NO_GAIN:
+        return "no gain"
+    return CHANGES if verdict == "other model" else verdict
+
+
+def _accuracy(record: Record) -> str:
+    """In a word; with the larger relative error, of outputs and gradients, where it is rounding."""
+    accuracy = record.accuracy
+    if accuracy is None:
+        return ""
+    error, verdict = accuracy.output_error, accuracy.verdict
+    if verdict == "other model" and error is not None:
+        return f"changed {error:.1g}"
+    if verdict == "rounding" and error is not None:
+        return f"rounding {max(error, accuracy.gradient_error or 0):.1g}"
+    return "as exact" if verdict in ("exact", "rounding") else verdict
+
+
+def _verdict(comparison: Comparison, record: Record) -> str:
+    """The word, with what may settle it where it is open."""
+    verdict, gain = spoken(comparison, record), comparison.ratio(record)
+    if record.failure:
+        return f"{verdict}: {_in_short(record)}"
+    if not comparison.times_s(record):
+        return record.why_not_measured or "not reached: the budget ended before"
+    if verdict != "too noisy":
+        return verdict
+    few = gain is None or (math.isinf(gain.high) and not comparison.busy)
+    return f"{'too few rounds' if few else verdict}: {LONGER}"
+
+
+def _reason(record: Record) -> str:
+    """Why there are no times; what declined it is named, unless that is the variant."""
+    if not (record.declined and record.declines):
+        return record.failure or ""
+    if len(record.declines) == 1 and record.name.partition(":")[0] in record.declines:
+        return next(iter(record.declines.values()))
+    return "; ".join(f"{name}: {reason}" for name, reason in record.declines.items())
+
+
+def _in_short(record: Record) -> str:
+    """The first clause of the reason; the whole of it stands below the table."""
+    first = re.split(r"; | \(|\. ", _reason(record))[0]
+    return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
+
+
+# --- the lines below ---
+
+
+def _folded(lines: Sequence[str]) -> list[Any]:
+    """The lines that matter most; the others folded, unless it is only one."""
+    ordered = sorted(lines, key=lambda line: not isinstance(line, Urgent))
+    shown = max(SHOWN, sum(isinstance(line, Urgent) for line in lines))
     if len(ordered) <= shown + 1:
-        return [Section("\n".join(ordered))] if ordered else []
-    return [Section("\n".join(ordered[:shown])), Section(Folded("\n".join(ordered[shown:])))]
+        return ["\n".join(ordered)]
+    return ["\n".join(ordered[:shown]), Folded("\n".join(ordered[shown:]))]
 
 
 def _about(comparison: Comparison, record: Record) -> list[str]:
+    """What is to say about one variant beside its row."""
     lines: list[str] = []
-    if record.failure and in_short(record) != reason(record):
-        lines.append(f"{spoken(comparison, record)}: {reason(record)}")
+    if record.failure and _in_short(record) != _reason(record):
+        lines.append(f"{spoken(comparison, record)}: {_reason(record)}")
     if record.same_as_baseline:
         lines.append("changes nothing here, so there is nothing to measure")
     words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
@@ -142,18 +271,15 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
     if record.is_other_model(comparison.baseline) and not record.failure:
         lines.append(Urgent(_given_up(record)))
     else:
-        if record.accuracy is not None:
-            lines += _errors(record.accuracy)
+        lines += _errors(record.accuracy)
         if record.score and not record.failure and record is not comparison.baseline:
             line = judged(record.score)
             lines.append(Urgent(line) if record.is_refused else line)
     if not record.declined:
         lines += [f"{name}: declined: {reason}" for name, reason in record.declines.items()]
-    told = {name: f"{name}: {note}" for name, note in record.notes.items()}
-    lines += [Urgent(line) if name == "precision" else line for name, line in told.items()]
+    for name, note in record.notes.items():
+        lines.append(Urgent(f"{name}: {note}") if name == "precision" else f"{name}: {note}")
     lines += _compilations(comparison, record)
-    if record.memory is not None and record.memory.reserved_bytes:
-        lines.append(f"torch's allocator reserved {size(record.memory.reserved_bytes)}")
     return [type(line)(f"{record.name}: {line}") for line in lines]
 
 
@@ -161,58 +287,51 @@ def _given_up(record: Record) -> str:
     """What another model computes otherwise, and what decides about it."""
     accuracy, score = record.accuracy, record.score
     decides = f"its loss decides, not its speed: `%speedkit verify --plan {record.name}`"
-    if accuracy is None or accuracy.verdict != "other model":
-        told = CHANGES if accuracy is None else f"{accuracy.verdict}: {accuracy.reason}"
-        return f"{told}; {decides if score is None else judged(score)}"
-    off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
-    if accuracy.gradient_cosine is not None:
-        off["gradients"] = accuracy.gradient_error
-    else:
-        decides = f"what it is for decides, not its speed: {NAME_IT}"
-    decides = decides if score is None else judged(score)
+    off: dict[str, float | None] = {}
+    told = CHANGES
+    if accuracy is not None and accuracy.verdict != "other model":
+        told = f"{accuracy.verdict}: {accuracy.reason}"
+    elif accuracy is not None:
+        off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
+        if accuracy.gradient_cosine is not None:
+            off["gradients"] = accuracy.gradient_error
+        else:  # it does not train
+            decides = "what it is for decides, not its speed: `--accuracy` takes a function of "
+            decides += "yours that tells"
     known = [f"{name} by {error:.2g}" for name, error in off.items() if error is not None]
-    return f"{CHANGES}: {', '.join(known)}; {decides}"
+    told += f": {', '.join(known)}" if known else ""
+    return f"{told}; {decides if score is None else judged(score)}"
 
 
-def _errors(accuracy: Accuracy) -> list[str]:
+def _errors(accuracy: Accuracy | None) -> list[str]:
     """The reason of a verdict; of a rounding one the relative errors beside the baseline's own."""
+    if accuracy is None:
+        return []
     if accuracy.reason:
         return [Urgent(f"{accuracy.verdict}: {accuracy.reason}")]
     if accuracy.verdict != "rounding" or accuracy.output_error is None:
         return []
-    text = (
+    told = (
         f"output off by {accuracy.output_error:.1g} (baseline {accuracy.baseline_output_error:.1g})"
     )
     if accuracy.gradient_cosine is not None:
-        text += (
-            f", gradients by {accuracy.gradient_error:.1g} (baseline "
-            f"{accuracy.baseline_gradient_error:.1g}, cosine {accuracy.gradient_cosine:.5f})"
-        )
-    if accuracy.explained_output is None or accuracy.explained_gradient is None:
-        return [f"{text}, as its dtype rounds"]
-    explained = [f"{accuracy.explained_output:.1g}"]
-    if accuracy.gradient_cosine is not None:
-        explained.append(f"{accuracy.explained_gradient:.1g}")
-    return [f"{text}; its dtype's rounding alone brings {' and '.join(explained)}"]
+        base = accuracy.baseline_gradient_error
+        told += f", gradients by {accuracy.gradient_error:.1g} (baseline {base:.1g})"
+    return [f"{told}, as its dtype rounds"]
 
 
 def _compilations(comparison: Comparison, record: Record) -> list[str]:
     """Graphs, breaks and recompilations, and after how many steps all that is paid back."""
-    compilations, lines = record.compilations, []
-    if compilations.graphs:
-        counts = [count(compilations.graphs, "graph"), count(compilations.breaks, "break")]
-        text = f"compiled {', '.join([*counts, count(compilations.recompiles, 'recompile')])}"
-        steps = comparison.break_even_steps(record)
-        if steps is not None:
+    found, lines = record.compilations, []
+    if found.graphs:
+        counts = {"graph": found.graphs, "break": found.breaks, "recompile": found.recompiles}
+        text = "compiled " + ", ".join(count(number, noun) for noun, number in counts.items())
+        if (steps := comparison.break_even_steps(record)) is not None:
             text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
         lines.append(text)
-    if compilations.limit_reached:
-        lines.append(
-            Urgent(
-                "fell back to plain PyTorch at torch's recompile limit "
-                "(torch.compiler.config.recompile_limit)"
-            )
-        )
+    if found.limit_reached:
+        limit = "torch's recompile limit (torch.compiler.config.recompile_limit)"
+        lines.append(Urgent(f"fell back to plain PyTorch at {limit}"))
     return lines
 
 
@@ -222,8 +341,8 @@ def _runner_up(comparison: Comparison) -> list[str]:
         return []
     second, lead = runner_up
     told = "" if lead.low > 1 else ", so this run does not tell them apart"
-    interval = f"{ratio(lead.low)} to {ratio(lead.high)}"
-    return [f"{best.name} is {ratio(lead.median)} ({interval}) as fast as {second.name}{told}."]
+    value = f"{ratio(lead.median)} ({between(lead.low, lead.high)})"
+    return [f"{best.name} is {value} as fast as {second.name}{told}."]
 
 
 def _legend(comparison: Comparison) -> list[str]:
@@ -239,22 +358,15 @@ def _legend(comparison: Comparison) -> list[str]:
             "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
             "state, read once at its copy rate) as a share of the median."
         )
-    lines += [quantity.about for quantity in counted(comparison)]
+    lines += [quantity.about for quantity in _counted(comparison)]
     if comparison.dropout_off:
         lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
     if comparison.skipped_rounds:
         rounds = count(comparison.skipped_rounds, "round")
-        lines.append(
-            Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
-        )
-    urgent = [comparison.busy, comparison.repeats, *comparison.unrestorable]
-    lines += [Urgent(f"{_begun(line)}.") for line in urgent if line]
+        why = "the GradScaler skipped the optimizer's step in them"
+        lines.append(Urgent(f"{rounds} left out: {why}."))
+    said = [line[:1].upper() + line[1:] for line in (comparison.busy, comparison.repeats)]
+    lines += [Urgent(f"{line}.") for line in (*said, *comparison.unrestorable) if line]
     if comparison.has_too_few_rounds:
         lines.append(Urgent(f"Too few rounds for an interval: {LONGER}."))
     return lines
-
-
-def _begun(line: str) -> str:
-    """As a sentence begins; what can't be put back begins with a name, which keeps its spelling."""
-    is_a_name = "put back" in line and not line.startswith("more than ")
-    return line if is_a_name else f"{line[:1].upper()}{line[1:]}"

@@ -3,52 +3,69 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from speedkit_jupyter.report import html, text
-from speedkit_jupyter.report.elements import Content, Section
+from speedkit_jupyter.report.elements import Section
 
 
 @dataclass(frozen=True)
-class Document(Content):
-    """What magics show, in the form that a front end asks for."""
+class Document:
+    """A headline with its content: sections, or bodies without a title. Empty ones are left out.
+
+    `data` is the same as plain values, for JSON. A brief document shows summaries of what is
+    folded.
+    """
+
+    headline: str
+    content: Sequence[Any] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    is_brief: bool = False
+
+    @property
+    def sections(self) -> list[Section]:
+        """The sections that have something in them."""
+        every = (one if isinstance(one, Section) else Section(one) for one in self.content)
+        return [section for section in every if section]
 
     def brief(self) -> Document:
-        """Return the same with what is folded left folded."""
+        """Return the same with summaries of what is folded."""
         return replace(self, is_brief=True)
 
     def and_lines(self, lines: Sequence[str]) -> Document:
         """Return the same with more lines below."""
-        return (
-            replace(self, sections=(*self.sections, Section("\n".join(lines)))) if lines else self
-        )
+        return replace(self, content=[*self.content, "\n".join(lines)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return dict(self.data)
+
+    def to_json(self) -> str:
+        """Return the plain values as JSON text."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
 
     def to_text(self) -> str:
         """Return it for terminals."""
-        return text.render(self)
+        return text.render(self.headline, self.sections, self.is_brief)
 
     def to_html(self) -> str:
         """Return it for notebooks; readable on light and dark themes."""
-        return html.render(self)
+        return html.render(self.headline, self.sections, self.is_brief)
 
     def to_page(self) -> str:
-        """Return it as a whole HTML page with the plain values in it."""
-        return html.page(self)
+        """Return a whole HTML page with the plain values in it, raw samples too."""
+        command = str(self.data.get("command") or "")
+        return html.page(self.headline, self.to_html(), self.to_json(), command)
 
     def __repr__(self) -> str:
         return self.to_text()
 
-    def _repr_mimebundle_(
-        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
-    ) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": self.to_text(), "text/html": self.to_html()}
         # Only where asked for: JupyterLab would show JSON in place of the HTML.
         if include and "application/json" in include:
             bundle["application/json"] = json.loads(self.to_json())
-        return {
-            kind: value
-            for kind, value in bundle.items()
-            if (not include or kind in include) and (not exclude or kind not in exclude)
-        }
+        wanted = (set(include) if include else set(bundle)) - set(exclude or ())
+        return {kind: value for kind, value in bundle.items() if kind in wanted}

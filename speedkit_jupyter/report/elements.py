@@ -1,44 +1,36 @@
-"""What reports are made of: tables, lines, code and pictures, and a page of them."""
+"""What reports are made of: lines, tables, code and pictures, and their colours."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "quiet"]
+# Legible on white and on near-black. A word always says what a colour says.
+GOOD, BAD, NEUTRAL = "#1f8838", "#da3633", "#737b84"
+GREY, CHANGED, PLANNED = "#808080", "#388bfd", "#1f6feb"
+BLANK = "–"
 
 
-class Changed(str):
-    """A cell that differs from the one before it: marked with ●, and in HTML with weight too."""
+class Cell(str):
+    """A cell with a look: `changed` marks it with ●, `code` is monospaced, `hint` is a tooltip."""
 
-    __slots__ = ()
-
-    def __new__(cls, text: str) -> Changed:
-        return super().__new__(cls, f"● {text}")
-
-
-class Source(str):
-    """A cell that is code: in HTML in a font of one width."""
-
-    __slots__ = ()
-
-
-class Hinted(str):
-    """A cell with a `hint` for those who have never heard of it: in HTML a tooltip."""
-
+    changed: bool
+    code: bool
     hint: str
 
-    def __new__(cls, text: str, hint: str) -> Hinted:
-        cell = super().__new__(cls, text)
-        cell.hint = hint
+    def __new__(
+        cls, text: str, *, changed: bool = False, code: bool = False, hint: str = ""
+    ) -> Cell:
+        cell = super().__new__(cls, f"● {text}" if changed else text)
+        cell.changed, cell.code, cell.hint = changed, code, hint
         return cell
 
 
 @dataclass(frozen=True)
 class Row:
-    """Cells of one line of a table. `tone` colours it; a word in the cells always says it too."""
+    """Cells of one line of a table, with their colour."""
 
     cells: tuple[str, ...]
     tone: Tone = "plain"
@@ -46,20 +38,38 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with their rows.
+    """Columns with their rows; a plain tuple is a row without a colour.
 
-    Columns named in `numbers` are aligned to the right, those in `wraps` break into lines where
-    the page is narrow, as the last one always does. Those in `optional` leave a text that is too
-    narrow for all, the last of them first. There the last column, which explains, gets at least
-    `least_last` characters, where it has so many.
+    Columns named in `numbers` are aligned to the right. Those in `wraps`, and the last one, break
+    into lines on a narrow page. Those in `optional` are left out of a text that is too narrow, the
+    last of them first; the last column then keeps `least_last` characters.
     """
 
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: Sequence[Any]  # of Row
     numbers: tuple[str, ...] = ()
     wraps: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     least_last: int = 20
+
+    def __post_init__(self) -> None:
+        rows = [row if isinstance(row, Row) else Row(row) for row in self.rows]
+        object.__setattr__(self, "rows", rows)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def without(self, name: str) -> Table:
+        """Return the table without one of its columns."""
+        at = self.columns.index(name)
+
+        def rest(cells: tuple[str, ...]) -> tuple[str, ...]:
+            return cells[:at] + cells[at + 1 :]
+
+        rows = [Row(rest(row.cells), row.tone) for row in self.rows]
+        optional = tuple(one for one in self.optional if one != name)
+        columns = rest(self.columns)
+        return Table(columns, rows, self.numbers, self.wraps, optional, self.least_last)
 
 
 @dataclass(frozen=True)
@@ -80,43 +90,27 @@ class Picture:
 
 @dataclass(frozen=True)
 class Folded:
-    """Lines or a table for those who want them: a brief report has only the `summary`."""
+    """Lines, or a table with a title, of which a brief report shows the `summary` alone."""
 
     body: Table | str
     title: str = ""
 
+    def __bool__(self) -> bool:
+        return bool(self.body)
+
     @property
     def summary(self) -> str:
         """What stands in their place."""
-        if self.title or isinstance(self.body, Table):
-            return self.title
-        number = len(self.body.splitlines())
-        return f"{number} more note{'s' if number > 1 else ''}"
+        number = len(str(self.body).splitlines())
+        return self.title or f"{number} more note{'s' if number > 1 else ''}"
 
 
 @dataclass(frozen=True)
 class Section:
     """A part of a report under an optional title."""
 
-    body: Table | Code | Picture | Folded | str
+    body: Any  # Table | Code | Picture | Folded | str, or nothing
     title: str = ""
 
-
-@dataclass(frozen=True)
-class Content:
-    """A headline with its sections; `data` is the same as plain values, for JSON. A brief one
-    leaves folded what is folded.
-    """
-
-    headline: str
-    sections: tuple[Section, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    is_brief: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return dict(self.data)
-
-    def to_json(self) -> str:
-        """Return the plain values as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, default=str)
+    def __bool__(self) -> bool:
+        return bool(self.body)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
-from speedkit_jupyter.report.comparison_columns import BLANK, TONES
+from speedkit_jupyter.report.comparison_report import TONES
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Row, Section, Table
+from speedkit_jupyter.report.elements import BLANK, Row, Table
 from speedkit_jupyter.report.units import ratio
 
 WIDTH = 24
@@ -20,21 +19,18 @@ COLUMNS = ("variant", "speed-up", INTERVAL, "state")
 
 def live_report(progress: Progress, title: str = "") -> Document:
     """Return what notebooks and the panel show; without a title the bar is somebody else's."""
-    sections = [Section(table) for table in _tables(progress.known)]
+    rows = [_row(status) for status in progress.known]
+    table = Table(COLUMNS, rows, numbers=COLUMNS[1:3], wraps=COLUMNS[:1])
     if not title:
-        return Document(progress.text, tuple(sections))
-    line = Section(progress.text)
-    return Document(f"{bar(progress.done)} {title}", (line, *sections))
+        return Document(progress.text, [table])
+    return Document(f"{bar(progress.done)} {title}", [progress.text, table])
 
 
 def live_line(progress: Progress, title: str) -> str:
     """Return the same in one line of a terminal: with the best so far."""
-    best = max(
-        (standing for standing in progress.known if standing.state == "faster"),
-        key=lambda standing: standing.speedup or 0.0,
-        default=None,
-    )
-    ahead = "" if best is None or best.speedup is None else f"; {best.name} {ratio(best.speedup)}"
+    faster = {s.name: s.speedup or 0.0 for s in progress.known if s.state == "faster"}
+    best = max(faster, key=lambda name: faster[name], default=None)
+    ahead = "" if best is None else f"; {best} {ratio(faster[best])}"
     return f"{bar(progress.done)} {title}: {progress.text}{ahead}"
 
 
@@ -53,14 +49,9 @@ def bar(done: float) -> str:
     return f"{'█' * filled}{'░' * (WIDTH - filled)}"
 
 
-def _tables(known: Sequence[VariantStatus]) -> list[Table]:
-    rows = tuple(_row(standing) for standing in known)
-    return [Table(COLUMNS, rows, numbers=COLUMNS[1:3], wraps=COLUMNS[:1])] if rows else []
-
-
-def _row(standing: VariantStatus) -> Row:
-    low, high = standing.low, standing.high
-    known = low and high is not None and not math.isinf(high)
-    between = f"{low:.2f}× to {high:.2f}×" if known else BLANK
-    gain = BLANK if standing.speedup is None else f"{standing.speedup:.2f}×"
-    return Row((standing.name, gain, between, standing.state), TONES.get(standing.state, "plain"))
+def _row(status: VariantStatus) -> Row:
+    low, high, speedup = status.low, status.high, status.speedup
+    is_known = low and high is not None and high < float("inf")
+    between = f"{low:.2f}× to {high:.2f}×" if is_known else BLANK
+    gain = BLANK if speedup is None else f"{speedup:.2f}×"
+    return Row((status.name, gain, between, status.state), TONES.get(status.state, "plain"))

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.optimizations.base.decision import Decision
-from speedkit_jupyter.plans.fields import ALONE
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.preview import Preview
-from speedkit_jupyter.report.comparison_report import narrow_comparison_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import (
-    Changed,
-    Code,
-    Folded,
-    Picture,
-    Row,
-    Section,
-    Table,
-)
+from speedkit_jupyter.report.elements import Cell, Code, Folded, Row, Section, Table
 from speedkit_jupyter.report.plan_report import called, outcome, spoken, worth_measuring
 from speedkit_jupyter.report.units import word
 from speedkit_jupyter.session import Found
@@ -34,12 +24,17 @@ if TYPE_CHECKING:
 
 def state_report(preview: Preview, name: str, found: Found | None = None) -> Document:
     """Return what is applied, what the choice would change, and why."""
-    sections = [Section(changes(preview)), *reasons(preview)]
-    sections += worth_measuring(preview.plan, found)
-    headline, pinned = _headline(preview, name), preview.plan.hardware.pinned
-    if pinned:
-        headline += f" ({machines.as_for(pinned)})"
-    return Document(headline, tuple(sections), {"plan": preview.plan.to_dict()}, is_brief=True)
+    plan, applied = preview.plan, preview.applied
+    would = spoken(plan) or "nothing"
+    if applied is None:
+        headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
+    else:
+        headline = f"Applied to `{name}`: {spoken(applied.plan) or 'nothing'}"
+        headline += f". Apply would make it: {would}" if preview.pending else ""
+    if plan.hardware.pinned:
+        headline += f" ({machines.as_for(plan.hardware.pinned)})"
+    content = [changes(preview), *_reasons(preview), worth_measuring(plan, found)]
+    return Document(headline, content, {"plan": plan.to_dict()}, is_brief=True)
 
 
 def panel_report(
@@ -51,57 +46,54 @@ def panel_report(
 ) -> Document:
     """Return all that a panel shows, for front ends without widgets."""
     state = state_report(preview, name, found)
-    config = preview.plan.config
-    chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
-    rest = "auto for all else" if chosen else "auto for everything"
-    rest = "all else as it is" if config.is_alone else rest
-    sections = [Section(f"Chosen: {', '.join([*chosen, rest])}.")]
-    sections += [Section(message)] if message else []
-    sections += state.sections
-    refused = tuple(
-        Row((f"{name} {', '.join(words)}", why))
-        for name, decisions in preview.words.items()
-        for words, why in unavailable(decisions)
-    )
-    if refused:
-        table = Table(("not here", "why"), refused)
-        sections.append(Section(Folded(table, f"{len(refused)} that can't be had here, and why")))
-    if result is not None:
-        first, *tail = result.sections or [Section("")]
-        sections += [replace(first, title=result.headline), *tail]
-    return Document(f"SpeedKit · {state.headline}", tuple(sections), state.data, is_brief=True)
+    content = [message, *state.content]
+    if result is not None and result.sections:
+        first, *tail = result.sections
+        content += [replace(first, title=result.headline), *tail]
+    return Document(f"SpeedKit · {state.headline}", content, state.data, is_brief=True)
 
 
 def changes(preview: Preview) -> Table | str:
     """Return flags and state: as found, as they are, and as they would be."""
-    rows = preview.rows()
-    if not rows:
-        return "Every flag, the model and its optimizers would stay as they are."
-    columns: tuple[str, ...] = ("flag or state", "before", "now", "after Apply")
-    cells: list[tuple[str, ...]] = [
-        (name, word(before), _marked(before, now), _marked(now, after))
-        for name, before, now, after in rows
-    ]
-    if preview.applied is None or not preview.pending:
-        left_out = 2 if preview.applied is None else 3
-        columns, *cells = (one[:left_out] + one[left_out + 1 :] for one in (columns, *cells))
-    return Table(columns, tuple(map(Row, cells)), wraps=columns)
+    titles = ["flag or state", "before", "now", "after Apply"]
+    shown = [0, 1, 2, 3]
+    if preview.applied is None:
+        shown.remove(2)
+    elif not preview.pending:
+        shown.remove(3)
+    rows = []
+    for name, before, now, after in preview.rows():
+        cells = (name, word(before), _marked(before, now), _marked(now, after))
+        rows.append(tuple(cells[at] for at in shown))
+    columns = tuple(titles[at] for at in shown)
+    same = "Every flag, the model and its optimizers would stay as they are."
+    return Table(columns, rows, wraps=columns) if rows else same
 
 
-def reasons(preview: Preview) -> list[Section]:
-    """Return one row for each decision; what is left as it is lies folded.
-
-    What differs from the plan in force is marked.
-    """
+def _reasons(preview: Preview) -> list[Section]:
+    """One row for each decision; those that leave something as it is lie folded."""
     columns = ("optimization", "state", "value", "why")
-    rows = [(_is_left(decision, preview), _reason(decision, preview)) for decision in preview.plan]
-    first = tuple(row for is_left, row in rows if not is_left)
-    rest = tuple(row for is_left, row in rows if is_left)
-    folded = Folded(Table(columns, rest), f"{len(rest)} left as they are, and why")
-    return [Section(Table(columns, first), "Why")] * bool(first) + [Section(folded)] * bool(rest)
+    now = preview.applied.plan if preview.applied else None
+    rows: dict[bool, list[Row]] = {True: [], False: []}
+    for one in preview.plan:
+        was_on = now is not None and now[one.name].active
+        rows[one.active or one.declined or was_on].append(_reason(one, now))
+    folded = Folded(Table(columns, rows[False]), f"{len(rows[False])} left as they are, and why")
+    return [Section(Table(columns, rows[True]), "Why"), Section(folded)]
 
 
-def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], str]]:
+def _reason(decision: Decision, applied: Plan | None) -> Row:
+    """`● on` is what is in force, `→ on` what would be; what differs is marked."""
+    state, tone = outcome(decision)
+    value, now = word(decision.value), applied[decision.name] if applied else None
+    was_on = now is not None and now.active
+    if (decision.active, decision.value) != (was_on, now.value if now else decision.value):
+        state = "→ on" if decision.active else "→ off" if was_on else state
+        value = Cell(value, changed=True) if now is not None or decision.active else value
+    return Row((called(decision), state, value, decision.reason), tone)
+
+
+def unavailable(decisions: Mapping[str, Decision]) -> list[tuple[list[str], str]]:
     """Return the words that can't be had here, those with one reason together."""
     groups: dict[str, tuple[list[str], str]] = {}
     for asked, decision in decisions.items():
@@ -111,63 +103,22 @@ def unavailable(decisions: dict[str, Decision] | Any) -> list[tuple[list[str], s
     return list(groups.values())
 
 
-def result_report(result: Any) -> Document:
-    """Return a result for the panel, drawn now: a search would keep its model alive."""
-    from speedkit_jupyter.measure.results.comparison import Comparison
-
-    is_comparison = isinstance(result, Comparison)
-    document = narrow_comparison_report(result) if is_comparison else result.report().brief()
-    sections = tuple(replace(section, body=_drawn(section.body)) for section in document.sections)
-    return replace(document, sections=sections)
-
-
 def as_code(
     plan: Plan,
     optimizers: Sequence[torch.optim.Optimizer],
     model: torch.nn.Module | None = None,
     name: str = "model",
-) -> Iterable[Section]:
+) -> Document:
     """Return the plan to take along, in the user's word for the model."""
+    text: Any
     try:
-        text = code(plan, "torch", optimizers, model=model, name=name)
-        yield Section(Code(text.rstrip(), "python"), "As plain PyTorch")
+        written = code(plan, "torch", optimizers, model=model, name=name)
+        text = Code(written.rstrip(), "python")
     except SpeedKitError as error:
-        yield Section(str(error), "As plain PyTorch")
-    yield Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
-
-
-def _headline(preview: Preview, name: str) -> str:
-    applied, would = preview.applied, spoken(preview.plan) or "nothing"
-    if applied is None:
-        return f"Nothing is applied to `{name}`. Apply would turn on: {would}"
-    now = f"Applied to `{name}`: {spoken(applied.plan) or 'nothing'}"
-    return f"{now}. Apply would make it: {would}" if preview.pending else now
-
-
-def _is_left(decision: Decision, preview: Preview) -> bool:
-    """Whether nothing is, was or would be done."""
-    now = None if preview.applied is None else preview.applied.plan[decision.name]
-    return not (decision.active or decision.declined or (now is not None and now.active))
-
-
-def _reason(decision: Decision, preview: Preview) -> Row:
-    """`● on` is what is in force, `→ on` what would be."""
-    state, tone = outcome(decision)
-    value = word(decision.value)
-    now = None if preview.applied is None else preview.applied.plan[decision.name]
-    was_on = now is not None and now.active
-    if (decision.active, decision.value) != (was_on, now.value if now else decision.value):
-        state = "→ on" if decision.active else "→ off" if was_on else state
-        value = Changed(value) if preview.applied is not None or decision.active else value
-    return Row((called(decision), state, value, decision.reason), tone)
+        text = str(error)
+    yaml = Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
+    return Document("The plan", [Section(text, "As plain PyTorch"), yaml])
 
 
 def _marked(before: Any, after: Any) -> str:
-    return word(after) if before == after else Changed(word(after))
-
-
-def _drawn(body: Any) -> Any:
-    if not isinstance(body, Picture):
-        return body
-    data = body.png()
-    return Picture(lambda: data, body.text)
+    return word(after) if before == after else Cell(word(after), changed=True)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.report.colours import BAD, GOOD, LEVEL_COLOURS, NEUTRAL, PLANNED
-from speedkit_jupyter.report.units import ratio, size
+from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
+from speedkit_jupyter.report.units import ratio
 from speedkit_jupyter.support.words import share
-from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# In the tree of modules: levels, the narrowest box, letters in the whole width.
+    from speedkit_jupyter.batching.batch_sizes import BatchSizes
+    from speedkit_jupyter.measure.results.comparison import Comparison
+    from speedkit_jupyter.tuning.curves import Curve
+
+# In the tree of modules: levels, the narrowest box, letters in the whole width, and colours of
+# levels that are dark enough for white words.
 MOST_LEVELS, LEAST_DRAWN, LETTERS = 6, 0.002, 100
+LEVELS = ("#1158c7", "#2f6f9f")
 COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 
 
@@ -31,18 +32,9 @@ def as_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-@cache
-def ready() -> None:
-    """Draw once: the first picture of a process takes a second, which is better spent before a
-    measurement than after it.
-    """
-    as_png(_axes(1, "1.0×").figure)
-
-
-def _axes(height: float, x_label: str, formatted: Any = None) -> Any:
-    """Axes on a transparent figure without a frame; `formatted` writes the values of x."""
+def _axes(height: float, x_label: str) -> Any:
+    """Axes on a transparent figure without a frame."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
 
     figure = Figure(figsize=(7, height), layout="constrained")
     figure.patch.set_alpha(0)
@@ -50,11 +42,13 @@ def _axes(height: float, x_label: str, formatted: Any = None) -> Any:
     axes.patch.set_alpha(0)
     axes.set_xlabel(x_label, color=NEUTRAL)
     axes.tick_params(colors=NEUTRAL)
-    if formatted is not None:
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formatted(value)))
     for side in axes.spines.values():
         side.set_visible(False)
     return axes
+
+
+def _above(axes: Any, text: str, at: tuple[float, float], colour: str, **more: Any) -> None:
+    axes.annotate(text, at, (0, 8), textcoords="offset points", color=colour, fontsize=10, **more)
 
 
 def speedups(comparison: Comparison) -> Figure:
@@ -63,8 +57,8 @@ def speedups(comparison: Comparison) -> Figure:
     Variants without a ratio (failed, or not reached) are named and left empty.
     """
     records = [record for record in comparison.records if record is not comparison.baseline]
-    label = f"speed-up over {comparison.baseline.name}"
-    axes = _axes(0.9 + 0.45 * len(records), label, ratio)
+    axes = _axes(0.9 + 0.45 * len(records), f"speed-up over {comparison.baseline.name}")
+    axes.xaxis.set_major_formatter(lambda value, _: ratio(value))
     axes.axvline(1, color=NEUTRAL, linewidth=1, linestyle="--")
     for row, record in enumerate(records):
         gain, verdict = comparison.ratio(record), comparison.verdict(record)
@@ -75,22 +69,17 @@ def speedups(comparison: Comparison) -> Figure:
         if gain.low > 0 and gain.high < float("inf"):
             axes.plot([gain.low, gain.high], [row, row], color=colour, linewidth=3, alpha=0.6)
         axes.plot(gain.median, row, "o", color=colour)
-        _write(axes, ratio(gain.median), (gain.median, row), colour, ha="center")
+        _above(axes, ratio(gain.median), (gain.median, row), colour, ha="center")
     axes.set_yticks(range(len(records)), [record.name for record in records])
     axes.set_ylim(len(records) - 0.4, -0.7)
     return axes.figure  # type: ignore[no-any-return]
 
 
-def _write(axes: Any, text: str, at: tuple[float, float], colour: str, **more: Any) -> None:
-    """Above a point."""
-    axes.annotate(text, at, (0, 8), textcoords="offset points", color=colour, fontsize=10, **more)
-
-
 def tree(shares: Mapping[str, float]) -> Figure:
     """Draw modules by their shares of a step, 0 to 1: below each one those inside of it."""
     levels = min(max(name.count(".") for name in shares) + 1, MOST_LEVELS)
-    percent = lambda value: f"{100 * value:.0f} %"  # noqa: E731
-    axes = _axes(0.5 + 0.36 * levels, "of a step, with all inside of it", percent)
+    axes = _axes(0.5 + 0.36 * levels, "of a step, with all inside of it")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     ends: dict[str, float] = {"": 0.0}
     for name, part in shares.items():
         around, _, last = name.rpartition(".")
@@ -99,10 +88,9 @@ def tree(shares: Mapping[str, float]) -> Figure:
         if level >= levels or part < LEAST_DRAWN:
             continue
         axes.barh(level, part, left=left, height=1, align="edge",
-                  color=LEVEL_COLOURS[level % 2], edgecolor="white", linewidth=0.6)  # fmt: skip
-        room = int(part * LETTERS)
-        if len(last) <= room:
-            text = f"{last} {share(part)}" if len(last) + 5 <= room else last
+                  color=LEVELS[level % 2], edgecolor="white", linewidth=0.6)  # fmt: skip
+        texts = (f"{last} {share(part)}", last)
+        if text := next((one for one in texts if len(one) <= int(part * LETTERS)), ""):
             axes.annotate(text, (left + part / 2, level + 0.5), ha="center", va="center",
                           color="white", fontsize=9)  # fmt: skip
     axes.set_yticks([])
@@ -113,8 +101,6 @@ def tree(shares: Mapping[str, float]) -> Figure:
 
 def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     """Draw baseline, plan (its `name`) and the `other` baseline over the calls of the step."""
-    from matplotlib.ticker import MaxNLocator
-
     axes = _axes(3.2, "call of the step")
     curves: tuple[tuple[list[float], str, Any], ...] = (
         (curve.other, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
@@ -124,19 +110,17 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     for losses, label, style in curves:
         axes.plot(range(1, len(losses) + 1), losses, label=label, **style)
     axes.set_ylabel("loss", color=NEUTRAL)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, labelcolor=NEUTRAL)
     return axes.figure  # type: ignore[no-any-return]
 
 
 def batch_sizes(found: BatchSizes) -> Figure:
-    """Draw samples a second with their intervals, and peak memory, against the batch size."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
+    """Draw samples a second with their intervals against the batch size."""
     sizes = found.measured
     numbers, rates = [one.number for one in sizes], [one.rate for one in sizes]
     ends = [one.interval or (one.rate, one.rate) for one in sizes]
-    axes = _axes(2.8, "batch", lambda value: f"{value:g}")
+    axes = _axes(2.8, "batch")
     errors = [
         [max(rate - low, 0) for rate, (low, _) in zip(rates, ends, strict=True)],
         [max(high - rate, 0) for rate, (_, high) in zip(rates, ends, strict=True)],
@@ -144,39 +128,11 @@ def batch_sizes(found: BatchSizes) -> Figure:
     axes.errorbar(numbers, rates, yerr=errors, fmt="o-", color=PLANNED, capsize=2, markersize=4)
     if found.is_proven:
         axes.axvline(found.knee.number, color=GOOD, linestyle=":")
-        _write(axes, " knee", (found.knee.number, 0), GOOD)
+        _above(axes, " knee", (found.knee.number, 0), GOOD)
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(numbers))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
+    axes.set_xticks([], minor=True)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("samples a second", color=PLANNED)
-    _draw_memory(axes, [one for one in sizes if one.peak_bytes is not None])
     return axes.figure  # type: ignore[no-any-return]
-
-
-def _draw_memory(axes: Any, sizes: Sequence[Size]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter
-
-    if not sizes:
-        return
-    beside = axes.twinx()
-    peaks = [one.peak_bytes for one in sizes]
-    beside.plot([one.number for one in sizes], peaks, "s--", color=BAD, markersize=3, linewidth=1)
-    beside.set_ylim(bottom=0)
-    beside.yaxis.set_major_locator(FixedLocator(round_sizes(max(filter(None, peaks)))))
-    beside.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value) if value else "0"))
-    beside.set_ylabel("peak memory", color=BAD)
-    beside.tick_params(colors=NEUTRAL)
-    for side in beside.spines.values():
-        side.set_visible(False)
-
-
-def round_sizes(largest: float) -> list[float]:
-    """Return from 0 on the round numbers of bytes that are the ticks of an axis: 0, 20, 40 MiB."""
-    unit = 1024.0 ** max(int(math.log(max(largest, 1), 1024)), 0)
-    rough = largest / unit / 3
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = max(factor for factor in (1, 2, 5) if factor * power <= rough) * power * unit
-    return [number * step for number in range(int(largest / step) + 1)]

@@ -1,18 +1,19 @@
-"""The report of a profile: parts of a step, lines that wait, modules and operators."""
+"""Reports of a profile (parts of a step, lines that wait, modules, operators) and of advice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from speedkit_jupyter.advice.advice import Advice, Opportunity
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.profiling.costs import Cost, Costs
 from speedkit_jupyter.profiling.lines import source
-from speedkit_jupyter.profiling.profile import Profile, Wait
+from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Part
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Folded, Picture, Row, Section, Source, Table
+from speedkit_jupyter.report.elements import Cell, Folded, Picture, Section, Table
 from speedkit_jupyter.report.units import operations, seconds, size
 from speedkit_jupyter.support.words import count, share
 
@@ -26,87 +27,87 @@ ABOUT: dict[Part, str] = {
     "compiling": "torch.compile at work",
     "rest": "Python, metrics, and all else",
 }
-# A bar of the table has so many characters for the whole step.
+# Characters of a bar for the whole step.
 WIDTH = 24
-# What has less of the step is no row.
-PROFILE_LEAST = 0.0005
-# A profiled call that takes longer than this is said to.
+# Shares of the step below which a part, a line, and a module or an operator are no row.
+LEAST_PART, LEAST_LINE, LEAST_COST = 0.0005, 0.02, 0.01
+# Rows of a table.
+MOST = 8
+# A profiled call that takes this many times as long is named.
 DEAR = 1.1
-# Lines are listed up to so many, and none that takes less of the step.
-MOST_LINES, LEAST_OF_A_LINE = 8, 0.02
+TIME = ("of a step", "share")
+NUMBERS = ("times a step", *TIME, "backward", "operations", "moves")
+# torch's range around the draw of a batch.
+LOADER = "enumerate(DataLoader)"
+NOTES = """\
+Times of modules and operators are by torch's profiler, in calls of their own, which it makes \
+slower where operators are small; the backward pass counts for the module whose forward pass it \
+belongs to.
+Operations are matrix products, convolutions and attention, by torch's counter; moves: bytes of \
+the tensors that are read and written. Of limit: the time that these need at the machine's own \
+rates (a large product, a large copy), over the time that was taken. Compute and memory say which \
+of the two it is, for the most part.
+The trace for Perfetto: export_chrome_trace('trace.json.gz') of the result (-v NAME)."""
 
 
 def profile_report(profile: Profile) -> Document:
     """Return the parts in the order of a step, then lines, modules and operators."""
     if not profile.taken:
         return Document("Nothing was profiled")
-    parts = [part for part in PARTS if profile.share(part) >= PROFILE_LEAST or part == "rest"]
+    shares = {part: profile.share(part) for part in PARTS}
     rows = [
-        Row((part, seconds(profile.seconds(part)), share(profile.share(part)),
-             _bar(profile.share(part)), ABOUT[part]))
-        for part in parts
-    ]  # fmt: skip
-    table = Table(
-        ("part", "of a step", "share", "", "what it is"),
-        tuple(rows),
-        numbers=("of a step", "share"),
-        optional=("what it is",),
-    )
-    sections = [Section(table)]
-    if waits := profile.waits():
-        sections.append(Section(_waits(profile, waits), "Synchronizations"))
-    if lines := _lines(profile):
-        sections.append(Section(lines, "Lines of your code, each without the lines that it calls"))
-    sections += costs_sections(profile)
-    sections.append(Section("\n".join(_profile_notes(profile))))
-    return Document(_headline(profile), tuple(sections), profile.to_dict())
-
-
-def _headline(profile: Profile) -> str:
+        (part, seconds(profile.seconds(part)), share(of), "█" * round(of * WIDTH), ABOUT[part])
+        for part, of in shares.items()
+        if of >= LEAST_PART or part == "rest"
+    ]
+    parts = Table(("part", *TIME, "", "what it is"), rows, TIME, optional=("what it is",))
+    content = [
+        parts,
+        Section(_waits(profile), "Synchronizations"),
+        Section(_lines(profile), "Lines of your code, each without the lines that it calls"),
+        *_costs(profile),
+        "\n".join(_notes(profile)),
+    ]
     first, second = sorted(PARTS, key=profile.share, reverse=True)[:2]
     of_a_call = f" ({profile.steps} in a call)" if profile.steps > 1 else ""
-    return (
-        f"{seconds(profile.step_s)} a step{of_a_call}: {share(profile.share(first))} {first}, "
-        f"{share(profile.share(second))} {second}"
+    headline = (
+        f"{seconds(profile.step_s)} a step{of_a_call}: {share(shares[first])} {first}, "
+        f"{share(shares[second])} {second}"
     )
+    return Document(headline, content, profile.to_dict())
 
 
-def _waits(profile: Profile, waits: list[Wait]) -> Table:
-    rows = [
-        Row((profile.place(wait.line), f"{wait.times:.3g}", seconds(wait.seconds),
-             Source(source(wait.line.file, wait.line.number) or wait.line.call)))
-        for wait in waits[:MOST_LINES]
-    ]  # fmt: skip
-    return Table(
-        ("where", "times a step", "of a step", "line"),
-        tuple(rows),
-        numbers=("times a step", "of a step"),
-    )
+def _waits(profile: Profile) -> Table:
+    rows = []
+    for wait in profile.waits()[:MOST]:
+        line = source(wait.line.file, wait.line.number) or wait.line.call
+        times, took = f"{wait.times:.3g}", seconds(wait.seconds)
+        rows.append((profile.place(wait.line), times, took, Cell(line, code=True)))
+    return Table(("where", "times a step", "of a step", "line"), rows, NUMBERS)
 
 
-def _lines(profile: Profile) -> Table | None:
-    rows = [
-        Row((profile.place(spot), seconds(part * profile.step_s), share(part),
-             profile.lines.part(spot), Source(source(spot.file, spot.number))))
-        for spot, part in profile.lines.costliest()[:MOST_LINES]
-        if part >= LEAST_OF_A_LINE
-    ]  # fmt: skip
-    columns = ("where", "of a step", "share", "mostly", "line")
-    return Table(columns, tuple(rows), numbers=("of a step", "share")) if rows else None
+def _lines(profile: Profile) -> Table:
+    rows = []
+    for spot, part in profile.lines.costliest()[:MOST]:
+        if part >= LEAST_LINE:
+            line = Cell(source(spot.file, spot.number), code=True)
+            took, mostly = seconds(part * profile.step_s), profile.lines.part(spot)
+            rows.append((profile.place(spot), took, share(part), mostly, line))
+    return Table(("where", *TIME, "mostly", "line"), rows, NUMBERS)
 
 
-def _profile_notes(profile: Profile) -> Iterator[str]:
+def _notes(profile: Profile) -> Iterator[str]:
     waits = profile.waits()
-    if len(waits) > MOST_LINES:
-        yield f"{len(waits) - MOST_LINES} more lines wait, each for less."
+    if len(waits) > MOST:
+        yield f"{len(waits) - MOST} more lines wait, each for less."
     if waits and profile.device == "cpu":
         yield "On a CPU these lines wait for nothing; on a GPU each one waits until it is idle."
+    values = profile.quantities()
     for quantity in QUANTITIES:
-        values, each = profile.quantities(), quantity.of_a_sample
         if (value := values.get(quantity.name)) is not None:
             words = f"{value:.3g} {quantity.unit}".strip() + " a step"
-            if each.name in values:
-                words += f", {values[each.name]:.3g} {quantity.unit}".rstrip() + " a sample"
+            if (each := values.get(quantity.of_a_sample.name)) is not None:
+                words += f", {each:.3g} {quantity.unit}".rstrip() + " a sample"
             yield f"{quantity.title.capitalize()}: {words}, by the device's own counter."
     if profile.is_interrupted:
         yield "Interrupted: what was found until then."
@@ -121,37 +122,24 @@ def _profile_notes(profile: Profile) -> Iterator[str]:
         yield f"Before, the first call compiled for {seconds(compiling_s)}."
 
 
-def _bar(part: float) -> str:
-    """In eighths of a character."""
-    whole, eighths = divmod(int(part * WIDTH * 8 + 0.5), 8)
-    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
-
-
-# So many are listed, and none that takes less of the step.
-MOST, COSTS_LEAST = 8, 0.01
-LIMIT = "of limit"
-# torch's range around the draw of a batch.
-LOADER = "enumerate(DataLoader)"
-
-
-def costs_sections(profile: Profile) -> Iterator[Section]:
-    """Return tables of modules and operators, the tree of modules, and what the words mean."""
+def _costs(profile: Profile) -> list[Any]:
+    """Tables of modules and operators, the tree of modules, and what the words mean."""
     costs = profile.costs
     if costs is None:
-        if profile.why_no_costs:
-            yield Section(f"Modules and operators: {profile.why_no_costs}.")
-        return
-    if modules := _listed(costs.modules):
-        yield Section(_modules(profile, costs, modules), "Modules, each without those inside of it")
-        spoken = ", ".join(f"{name} {share(part)}" for name, part in roots(costs).items())
-        yield Section(Picture(partial(_png, costs), f"all inside of it: {spoken}"))
-    if operators := _listed(costs.operators):
-        yield Section(_operators(profile, operators), "Operators")
-    if costs.busy is not None:
-        yield Section(
-            f"The device was busy {share(costs.busy)} of the time, and idle for the rest."
-        )
-    yield Section(Folded("\n".join(_costs_notes(costs))))
+        why = profile.why_no_costs
+        return [f"Modules and operators: {why}." if why else ""]
+    outermost = ", ".join(f"{name} {share(part)}" for name, part in roots(costs).items())
+    drawn = Picture(lambda: plots.as_png(plots.tree(costs.tree)), f"all inside of it: {outermost}")
+    modules, busy = _modules(profile, costs), costs.busy
+    return [
+        Section(modules, "Modules, each without those inside of it"),
+        drawn if modules else None,
+        Section(_operators(profile, costs.operators), "Operators"),
+        ""
+        if busy is None
+        else f"The device was busy {share(busy)} of the time, and idle for the rest.",
+        Folded(NOTES),
+    ]
 
 
 def roots(costs: Costs) -> dict[str, float]:
@@ -159,63 +147,53 @@ def roots(costs: Costs) -> dict[str, float]:
     return {name: part for name, part in costs.tree.items() if "." not in name}
 
 
+def _modules(profile: Profile, costs: Costs) -> Table:
+    """By the path inside the model, where there is one model with parts."""
+    models = [root for root in roots(costs) if any(n.startswith(f"{root}.") for n in costs.tree)]
+    rows = []
+    for cost in _listed(costs.modules):
+        path = cost.name.partition(".")[2]
+        name = path if path and len(models) == 1 else cost.name
+        backward = share(cost.backward / cost.share)
+        rows.append(
+            (
+                name,
+                cost.kind,
+                *_time(profile, cost),
+                backward,
+                _operations(profile, cost),
+                _limit(cost),
+            )
+        )
+    columns = ("module", "class", *TIME, "backward", "operations", "of limit")
+    return Table(columns, rows, NUMBERS, ("module",), ("backward", "class"))
+
+
+def _operators(profile: Profile, costs: Sequence[Cost]) -> Table:
+    """`addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it."""
+    rows = []
+    for cost in _listed(costs):
+        name = cost.name.rpartition("#")[2].removeprefix("aten::")
+        name = "DataLoader" if cost.name.startswith(LOADER) else name
+        times = f"{cost.times / profile.steps:.3g}" if cost.times else ""
+        moved = size(cost.moved_bytes / profile.steps) if cost.moved_bytes else ""
+        rows.append(
+            (name, times, *_time(profile, cost), _operations(profile, cost), moved, _limit(cost))
+        )
+    columns = ("operator", "times a step", *TIME, "operations", "moves", "of limit")
+    return Table(columns, rows, NUMBERS, ("operator",), ("times a step",))
+
+
 def _listed(costs: Sequence[Cost]) -> list[Cost]:
-    return [cost for cost in costs[:MOST] if cost.share >= COSTS_LEAST]
-
-
-def _modules(profile: Profile, costs: Costs, listed: Sequence[Cost]) -> Table:
-    models = [
-        name for name in roots(costs) if any(one.startswith(f"{name}.") for one in costs.tree)
-    ]
-    rows = [
-        Row((_within(cost.name, models), cost.kind, *_time(profile, cost),
-             share(cost.backward / cost.share), _flops(profile, cost), _limit(cost)))
-        for cost in listed
-    ]  # fmt: skip
-    return Table(
-        ("module", "class", "of a step", "share", "backward", "operations", LIMIT),
-        tuple(rows),
-        numbers=("of a step", "share", "backward", "operations"),
-        wraps=("module",),
-        optional=("backward", "class"),
-    )
-
-
-def _operators(profile: Profile, listed: Sequence[Cost]) -> Table:
-    rows = [
-        Row((_spoken(cost.name), _times(profile, cost), *_time(profile, cost),
-             _flops(profile, cost), _moved(profile, cost), _limit(cost)))
-        for cost in listed
-    ]  # fmt: skip
-    return Table(
-        ("operator", "times a step", "of a step", "share", "operations", "moves", LIMIT),
-        tuple(rows),
-        numbers=("times a step", "of a step", "share", "operations", "moves"),
-        wraps=("operator",),
-        optional=("times a step",),
-    )
-
-
-def _within(name: str, models: Collection[str]) -> str:
-    """`blocks.3.mlp` where there is one model, with its name where there are several."""
-    _, _, path = name.partition(".")
-    return path if path and len(models) == 1 else name
-
-
-def _times(profile: Profile, cost: Cost) -> str:
-    return f"{cost.times / profile.steps:.3g}" if cost.times else ""
+    return [cost for cost in costs[:MOST] if cost.share >= LEAST_COST]
 
 
 def _time(profile: Profile, cost: Cost) -> tuple[str, str]:
     return seconds(cost.share * profile.step_s), share(cost.share)
 
 
-def _flops(profile: Profile, cost: Cost) -> str:
+def _operations(profile: Profile, cost: Cost) -> str:
     return operations(cost.flops / profile.steps) if cost.flops else ""
-
-
-def _moved(profile: Profile, cost: Cost) -> str:
-    return size(cost.moved_bytes / profile.steps) if cost.moved_bytes else ""
 
 
 def _limit(cost: Cost) -> str:
@@ -223,28 +201,70 @@ def _limit(cost: Cost) -> str:
     return "" if cost.limit is None else f"{share(cost.limit)} {cost.bound}".replace(" ", "\u00a0")
 
 
-def _spoken(name: str) -> str:
-    """`addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it."""
-    if name.startswith(LOADER):
-        return "DataLoader"
-    _, _, called = name.rpartition("#")
-    return called.removeprefix("aten::")
+# --- advice ---
+
+# The share of a part that advice names.
+LEAST_NAMED = 0.005
+# What tries a remedy that only the user can write.
+BY_HAND = "%%speedbench --save NAME, before and after"
+HOW = (
+    "A range is computed from the share of the step that the remedy concerns, and from how "
+    "many times as fast that part gets at least and at most; shares are those of "
+    "%%speedbench --profile. Several opportunities do not add up where they are about one part."
+)
 
 
-def _costs_notes(costs: Costs) -> Iterator[str]:
-    yield (
-        "Times of modules and operators are by torch's profiler, in calls of their own, which it "
-        "makes slower where operators are small; the backward pass counts for the module whose "
-        "forward pass it belongs to."
+def advice_report(advice: Advice) -> Document:
+    """Return the opportunities, that with the largest expected gain first."""
+    profile, every = advice.profile, advice.opportunities
+    if not profile.taken:
+        return Document("Nothing was measured")
+    found = list(enumerate(every[:MOST], 1))
+    because = Table(
+        ("", "opportunity", "expected, whole step", "because"),
+        [(str(number), one.title, str(one.gain), one.evidence) for number, one in found],
+        numbers=("",),
+        wraps=("opportunity",),
+        least_last=40,
     )
-    yield (
-        "Operations are matrix products, convolutions and attention, by torch's counter; moves: "
-        "bytes of the tensors that are read and written. Of limit: the time that these need at "
-        "the machine's own rates (a large product, a large copy), over the time that was taken. "
-        "Compute and memory say which of the two it is, for the most part."
+    remedies = Table(
+        ("", "write", "measure it", "risk"),
+        [(str(number), one.remedy, try_line(one, number), one.risk) for number, one in found],
+        numbers=("",),
+        wraps=("write", "measure it"),
+        least_last=30,
     )
-    yield "The trace for Perfetto: export_chrome_trace('trace.json.gz') of the result (-v NAME)."
+    parts = {part: profile.share(part) for part in PARTS if profile.share(part) >= LEAST_NAMED}
+    waits = [
+        f"{profile.place(wait.line)}: waits {wait.times:.3g} times a step"
+        for wait in profile.waits()
+    ]
+    content = [
+        because,
+        Section(remedies, "What to write"),
+        f"The step: {', '.join(f'{part} {share(of)}' for part, of in parts.items())}.",
+        "\n".join(_advice_notes(advice)),
+        Folded("\n".join([HOW, *waits])),
+    ]
+    subject = f" of `{advice.subject}`" if advice.subject else ""
+    headline = f"{seconds(profile.step_s)} a step{subject}: no known reason why it would be slow"
+    if every:
+        number = "1 opportunity" if len(every) == 1 else f"{len(every)} opportunities"
+        headline = f"{seconds(profile.step_s)} a step{subject}: {number}, the first {every[0].gain}"
+    return Document(headline, content, advice.to_dict())
 
 
-def _png(costs: Costs) -> bytes:
-    return plots.as_png(plots.tree(costs.tree))
+def try_line(one: Opportunity, number: int) -> str:
+    """Return the line that compares the step as it is with the step as it would be."""
+    return f"%speedkit advise --try {number}" if one.variant or one.trial else BY_HAND
+
+
+def _advice_notes(advice: Advice) -> list[str]:
+    more = len(advice.opportunities) - MOST
+    lines = [f"{more} more gain less: in the result's rows()."] if more > 0 else []
+    if advice.opportunities:
+        expected = "Expected is what the split allows (Amdahl), not a promise"
+        lines.append(f"{expected}: the comparison measures.")
+    switches = "What switches bring (precision, compile, layouts)"
+    lines.append(f"{switches} is measured by %%speedbench --tune.")
+    return [*lines, *(f"{rule}: not looked at ({why})" for rule, why in advice.skipped.items())]

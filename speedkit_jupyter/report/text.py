@@ -6,31 +6,29 @@ import re
 import shutil
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
 
-from speedkit_jupyter.report.elements import Code, Content, Folded, Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import Code, Folded, Picture, Section, Table
 
-# Without a terminal (a saved notebook, a pipe) this many columns.
+# Columns of a page without a terminal: a saved notebook, a pipe.
 WIDTH = 100
 GAP = "  "
 
 
-def render(document: Content) -> str:
+def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
     """Return the whole report."""
     width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
-    parts = ["\n".join(textwrap.wrap(document.headline, width))]
-    shown = [section for section in document.sections if not isinstance(section.body, Picture)]
-    parts += [_section(section, width, document.is_brief) for section in shown]
-    return "\n\n".join(parts)
+    shown = [section for section in sections if not isinstance(section.body, Picture)]
+    parts = [_section(section, width, is_brief) for section in shown]
+    return "\n\n".join(["\n".join(textwrap.wrap(headline, width)), *parts])
 
 
 def _section(section: Section, width: int, is_brief: bool) -> str:
-    folded = section.body if isinstance(section.body, Folded) else None
-    if folded is not None and is_brief and not folded.title:
-        return f"… {folded.summary}: in the result's report(), which -v NAME keeps"
-    title = section.title if folded is None else folded.title
-    body = section.body if folded is None else folded.body
-    assert not isinstance(body, Picture | Folded)
+    body, title = section.body, section.title
+    if isinstance(body, Folded):
+        folded = body
+        if is_brief and not folded.title:
+            return f"… {folded.summary}: in the result's report(), which -v NAME keeps"
+        body, title = folded.body, folded.title
     if isinstance(body, Table):
         text = table(body, width)
     elif isinstance(body, Code):
@@ -41,19 +39,20 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
 
 
 def table(found: Table, width: int) -> str:
-    """Return a table as text: columns that may wrap are narrowed until all fits; then those that
-    may go leave.
+    """Return a table as text: columns that may wrap get narrower until all fit; then those that
+    are optional go.
     """
     while (widths := _widths(found, width)) is None:
-        found = _without(found, found.optional[-1])
-    rows = [found.columns, *(row.cells for row in found.rows)]
-    head, *lines = (_row(cells, widths, found) for cells in rows)
+        found = found.without(found.optional[-1])
+    head, *lines = (
+        _row(cells, widths, found) for cells in (found.columns, *(row.cells for row in found.rows))
+    )
     rule = GAP.join("─" * size for size in widths)
     return "\n".join([head, rule, *lines] if any(found.columns) else lines)
 
 
 def _widths(found: Table, width: int) -> list[int] | None:
-    """None where it does not fit, and a column may go."""
+    """The characters of each column; None where they don't fit and a column may go."""
     columns = list(zip(found.columns, *(row.cells for row in found.rows), strict=True))
     widths = [max(map(len, cells)) for cells in columns]
     least = [
@@ -73,34 +72,21 @@ def _widths(found: Table, width: int) -> list[int] | None:
     return widths
 
 
-def _without(found: Table, name: str) -> Table:
-    at = found.columns.index(name)
-
-    def rest(cells: tuple[str, ...]) -> tuple[str, ...]:
-        return cells[:at] + cells[at + 1 :]
-
-    rows = tuple(Row(rest(row.cells), row.tone) for row in found.rows)
-    return replace(found, columns=rest(found.columns), rows=rows, optional=found.optional[:-1])
-
-
 def _row(cells: Sequence[str], widths: Sequence[int], found: Table) -> str:
-    columns = [
-        textwrap.wrap(cell, width) or [""] if number == len(widths) - 1 else _wrapped(cell, width)
-        for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
+    columns = [_wrapped(cell, size) for cell, size in zip(cells[:-1], widths[:-1], strict=True)]
+    columns.append(textwrap.wrap(cells[-1], widths[-1]) or [""])
     lines = []
     for number in range(max(map(len, columns))):
         texts = [column[number] if number < len(column) else "" for column in columns]
         padded = [
-            text.rjust(width) if name in found.numbers else text.ljust(width)
-            for text, width, name in zip(texts, widths, found.columns, strict=True)
+            text.rjust(size) if name in found.numbers else text.ljust(size)
+            for text, size, name in zip(texts, widths, found.columns, strict=True)
         ]
         lines.append(GAP.join(padded).rstrip())
     return "\n".join(lines)
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
-    """Broken at blanks and behind a `+`."""
     lines = [""]
     for piece in _pieces(cell):
         if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
@@ -111,4 +97,5 @@ def _wrapped(cell: str, width: int) -> list[str]:
 
 
 def _pieces(cell: str) -> list[str]:
+    """What a line may hold: cells break at blanks and behind a `+`."""
     return re.findall(r"\s*[^\s+]*\+|\s*[^\s+]+", cell) or [cell]

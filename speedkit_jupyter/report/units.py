@@ -4,60 +4,56 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Mapping
 from typing import Any
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
+BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
+OPERATIONS = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
+PREFIXES = {"k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6}
 
 
 def seconds(value: float, digits: int = 3) -> str:
     """Return `2.31 s`, `45.2 ms`, `310 µs`; from a minute on `3 min 20 s`."""
-    if abs(value) >= 60:
-        minutes, rest = divmod(round(value), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if abs(value) >= scale:
-            return f"{_significant(value / scale, digits)} {unit}"
-    return f"{_significant(value / 1e-9, digits)} ns"
+    if abs(value) < 60:
+        return _scaled(value, SECONDS, digits)
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def with_unit(value: float, unit: str) -> str:
-    """Return `1.2 J`, `45.2 mJ`, `3.1 kJ`; a bare number where there is no unit."""
-    if not unit:
-        return _significant(value, 3)
-    for scale, prefix in ((1e3, "k"), (1.0, ""), (1e-3, "m")):
-        if abs(value) >= scale:
-            return f"{_significant(value / scale, 3)} {prefix}{unit}"
-    return f"{_significant(value / 1e-6, 3)} µ{unit}"
-
-
-def _significant(value: float, digits: int) -> str:
-    """Never as a power of ten: `1230` to two digits is `1200`."""
-    rounded = float(f"{value:.{max(digits, 1)}g}")
-    return f"{rounded:.0f}" if abs(rounded) >= 10 ** (digits - 1) else f"{rounded:.{digits}g}"
+def size(value: float) -> str:
+    """Return bytes: `15 GiB`, `24 KiB`."""
+    return _scaled(value, BYTES)
 
 
 def operations(value: float) -> str:
     """Return floating-point operations: `1.21 GFLOP`."""
-    for scale, unit in ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.0f} FLOP"
+    return _scaled(value, OPERATIONS)
+
+
+def with_unit(value: float, unit: str) -> str:
+    """Return `1.2 J`, `45.2 mJ`, `3.1 kJ`; a bare number where there is no unit."""
+    units = {f"{prefix}{unit}": scale for prefix, scale in PREFIXES.items()}
+    return _scaled(value, units if unit else {"": 1.0})
+
+
+def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:
+    """In the largest unit that fits; never as a power of ten: `1230` to two digits is `1200`."""
+    smallest = list(units)[-1]
+    unit = next((unit for unit, scale in units.items() if abs(value) >= scale), smallest)
+    rounded = float(f"{value / units[unit]:.{max(digits, 1)}g}")
+    whole = abs(rounded) >= 10 ** (digits - 1)
+    return f"{rounded:.0f} {unit}".rstrip() if whole else f"{rounded:.{digits}g} {unit}".rstrip()
 
 
 def day(moment: datetime.datetime) -> str:
     """Return `12 May`, with the time on the same day and the year in another; in local time."""
     local, today = moment.astimezone(), datetime.datetime.now().astimezone()
-    text = f"{local.day} {local:%b}"
     if local.date() == today.date():
         return f"today {local:%H:%M}"
+    text = f"{local.day} {local:%b}"
     return text if local.year == today.year else f"{text} {local.year}"
-
-
-def size(value: float) -> str:
-    """Return `15 GiB`, `24 KiB`."""
-    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= scale:
-            return f"{_significant(value / scale, 3)} {unit}"
-    return f"{value:g} B"
 
 
 def ratio(value: float) -> str:
@@ -80,5 +76,4 @@ def word(value: Any) -> str:
         return str(value).lower()
     if value is None:
         return "default"
-    text = str(value)
-    return text.removeprefix("torch.") if text else "''"
+    return str(value).removeprefix("torch.") or "''"

@@ -1,17 +1,18 @@
-"""Reports about verifications: loss curves, and how far apart they lie."""
+"""The report of a verification: loss curves, and the number that the user has named."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import partial
+from typing import Any
 
+from speedkit_jupyter.measure.checks.scores import SHARE, YARDSTICKS, Score, Scored
+from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Picture, Row, Section, Table, Tone
-from speedkit_jupyter.report.score_words import change, precision, score_table
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table, Tone
+from speedkit_jupyter.support.words import count, share
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
-from speedkit_jupyter.tuning.verified import Verification
+from speedkit_jupyter.tuning.verification import Verification
 
 WORDS = {
     "same": "same loss curve as the baseline",
@@ -24,119 +25,164 @@ WORDS = {
 TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad"}
 ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
 HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
+UNDONE = "All that the runs did to model, optimizer and random state is undone."
 
 
 def verification_report(result: Verification) -> Document:
     """Return the verdict with its numbers, the curves, and some steps of them."""
-    verdict = result.verdict
-    calls = count(len(result.runs.baseline), "call")
-    title = f"{result.name}: {WORDS[verdict]}"
-    if result.score is not None and not result.failure:
-        title += f": {change(result.score)}"
+    score, curves = result.score, result.curves
+    headline = f"{result.subject}: " if result.subject else ""
+    headline += f"{result.name}: {WORDS[result.verdict]}"
+    if score is not None and not result.failure:
+        headline += f": {change(score)}"
     if result.runs.baseline:
-        title += f" {'over' if result.score is None else 'after'} {calls} of the step"
-    if result.subject:
-        title = f"{result.subject}: {title}"
+        calls = count(len(result.runs.baseline), "call")
+        headline += f" {'over' if score is None else 'after'} {calls} of the step"
     if result.failure:
-        return Document(title, (Section(result.failure),), result.to_dict())
-    curves = result.curves
-    sections = [*_scored(result), *_given_up(result)]
-    sections += [
-        section for curve in curves for section in _sections(result, curve, len(curves) > 1)
-    ]
-    sections.append(
-        Section("All that the runs did to model, optimizer and random state is undone.")
-    )
-    return Document(title, tuple(sections), result.to_dict())
+        return Document(headline, [result.failure], result.to_dict())
+    content: list[Any] = [score_table(score, result.name), precision(score)] if score else []
+    content += _given_up(result)
+    for curve in curves:
+        content += _curve(result, curve, is_alone=len(curves) == 1)
+    return Document(headline, [*content, UNDONE], result.to_dict())
 
 
-def _scored(result: Verification) -> Iterator[Section]:
-    """The number that the user has named, which decides."""
-    score = result.score
-    if score is None:
-        return
-    yield Section(score_table(score, result.name))
-    if note := precision(score):
-        yield Section(note)
-
-
-def _given_up(result: Verification) -> Iterator[Section]:
+def _given_up(result: Verification) -> list[Any]:
     """What another model is, and what its losses show of that: at once, and at the end."""
     if not result.changes_model:
-        return
+        return []
     words, loss = " and ".join(result.changes_model), result.loss
-    notes = [f"{name}: {note}." for name, note in result.notes.items()]
-    told = "; what that gives up:" if notes or loss.baseline else "."
-    yield Section("\n".join([f"{words} changes the results{told}", *notes]))
-    if not loss.baseline:
-        return
-    runs = [run for run in (loss.baseline, loss.planned, loss.other) if run]
-    rows = (
-        Row(("the first loss, from the same weights", *(f"{run[0]:.5g}" for run in runs))),
-        Row((f"the mean of the last {loss.last}", *(f"{loss.end_of(run):.5g}" for run in runs))),
-    )
-    columns = ("", "baseline", result.name, "other baseline")[: len(runs) + 1]
-    yield Section(Table(columns, rows, columns[1:]))
+    lines = [f"{words} changes the results."]
+    lines += [f"{name}: {note}." for name, note in result.notes.items()]
+    if loss.baseline and loss.planned:
+        ends = f"{loss.end_of(loss.baseline):.5g} → {loss.end_of(loss.planned):.5g}"
+        lines.append(f"The mean of the last {loss.last} losses: {ends}.")
+    return ["\n".join(lines)]
 
 
-def _sections(result: Verification, curve: Curve, is_one_of_several: bool) -> Iterator[Section]:
-    """What is said of one curve."""
-    verdict = f" ({WORDS[curve.agreement]})" if is_one_of_several else ""
-    hint = HINT if curve.what == RAN_ON and not is_one_of_several else ""
-    yield Section(f"Compared is {curve.what}{verdict}{hint}.")
-    yield Section(_distances(result, curve))
-    if curve.planned:
-        yield Section(Picture(partial(_picture, result, curve), f"The curves of {curve.what}"))
-        yield Section(_steps(result.name, curve))
-
-
-def _distances(result: Verification, curve: Curve) -> Table:
-    label = (
-        "a baseline whose weights were rounded once (the step draws no random numbers)"
-        if result.by_weights
-        else "a baseline with another seed"
-    )
+def _curve(result: Verification, curve: Curve, is_alone: bool) -> list[Any]:
+    hint = HINT if curve.what == RAN_ON and is_alone else ""
+    verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
+    label = "a baseline with another seed"
+    drawn = "baseline, other seed"
+    if result.by_weights:
+        label = "a baseline whose weights were rounded once (the step draws no random numbers)"
+        drawn = "baseline, rounded weights"
     if len(curve.others) > 1:
         label += f": the farthest of {len(curve.others)}"
-    rows = (
-        Row((result.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
-        Row((label, f"{curve.yardstick:.3g}")),
-        Row((ALLOWED, f"{curve.allowed:.3g}")),
-    )
     columns = ("distance from the baseline's losses", "root mean square")
-    return Table(columns, rows, columns[1:], wraps=columns[:1])
+    rows = [
+        Row((result.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
+        (label, f"{curve.yardstick:.3g}"),
+        (ALLOWED, f"{curve.allowed:.3g}"),
+    ]
+    content: list[Any] = [
+        f"Compared is {curve.what}{verdict}{hint}.",
+        Table(columns, rows, columns[1:], wraps=columns[:1]),
+    ]
+    if curve.planned:
+        figure = lambda: plots.as_png(plots.loss_curves(curve, result.name, drawn))  # noqa: E731
+        content += [Picture(figure, f"The curves of {curve.what}"), _steps(result.name, curve)]
+    return content
 
 
 def _steps(name: str, curve: Curve) -> Table:
+    """The losses of five calls, with the digits that show what is judged."""
+    largest = max((abs(loss) for loss in curve.baseline if math.isfinite(loss)), default=0.0)
+    smallest, digits = max(curve.distance, curve.allowed), 5
+    if largest and smallest and math.isfinite(smallest):
+        digits = min(max(5, math.ceil(math.log10(largest / smallest)) + 2), 15)
     last = min(len(curve.baseline), len(curve.planned)) - 1
-    chosen = sorted({0, last // 4, last // 2, 3 * last // 4, last})
+    runs = (curve.baseline, curve.planned, curve.other)
+    rows = [
+        (str(at + 1), *(f"{run[at]:.{digits}g}" if at < len(run) else BLANK for run in runs))
+        for at in sorted({0, last // 4, last // 2, 3 * last // 4, last})
+    ]
     columns = ("call", "baseline", name, "other baseline")
-    rows = tuple(
-        Row(
-            (
-                str(index + 1),
-                *(
-                    f"{losses[index]:.{_digits(curve)}g}" if index < len(losses) else "–"
-                    for losses in (curve.baseline, curve.planned, curve.other)
-                ),
-            )
-        )
-        for index in chosen
-    )
     return Table(columns, rows, columns)
 
 
-def _digits(curve: Curve) -> int:
-    """Significant digits that show what is judged."""
-    largest = max((abs(loss) for loss in curve.baseline if math.isfinite(loss)), default=0.0)
-    smallest = max(curve.distance, curve.allowed)
-    if not largest or not smallest or not math.isfinite(smallest):
-        return 5
-    return min(max(5, math.ceil(math.log10(largest / smallest)) + 2), 15)
+# --- the number that the user has named ---
+
+LEAST_DIGITS, MOST_DIGITS = 4, 12
 
 
-def _picture(result: Verification, curve: Curve) -> bytes:
-    from speedkit_jupyter.report import plots
+def shown(score: Scored, value: float) -> str:
+    """Return a value with as many digits as tell apart what is given up and allowed."""
+    after = score.before.value if score.after is None else score.after.value
+    largest = max(abs(score.before.value), abs(after))
+    small = [number for number in (score.allowed, abs(score.before.value - after)) if number]
+    spread = math.ceil(math.log10(largest / min(small))) if small and largest else 0
+    return f"{value:.{min(max(spread + 2, LEAST_DIGITS), MOST_DIGITS)}g}"
 
-    label = "baseline, rounded weights" if result.by_weights else "baseline, other seed"
-    return plots.as_png(plots.loss_curves(curve, result.name, label))
+
+def change(score: Scored) -> str:
+    """Return `evaluate 0.912 → 0.908`."""
+    if score.after is None:
+        return score.failure
+    before, after = (shown(score, side.value) for side in (score.before, score.after))
+    return f"{score.function} {before} → {after}"
+
+
+def judged(score: Scored) -> str:
+    """Return the same with what was given up, what is allowed, and what follows."""
+    if score.after is None:
+        return f"{change(score)}: not accepted"
+    allowed = f"{score.allowed:.2g} is allowed ({_why(score)}; {score.better} is better)"
+    verdict = "accepted" if score.is_accepted else "not accepted"
+    return f"{change(score)}: {verdict}, {_lost(score)} is given up, {allowed}"
+
+
+def score_table(score: Scored, name: str) -> Table:
+    """Return the number with its interval, what is given up, and what is allowed."""
+    sides = (score.before, score.after)
+    rows: list[Row | tuple[str, ...]] = [(score.function, *(_cell(score, side) for side in sides))]
+    if any(side and side.interval for side in sides):
+        rows.append((INTERVAL, *map(_interval, sides)))
+    if score.others:
+        ends = dict.fromkeys(shown(score, end) for end in (min(score.others), max(score.others)))
+        rows.append(("other baselines", " to ".join(ends), ""))
+    tone: Tone = "good" if score.is_accepted else "bad"
+    rows.append(Row((f"given up ({score.better} is better)", "", _lost(score)), tone))
+    rows.append((f"allowed ({_why(score)})", "", f"{score.allowed:.2g}"))
+    columns = ("", "baseline", name)
+    return Table(columns, rows, columns[1:])
+
+
+def precision(score: Scored) -> str:
+    """Return that so few examples do not tell what is allowed; empty where they do."""
+    known = score.before.interval
+    if known is None or score.before.examples is None:
+        return ""
+    half = (known[1] - known[0]) / 2
+    if half <= score.allowed:
+        return ""
+    return (
+        f"{count(score.before.examples, 'example')} tell such a share to ±{half:.2g}, which is "
+        "more than is allowed: on others of their kind it may lose more, or nothing."
+    )
+
+
+def _lost(score: Scored) -> str:
+    if score.after is None:
+        return BLANK
+    return f"{score.lost:.2g}" if score.lost > 0 else "nothing"
+
+
+def _why(score: Scored) -> str:
+    if score.asked is not None:
+        return "as you said"
+    if YARDSTICKS * score.spread > SHARE * abs(score.before.value):
+        return f"{YARDSTICKS:g} times as far as another baseline's is"
+    return f"{share(SHARE)} of the baseline's"
+
+
+def _cell(score: Scored, side: Score | None) -> str:
+    if side is None:
+        return BLANK
+    counted = "" if side.examples is None else f" ({side.right:,} of {side.examples:,})"
+    return f"{shown(score, side.value)}{counted}"
+
+
+def _interval(side: Score | None) -> str:
+    return "{:.3g} to {:.3g}".format(*side.interval) if side and side.interval else BLANK

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from speedkit_jupyter.measure.rounds.budget import (
     APART,
+    CHECKED,
+    LONGER,
     REFERENCE,
     ROUNDED,
     Budget,
     clear_answer_s,
 )
 from speedkit_jupyter.measure.rounds.sampler import LONG_S
-from speedkit_jupyter.tuning.policies import RACE_ROUNDS
+from speedkit_jupyter.tuning.races import RACE_ROUNDS
 
 # Steps that a search needs for a clear answer.
 ENOUGH_STEPS = 120
@@ -20,8 +22,9 @@ DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
 MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
 # The step that was looked at was the fastest of some; in a race it takes longer.
 SLOWER = 1.5
-# A race may take this share of the budget; this part of what is left is always the proof's.
-RACE, PROOF = 0.35, 0.35
+# A race may take this share of the budget. A proof is of about so many variants; without a budget
+# of the user's there is at least this part of a clear answer's time for it.
+RACE, PROVEN, PROOF = 0.35, 3, 0.35
 
 
 class Allowance:
@@ -64,19 +67,30 @@ class Allowance:
         steps_s = (1 + variants) * (1 + RACE_ROUNDS) * self.step_s
         return self.budget.is_a_look or self.budget.allows(steps_s)
 
+    def can_check(self) -> bool:
+        """Return whether a plan can be timed in a few rounds and checked."""
+        checks = REFERENCE + ROUNDED + CHECKED
+        return self.budget.allows((checks + 2 * (APART + RACE_ROUNDS)) * self.step_s)
+
     def room(self) -> int:
         """Return how many candidates a race can take beside the baseline."""
         again = 2 if self.step_s <= LONG_S else 1  # a short step has an untimed one before it
         least_s = max(SLOWER * self.step_s * (APART + again * RACE_ROUNDS), CANDIDATE_S)
-        others_s = (REFERENCE + ROUNDED) * self.step_s + least_s
-        return max(min(int((self.race_s - others_s) / least_s), MOST_CANDIDATES), 0)
+        return max(min(int(self.race_s / least_s) - 1, MOST_CANDIDATES), 0)
 
     @property
     def race_s(self) -> float:
-        """Seconds that a race may take."""
-        return min(RACE * self.budget.seconds, (1 - PROOF) * self.budget.left_s)
+        """Seconds that a race may take: what it leaves is enough for a proof."""
+        left_s = self.budget.left_s - clear_answer_s(self.step_s, PROVEN)
+        return min(RACE * self.budget.seconds, max(left_s, 0.0))
 
     @property
     def enough_s(self) -> float:
         """Seconds that a clear answer takes, about."""
         return ENOUGH_STEPS * self.step_s
+
+    def ahead(self) -> str:
+        """Return how long the search will take, and whether that is enough."""
+        seconds = self.budget.seconds
+        text = f"one step takes {self.step_s:.2g} s: about {seconds:.0f} s and what compiling takes"
+        return f"{text}; {LONGER}" if seconds < self.enough_s / 2 else text

@@ -17,8 +17,7 @@ from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
-from speedkit_jupyter.tuning.verification import Verifier
-from speedkit_jupyter.tuning.verified import Verification
+from speedkit_jupyter.tuning.verification import Verification, Verifier
 
 if TYPE_CHECKING:
     import torch

@@ -1,22 +1,29 @@
-"""What is worth trying here: every value that the catalog offers for this model and machine."""
+"""What is worth trying here, every value that the catalog offers, and what the parts are worth."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from speedkit_jupyter import optimizations
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import ratio_of
+from speedkit_jupyter.measure.results.statistics import PRECISE, SAME, Ratio, bonferroni_share
 from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.decision import Effect
-from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.planning import plan
 
 # One of these is enough to begin with.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
+# A gain below this is not worth a change. Compiling has to bring it over the best plan without it,
+# since it takes seconds at every start.
+WORTH_IT = 1.02
+# What seems to bring so much is no idle part, however few the rounds are that say it.
+MUCH = 1.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,19 +43,19 @@ class Candidate:
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"
 
     def variant(self) -> Variant:
-        """As the benchmark takes it."""
+        """Return the plan as the benchmark takes it."""
         return named(self.name, self.values) if self.values else Variant("baseline")
 
     def without(self, *names: str) -> Candidate:
-        """The same with these optimizations left as they are."""
+        """Return the plan with these optimizations left as they are."""
         return Candidate({n: value for n, value in self.values.items() if n not in names})
 
     def part(self, name: str) -> Candidate:
-        """What it asks of one optimization, alone."""
+        """Return what it asks of one optimization, alone."""
         return self.without(*(key for key in self.values if key != name))
 
     def __add__(self, other: Candidate) -> Candidate:
-        """Both; the other's value where they name the same optimization."""
+        """Return both; the other's value where they name the same optimization."""
         values = {**self.values, **other.values}
         order = [optimization.name for optimization in CATALOG if optimization.name in values]
         return Candidate({name: values[name] for name in order})
@@ -64,49 +71,27 @@ def candidates(
     others: Sequence[Facts] = (),
     objective: str = "time",
 ) -> list[Candidate]:
-    """Single changes, in the catalog's order; those that change nothing here are left out, and
-    those of optimizations to `keep` as they are.
+    """Return the single changes that do something to one of the models, in the catalog's order.
 
-    With facts of `others` it is what changes something of any of these models.
-    What changes the model's arithmetic is not among them: that has to be named. Where the
-    objective is memory, what saves some for time is.
+    `others` are the facts of further models; optimizations in `keep` are left out, as is what
+    changes the results. Where the `objective` is memory, what saves some for time is offered too.
     """
-    every = (facts, *others)
-    singles = [
-        Candidate({optimization.name: value})
-        for optimization in CATALOG
-        if optimization.effect is not Effect.CHANGES_MODEL and optimization.name not in keep
-        for value in _each_once(
-            value
-            for facts_of_one in every
-            for value in _values(optimization, hardware, facts_of_one, objective)
-        )
-    ]
-    return [
-        single
-        for single in singles
-        if any(_changes_something(single, hardware, facts_of_one) for facts_of_one in every)
-    ]
-
-
-def _values(
-    optimization: Optimization, hardware: Hardware, facts: Facts, objective: str
-) -> tuple[Any, ...]:
-    values = optimization.candidates(hardware, facts)
-    return (*values, *optimization.saving(hardware, facts)) if objective == "memory" else values
-
-
-def _each_once(values: Iterable[Any]) -> list[Any]:
-    """Also where they have no hash."""
-    kept: list[Any] = []
-    for value in values:
-        if (type(value), value) not in [(type(earlier), earlier) for earlier in kept]:
-            kept.append(value)
-    return kept
+    every, found = (facts, *others), dict[str, Candidate]()
+    for entry in CATALOG:
+        if entry.effect is Effect.CHANGES_MODEL or entry.name in keep:
+            continue
+        for one in every:
+            values = [*entry.candidates(hardware, one)]
+            values += entry.saving(hardware, one) if objective == "memory" else ()
+            for value in values:
+                single = Candidate({entry.name: value})
+                if any(_changes_something(single, hardware, facts) for facts in every):
+                    found.setdefault(single.name, single)
+    return list(found.values())
 
 
 def strongest(singles: Sequence[Candidate]) -> Candidate:
-    """The combination that the machine suggests: all that may be joined, the first value of each.
+    """Return the combination that the machine suggests: the first value of all that may be joined.
 
     Without what is a choice among equals (how many threads, which attention kernel), without what
     means nothing beside what is there, and without a second lowering of precision.
@@ -122,7 +107,7 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
 
 
 def joined(plan: Candidate, single: Candidate) -> Candidate:
-    """Both, without the parts of the plan that mean nothing beside it."""
+    """Return both, without the parts of the plan that mean nothing beside it."""
     (name,) = single.values
     beside = optimizations.named(name).excludes
     idle = [n for n in plan.values if n in beside or name in optimizations.named(n).excludes]
@@ -149,32 +134,110 @@ def _changes_something(candidate: Candidate, hardware: Hardware, facts: Facts) -
 
 
 def _word(name: str, value: Any) -> str:
-    """The variant word for a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
+    """Return the variant's word for a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
     asked = _spelled_out(name, value)
     for word, values in words().items():
         if values.keys() == {name} and _spelled_out(name, values[name]) == asked:
             return word
-    shown = _fields(name, value) if isinstance(value, Mapping) else value
-    return name if shown is True else f"{name}:{shown}"
-
-
-def _fields(name: str, value: Mapping[str, Any]) -> Any:
-    """What no word names, by the fields that differ from their defaults: `without gelu`."""
+    if not isinstance(value, Mapping):
+        return name if value is True else f"{name}:{value}"
     default = optimizations.named(name).Options().model_dump()
     first, *rest = default
     other = {
         field: value[field] for field in rest if value.get(field, default[field]) != default[field]
     }
-    words = [
-        field if v is True else f"without {field}" if v is False else str(v)
-        for field, v in other.items()
+    fields = [
+        f if v is True else f"without {f}" if v is False else str(v) for f, v in other.items()
     ]
-    return "/".join(words) or value[first]
+    return f"{name}:{'/'.join(fields) or value[first]}"
 
 
 def _spelled_out(name: str, value: Any) -> Any:
-    """All fields of a value, where the option has several: `compile` is its default mode too."""
+    """Return all fields of a value, since `compile` is its default mode too."""
     optimization = optimizations.named(name)
     if optimization.fields:
         return optimization.Options.model_validate(value)
     return type(value), value
+
+
+# What the parts of a plan are worth.
+
+
+@dataclass(frozen=True)
+class Part:
+    """One optimization of a plan. `ratio` is how many times as fast the plan is with it as without
+    it; None where that was not measured.
+    """
+
+    name: str
+    word: str
+    ratio: Ratio | None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether leaving it out costs something, and enough for what it costs itself."""
+        return (
+            self.ratio is not None and self.ratio.low > 1 and self.ratio.median >= least(self.name)
+        )
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more rounds would change nothing: proven, worth too little, or measured well."""
+        ratio = self.ratio
+        if ratio is None or self.is_proven:
+            return True
+        return ratio.high < least(self.name) or ratio.is_precise(PRECISE)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is measured, not proven, and does not seem to bring much either."""
+        return self.ratio is not None and not self.is_proven and self.ratio.median < MUCH
+
+
+def least(name: str) -> float:
+    """Return what an optimization has to bring: more where it lowers precision or costs seconds."""
+    return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
+
+
+def pays(candidate: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
+    """Return whether it leads each plan that lacks some of its parts by what these have to bring.
+
+    `gains` are how many times better each plan looks, by its name.
+    """
+    return all(
+        gains[candidate.name]
+        > gains[plan.name] * max(map(least, candidate.values.keys() - plan.values))
+        for plan in others
+        if plan.values.items() < candidate.values.items()
+    )
+
+
+def without_each(whole: Candidate) -> list[Candidate]:
+    """Return the whole without each of its parts: first those that need proof the most."""
+
+    def order(name: str) -> tuple[bool, bool]:
+        return name not in LOWERING, not optimizations.named(name).costly
+
+    return [
+        whole.without(name) for name in sorted(whole.values, key=order) if len(whole.values) > 1
+    ]
+
+
+def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
+    """Return each part of the plan, by the rounds that have the plan with and without it."""
+    error = bonferroni_share(comparison.error, 2 * len(whole.values))
+    return [
+        Part(name, whole.part(name).name, lead(comparison, whole.without(name), whole, error))
+        for name in whole.values
+    ]
+
+
+def lead(
+    comparison: Comparison, rest: Candidate, whole: Candidate, error: float | None = None
+) -> Ratio | None:
+    """Return how many times as fast the whole is as the rest; None where that is not known."""
+    records = {record.name: record for record in comparison.records}
+    before, after = records.get(rest.name), records.get(whole.name)
+    if before is None or after is None or before.failure or after.failure:
+        return None
+    return ratio_of(before, after, error or bonferroni_share(comparison.error, 2))

@@ -1,17 +1,17 @@
-"""Loss curves side by side: which there are to compare, and whether two agree."""
+"""The losses of training steps, and whether two curves of them agree."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any, Literal
 
-from speedkit_jupyter.tuning.losses import Losses
+from speedkit_jupyter.measure.rounds.confinement import patched
 
 Agreement = Literal["same", "different", "worse"]
-Run = Sequence[Losses]
 
 # A plan may lie as far from the baseline as this many times another baseline does, or this share
 # of what the loss changes by over the run, or what rounding the loss itself does, whichever is
@@ -26,8 +26,6 @@ TERMS = 2.0
 FAR = 10.0
 # Of more backward passes in a step only the mean is compared.
 MOST_LOSSES = 8
-# One curve is a multiple of the other, and says nothing that the other does not.
-MULTIPLE = 1e-4
 
 RETURNED = "what the step returns"
 RAN_ON = "what backward() ran on"
@@ -124,22 +122,98 @@ class Curve:
         return gap if math.isfinite(gap) else 0.0
 
 
-def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> list[Curve]:
-    """What can be compared in these runs, the loss first.
+@dataclass
+class Losses:
+    """The losses of one step. `returned` is the number that it returns, None where it returns
+    something else; `ran_on` has the mean of each tensor that a backward pass began from, divided by
+    the scale where a GradScaler `was_scaled`; `unit` is the coarsest relative rounding of their
+    dtypes.
+    """
 
-    It is what the step returns, where that is a number at every step; each loss that backward ran
-    on is compared too, unless it or their sum is the same number times a constant. `unit` is the
-    rounding of the precision in which the plan computes.
+    returned: float | None = None
+    ran_on: list[float] = field(default_factory=list)
+    was_scaled: bool = False
+    unit: float = 0.0
+
+
+Run = Sequence[Losses]
+
+
+@contextmanager
+def watched() -> Iterator[Losses]:
+    """Note the losses of the step that runs in the block; what it `returned` is the caller's to
+    note.
+
+    A loss that a GradScaler has multiplied is divided by its scale again, which falls and grows
+    while it is sought and would hide every other difference between two curves.
+    """
+    import torch
+
+    losses, scale, inside = Losses(), 1.0, False
+
+    def scaling(original: Any) -> Callable[..., Any]:
+        def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal scale
+            result = original(scaler, *args, **kwargs)
+            scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+            return result
+
+        return call
+
+    def watching(backward: Any) -> Callable[..., Any]:
+        def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:  # reentrant checkpoints run a backward pass inside the backward pass
+                return backward(tensors, *args, **kwargs)
+            for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
+                losses.ran_on.append(_mean_of(tensor) / scale)
+                losses.was_scaled |= scale != 1.0
+                losses.unit = max(losses.unit, torch.finfo(tensor.dtype).eps / 2)
+            inside = True
+            try:
+                return backward(tensors, *args, **kwargs)
+            finally:
+                inside = False
+
+        return call
+
+    with (
+        patched(torch.amp.GradScaler, "scale", scaling),
+        patched(torch.autograd, "backward", watching),
+    ):
+        yield losses
+
+
+def number(result: object) -> float | None:
+    """Return a floating-point number or tensor of one element; a count or a flag is no loss."""
+    import numpy as np
+    import torch
+
+    if isinstance(result, torch.Tensor):
+        is_number = result.numel() == 1 and result.is_floating_point()
+        return _mean_of(result) if is_number else None
+    return float(result) if isinstance(result, float | np.floating) else None
+
+
+def _mean_of(tensor: Any) -> float:
+    import torch
+
+    wide = tensor.detach()
+    return float((wide if wide.dtype is torch.float64 else wide.float()).mean())
+
+
+def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> list[Curve]:
+    """Return what can be compared in these runs: what the step returns, where that is a number at
+    every step; else each loss that backward ran on.
+
+    `unit` is the rounding of the precision in which the plan computes.
     """
     every = [baseline, planned, *others]
     steps = [step for run in every for step in run]
     if not steps:
         return []
     returned = [step.returned for step in steps]
-    losses = [] if None in returned else [(RETURNED, returned)]
-    if not losses or not _is_multiple([step.total for step in steps], returned):
-        ran_on = _ran_on(steps)
-        losses += [loss for loss in ran_on if not losses or not _is_multiple(loss[1], returned)]
+    losses = _ran_on(steps) if None in returned else [(RETURNED, returned)]
     rounding = max(TYPICAL * unit, *(TERMS * step.unit for step in steps))
     curves = []
     for kind, values in losses:
@@ -150,7 +224,7 @@ def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> 
 
 
 def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
-    """Each loss by itself, where every step has as many; else their mean."""
+    """Return each loss by itself, where every step has as many; else their mean."""
     number = len(steps[0].ran_on)
     kind = UNSCALED if any(step.was_scaled for step in steps) else RAN_ON
     if number > MOST_LOSSES or any(len(step.ran_on) != number for step in steps):
@@ -161,16 +235,8 @@ def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
     return [(f"loss {i}{of}{kind}" if of else kind, list(loss)) for i, loss in enumerate(losses, 1)]
 
 
-def _is_multiple(values: Sequence[Any], of: Sequence[Any]) -> bool:
-    if not (_is_finite(values) and _is_finite(of)) or sum(of) == 0:
-        return list(values) == list(of)
-    factor = sum(values) / sum(of)
-    most = max(map(abs, values))
-    return all(abs(a - factor * b) <= MULTIPLE * most for a, b in zip(values, of, strict=True))
-
-
 def distance(losses: Sequence[float], other: Sequence[float]) -> float:
-    """Root mean square over the steps that both have."""
+    """Return the root mean square difference over the steps that both have."""
     pairs = list(zip(losses, other, strict=False))
     return math.sqrt(_mean([(a - b) * (a - b) for a, b in pairs])) if pairs else 0.0
 

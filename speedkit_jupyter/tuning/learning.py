@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -16,15 +15,12 @@ from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
-from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning.tasks import Task, setting
 
 if TYPE_CHECKING:
     import torch
-
-# A fingerprint is of models in an order; of more than so many only the given one is looked for.
-MOST_ORDERED = 4
 
 
 def find(where: str, task: Task) -> database.Learned | None:
@@ -38,23 +34,16 @@ def newest(
     optimizers: Sequence[torch.optim.Optimizer],
     hardware: Hardware,
 ) -> database.Learned | None:
-    """The last plan that was learned for models of one step, whatever went in and in which order
-    they are given; training ones where there is an optimizer.
+    """Return the last plan that was learned for models of one step, whatever went in; of training
+    ones where there is an optimizer.
     """
     if not database.learned():  # a fingerprint takes time, too
         return None
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(hidden(model))
-        orders = permutations(models) if len(models) <= MOST_ORDERED else [tuple(models)]
-        learned = [
-            entry for order in orders for entry in database.learned(setting(order, hardware))
-        ]
-    entries = [
-        entry
-        for entry in sorted(learned, key=lambda entry: entry.number)
-        if not entry.is_earlier and not _is_about_memory_alone(entry.plan)
-    ]
+        entries = database.learned(setting(models, hardware))
+    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.plan)]
     fitting = [entry for entry in entries if entry.plan["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
     fallback = [entry for entry in entries if entry.plan["values"]]
@@ -159,11 +148,3 @@ def tuned(
     optimizers = arguments.optimizers("optimizer", optimizer)
     learned = newest(models, optimizers, Hardware.current())
     return None if learned is None else config_of(learned)
-
-
-def forget(learned: database.Learned) -> None:
-    """Drop a plan that does not hold; a store that can't be written is no reason to stop."""
-    try:
-        database.unlearn([learned.number])
-    except SpeedKitError:
-        return

@@ -11,49 +11,50 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.tuning import parts
-from speedkit_jupyter.tuning.candidates import Candidate, means_something
-from speedkit_jupyter.tuning.outcome import Tuning
-from speedkit_jupyter.tuning.policies import Grid
-from speedkit_jupyter.tuning.stages import Stages
+from speedkit_jupyter.tuning.candidates import Candidate, lead, means_something
+from speedkit_jupyter.tuning.outcome import Tuning, row_of
+from speedkit_jupyter.tuning.proof import Prover
+from speedkit_jupyter.tuning.races import Grid
 
 # More are not told apart in the time that a search leaves.
 MOST = 6
 
 
-def choose(stages: Stages, accuracy: NamedAccuracy) -> Generator[Progress, None, None]:
+def choose(prover: Prover, accuracy: NamedAccuracy) -> Generator[Progress, None, None]:
     """The fastest that the user's number accepts, where it is proven faster than what was found.
 
     It is not remembered: the number decides anew each time.
     """
     __tracebackhide__ = True
-    tuning = stages.tuning
+    tuning = prover.tuning
     tried = candidates(tuning) if tuning.objective == "time" else []
     if not tried:
         nothing = "Nothing here changes the results"
         tuning.notes.append(f"{nothing}, so {accuracy.name} had nothing to decide")
         return
-    if not stages.allowance.has_time(len(tried) + 1):
+    if not prover.allowance.has_time(len(tried) + 1):
         names = ", ".join(candidate.name for candidate in tried)
         tuning.notes.append(f"No time was left for other models: {names}")
         return
     before = tuning.winner
     asked = [before, *tried] if before.values else tried
     try:
-        comparison = yield from stages.benchmark(
-            "other models", asked, stages.allowance.budget.left_s, Grid(), accuracy
+        comparison = yield from prover.benchmark(
+            "other models", asked, prover.allowance.budget.left_s, Grid(), accuracy
         )
     except StepError as error:  # what was found stays
         tuning.notes.append(f"Other models were not tried: {error}")
         return
     able = [candidate for candidate in tried if _is_ahead(comparison, before, candidate)]
-    best = max(able, key=lambda candidate: _speedup(comparison, candidate), default=before)
+    best = before
     if able:
-        tuning.winner, tuning.comparison, tuning.confirmed = best, comparison, True
-        tuning.parts_found, tuning.learned, tuning.unclear = [], None, ""
-    records = {record.name: record for record in comparison.records}
-    for candidate in tried:
-        stages.reject(comparison, records[candidate.name], best.name)
+        best = max(able, key=lambda one: _speedup(comparison, one))
+        tuning.take(best, comparison)
+        tuning.parts_found, tuning.learned = [], None
+    for other in tried:
+        if other is not best:
+            why = prover.aim.why_not(comparison, row_of(comparison, other), best.name)
+            tuning.refuse(other.name, why)
 
 
 def candidates(tuning: Tuning) -> list[Candidate]:
@@ -74,12 +75,11 @@ def candidates(tuning: Tuning) -> list[Candidate]:
 
 def _is_ahead(comparison: Comparison, before: Candidate, candidate: Candidate) -> bool:
     """Whether it is accepted, and proven faster than the baseline and than what was found."""
-    record = next(row for row in comparison.records if row.name == candidate.name)
-    lead = parts.lead(comparison, before, candidate)
-    return comparison.verdict(record) == "accepted" and lead is not None and lead.low > 1
+    ahead = lead(comparison, before, candidate)
+    accepted = comparison.verdict(row_of(comparison, candidate)) == "accepted"
+    return accepted and ahead is not None and ahead.low > 1
 
 
 def _speedup(comparison: Comparison, candidate: Candidate) -> float:
-    record = next(row for row in comparison.records if row.name == candidate.name)
-    ratio = comparison.ratio(record)
+    ratio = comparison.ratio(row_of(comparison, candidate))
     return 0.0 if ratio is None else ratio.median

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio
+from speedkit_jupyter.measure.results.statistics import INTERVAL, SAME, TICK_S, Ratio
+from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
@@ -19,16 +19,22 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan, together
 from speedkit_jupyter.plans.reaching import to_write
 from speedkit_jupyter.session import Found, current, notebook
+from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak_references import Alive
+from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.candidates import Candidate
-from speedkit_jupyter.tuning.parts import Part
+from speedkit_jupyter.tuning.aim import is_out
+from speedkit_jupyter.tuning.candidates import Candidate, Part, parts_of
 
 if TYPE_CHECKING:
     from speedkit_jupyter.machines.hardware import Hardware
     from speedkit_jupyter.optimizations.facts.model import Facts
+
+# Whose upper bound is below this is nothing to gain.
+LIKELY = 1.05
+INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -47,14 +53,63 @@ class Rejected:
     reason: str
 
 
+@dataclass(frozen=True)
+class Timed:
+    """The last that a search has seen of a candidate."""
+
+    comparison: Comparison
+    record: Record
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """How many times as fast it is; None where that is not known, or it can't be the plan."""
+        no_plan = self.record.same_as_baseline or is_out(self.comparison, self.record)
+        return None if no_plan else self.comparison.ratio(self.record)
+
+    @property
+    def speedup(self) -> float:
+        """The same, in the middle."""
+        return 0.0 if self.ratio is None else self.ratio.median
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """From where to where it may be: the interval, or the single rounds where there is none."""
+        assert self.ratio is not None
+        if self.ratio.is_bounded:
+            return self.ratio.low, self.ratio.high
+        pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
+        ratios = [before / max(now, TICK_S) for before, now in pairs]
+        return min(ratios), max(ratios)
+
+    @property
+    def may_help(self) -> bool:
+        """Whether something speaks for it, and nothing against."""
+        ratio = self.ratio
+        return ratio is not None and ratio.median > 1 and self.range[1] >= LIKELY
+
+    @property
+    def words(self) -> set[str]:
+        """The words of its parts."""
+        return set(self.record.name.split("+"))
+
+    @property
+    def known(self) -> str:
+        """What is known of it, in a sentence."""
+        assert self.ratio is not None
+        rounds, (low, high) = count(self.ratio.pairs, "round"), self.range
+        number = f"{self.ratio.median:.2f}× as fast ({low:.2f}× to {high:.2f}× in {rounds})"
+        return f"{self.record.name} is probably about {number}, not proven"
+
+
 @dataclass(repr=False)
 class Tuning(Shown):
-    """The result. `winner` is empty where the answer is to leave everything as it is.
+    """The result, one of three: a proven plan, the `winner`; one that is `likely`; or neither,
+    where the answer is to leave everything as it is.
 
-    `comparison` is the proof: where `confirmed`, fresh rounds that took no part in choosing, of
-    baseline, the winner, and the winner without each of its parts; else, after an interrupt, the
-    rounds in which the winner led. `parts_found` is what each part is worth. Where there is no
-    winner, `unclear` says why the search could not tell; it is empty where nothing helps.
+    `comparison` is the proof, fresh rounds that took no part in choosing: of baseline, the winner,
+    and the winner without each of its parts; `parts_found` is what each part is worth. Where there
+    is no winner, `unclear` says why the search could not tell, and what is `likely` by name; it is
+    empty where nothing helps.
     `kept` are the optimizations that it was to leave as they are.
     `named` is how the notebook calls its models, where `%speedkit apply` has to be told.
     `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
@@ -71,6 +126,7 @@ class Tuning(Shown):
     winner: Candidate = field(default_factory=lambda: Candidate({}))
     confirmed: bool = False
     comparison: Comparison | None = None
+    likely: str = ""
     unclear: str = ""
     parts_found: list[Part] = field(default_factory=list)
     learned: Learned | None = None
@@ -87,6 +143,52 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
+
+    def last_rows(self) -> list[Timed]:
+        """Return the last that was seen of each candidate."""
+        rows = {
+            record.name: Timed(stage.comparison, record)
+            for stage in self.stages
+            for record in stage.comparison.records[1:]
+        }
+        return list(rows.values())
+
+    def take(self, plan: Candidate, comparison: Comparison) -> None:
+        """Note a plan that is proven by these rounds."""
+        self.winner, self.comparison, self.confirmed = plan, comparison, True
+        self.likely = self.unclear = ""
+        self.parts_found = parts_of(plan, comparison)
+        self.rejected = [other for other in self.rejected if other.name != plan.name]
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note why it is not in the plan, in place of an earlier reason."""
+        rest = [candidate for candidate in self.rejected if candidate.name != name]
+        self.rejected = [*rest, Rejected(name, reason)]
+
+    def conclude(self, why: str) -> None:
+        """Without a proven plan say what is likely, and why (interrupted, say) it is not known.
+
+        Where `why` is empty and no candidate may help, the answer is that nothing does.
+        """
+        if self.confirmed:
+            unproven = [part.word for part in self.parts_found if part.ratio and not part.is_proven]
+            if unproven and len(self.winner.values) > 1:
+                names = " and ".join(unproven)
+                self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
+            return
+        self.winner, self.comparison, self.learned = Candidate({}), None, None
+        rows = self.last_rows()
+        refused = [row.words for row in rows if is_out(row.comparison, row.record)]
+        rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
+        most = max((row.speedup for row in rows), default=0.0)
+        equal = [row for row in rows if row.speedup * (1 + SAME) >= most]
+        best = min(equal, key=lambda row: len(row.words), default=None)
+        if best is None:
+            self.unclear = f"{why} before anything was timed" if why == INTERRUPTED else why
+            return
+        self.likely = best.record.name
+        reasons = [why, best.comparison.busy.partition(":")[0]]
+        self.unclear = "; ".join(filter(None, [best.known, *reasons, LONGER]))
 
     @property
     def aim(self) -> str:
@@ -158,7 +260,7 @@ class Tuning(Shown):
             if session.names is not None:
                 ctx, where = session.keep(session.name_of(context.model), context), ""
             if line := to_write(context, ctx, session.names):
-                warnings.warn(f"{line.rstrip('.')}{where}", stacklevel=2)
+                messages.warn(f"{line.rstrip('.')}{where}")
         return contexts
 
     def put_in_force(self) -> list[SpeedContext]:
@@ -175,7 +277,7 @@ class Tuning(Shown):
         if self.unclear:
             stays = "; another plan is in force and stays: ctx.restore() takes it away"
             line = "the search could not tell, so nothing is applied"
-            warnings.warn(f"{line}{stays if applied else ''}", stacklevel=3)
+            messages.warn(f"{line}{stays if applied else ''}")
         for model in () if self.unclear else models:
             while (plan := applied_to(model)) is not None:
                 plan.restore()
@@ -209,6 +311,7 @@ class Tuning(Shown):
             "seconds": self.seconds,
             "compiling_s": self.compiling_s,
             "confirmed": self.confirmed,
+            "likely": self.likely,
             "unclear": self.unclear,
             "parts": [_row(word, ratio) for word, ratio in self.parts()],
             "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
@@ -224,3 +327,8 @@ class Tuning(Shown):
 def _row(word: str, ratio: Ratio) -> dict[str, Any]:
     high = None if math.isinf(ratio.high) else ratio.high
     return {"part": word, **asdict(ratio), "high": high}
+
+
+def row_of(comparison: Comparison, plan: Candidate) -> Record:
+    """Return the plan's row."""
+    return next(record for record in comparison.records if record.name == plan.name)

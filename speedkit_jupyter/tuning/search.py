@@ -10,39 +10,42 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Generator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.checks.attention_calls import Seen
-from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import LONGER, few_digits
+from speedkit_jupyter.measure.rounds.budget import LONGER, Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.session import current, notebook
+from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import attention, learning, other_models, parts, tasks
+from speedkit_jupyter.tuning import engines, learning, other_models, tasks
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import (
     BASELINE,
+    WORTH_IT,
     Candidate,
     candidates,
     joined,
     means_something,
     neighbours,
+    pays,
     strongest,
+    without_each,
 )
-from speedkit_jupyter.tuning.outcome import Tuning
-from speedkit_jupyter.tuning.proof import confirm
-from speedkit_jupyter.tuning.stages import Stages
-from speedkit_jupyter.tuning.tasks import Task
+from speedkit_jupyter.tuning.outcome import INTERRUPTED, Tuning, row_of
+from speedkit_jupyter.tuning.proof import Prover
+from speedkit_jupyter.tuning.races import Lightest, Race
 
 # Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
 COMPILE_S = 20.0
@@ -50,13 +53,12 @@ COMPILE_S = 20.0
 MOST_TURNS = 3
 # What lost a race by no more than this gets rounds enough to tell whether it helps after all.
 NARROW = 0.95
-# The engines of float32 products are not measured for less than so many seconds of budget; that
-# takes two seconds, and at most this share of it. What took less than this goes without saying.
-ENGINES_S, ENGINES_SHARE, NOTICED_S = 12.0, 0.25, 0.5
+# So many of the plans that were left out are named.
+MOST_NAMES = 4
 
 
 class Search:
-    """Drain `run()`, then read `result()`; closing the generator keeps the best plan so far.
+    """Drain `run()`, then read `result()`; closing the generator keeps what is known so far.
 
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
@@ -89,143 +91,140 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self._accuracy = step, accuracy
+        self.step, self._accuracy, self._fresh = step, accuracy, fresh
         if accuracy is not None:
             accuracy.bound(step.models)  # raises for what can't be called
         with ExitStack() as stack:
             for model in step.models:
                 stack.enter_context(hidden(model))
             facts, *others = [Facts.read(model, step.holders(model)) for model in step.models]
-        self._tuning = Tuning(step, Hardware.current(), facts, objective, within, steps)
-        self._tuning.facts_of_others = tuple(others)
-        self._tuning.kept = _known(keep)
+        self.tuning = Tuning(step, Hardware.current(), facts, objective, within, steps)
+        self.tuning.facts_of_others = tuple(others)
+        self.tuning.kept = _known(keep)
+        self.allowance = Allowance(budget_s)
+        self.prover = Prover(step, self.tuning, self.allowance)
         self.begun_s: float | None = None
-        self._allowance = Allowance(budget_s)
-        self._stages = Stages(step, self._tuning, self._allowance)
-        self._fresh = fresh
-        self._identity: tuple[str, Task] | None = None
-        self._calls: dict[Call, Seen] = {}
+        self._looked: tasks.Looked | None = None
         self._left_out: list[Candidate] = []
 
     @property
     def budget_s(self) -> float:
         """Seconds for all of it but compiling; known for good once one step was looked at."""
-        return self._allowance.budget.seconds
+        return self.allowance.budget.seconds
+
+    @property
+    def budget(self) -> Budget:
+        """The clock of the whole search."""
+        return self.allowance.budget
 
     def result(self) -> Tuning:
-        """What is known so far; a winner that was not confirmed says so."""
-        return self._tuning
+        """Return what is known so far."""
+        return self.tuning
 
     def has_results(self) -> bool:
-        """Whether there is anything to show already."""
-        return self._allowance.step_s > 0
+        """Return whether there is anything to show already."""
+        return self.allowance.step_s > 0
 
     def recall(self) -> Tuning:
         """Return the result with the plan learned for this step, if one was; not yet checked.
 
         Runs a step once or a few times, which is undone: it says also how long one takes, which
-        optimizers it makes and how it calls attention. Raises what the step raises.
+        optimizers it makes. Raises what the step raises.
         """
         __tracebackhide__ = True
-        tuning, took_s = self._tuning, list[float]()
-        if self._identity is not None:
+        tuning = self.tuning
+        if self._looked is not None:
             return tuning
-        self._identity = tasks.identify(
-            self.step, tuning.hardware, tuning.aim, tuning.steps, took_s,
-            self._allowance.budget, tuning.kept, self._calls,
-        )  # fmt: skip
-        self._allowance.is_known_to_take(min(took_s))
+        self._looked = looked = tasks.look(self.step, tuning.hardware, self.budget)
+        self.allowance.is_known_to_take(looked.step_s)
         made, others = self.step.made, tuning.facts_of_others
         tuning.facts = tuning.facts.stepped_by(made)
         tuning.facts_of_others = tuple(facts.stepped_by(made) for facts in others)
-        learned = None if self._fresh else learning.find(*self._identity)
+        learned = None if self._fresh else learning.find(looked.setting, self._task(looked))
         if learned is not None and learned.plan["values"]:  # where nothing helped, search again
             tuning.learned, tuning.winner = learned, Candidate(learned.plan["values"])
         return tuning
 
+    def _task(self, looked: tasks.Looked) -> tasks.Task:
+        tuning = self.tuning
+        return replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
+
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         __tracebackhide__ = True
-        start, tuning, has_ended = time.perf_counter(), self._tuning, False
-        self._allowance.begin(self.begun_s)
+        start, tuning, interrupted = time.perf_counter(), self.tuning, True
+        self.allowance.begin(self.begun_s)
         yield Progress(0.0, "looking at one step")
         try:
             learned = self.recall().winner
-            yield Progress(self._allowance.budget.share, self._ahead())
+            yield Progress(self.budget.share, self.allowance.ahead())
             if learned.values:
                 yield from self._check_learned(learned)
             if not tuning.confirmed:
                 yield from self._search()
+                tuning.conclude(self._why_short())
                 self._keep()
             if self._accuracy is not None:
-                yield from other_models.choose(self._stages, self._accuracy)
-            has_ended = True
+                yield from other_models.choose(self.prover, self._accuracy)
+            interrupted = False
         finally:
-            if not has_ended and tuning.record is None:
-                tuning.winner, tuning.unclear = BASELINE, self._stages.so_far()
+            if interrupted:
+                tuning.conclude(INTERRUPTED)
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
-            self._calls.clear()
+            self._looked = None
         if tuning.is_settled:
             current(notebook()).tuned(tuning.models, tuning.found)
 
-    def _ahead(self) -> str:
-        """Say how long it will take, and whether that is enough."""
-        step_s = self._allowance.step_s
-        text = f"one step takes {step_s:.2g} s: about {self.budget_s:.0f} s"
-        text += " and what compiling takes"
-        is_short = self.budget_s < self._allowance.enough_s / 2
-        return f"{text}; {LONGER}" if is_short else text
-
     def _check_learned(self, known: Candidate) -> Generator[Progress, None, None]:
-        """A short A/B of the plan that was learned; it is forgotten where it does not hold."""
+        """Prove the plan that was learned; it is forgotten where it does not hold."""
         __tracebackhide__ = True
-        yield from confirm(self._stages, known, "checking the learned plan", with_parts=False)
-        tuning, learned = self._tuning, self._tuning.learned
-        if tuning.winner.name == known.name or learned is None:
+        yield from self.prover.prove(known, "checking the learned plan", with_parts=False)
+        tuning, learned = self.tuning, self.tuning.learned
+        if tuning.confirmed or learned is None:
             return
-        if not tuning.unclear:
-            learning.forget(learned)
-        outcome = "could not be checked" if tuning.unclear else "was dropped"
+        rows = [row for row in tuning.last_rows() if row.record.name == known.name]
+        is_refuted = bool(rows) and not any(row.may_help for row in rows)
+        if is_refuted:
+            with suppress(SpeedKitError):  # a store that can't be written is no reason to stop
+                database.unlearn([learned.number])
+        outcome = "was dropped" if is_refuted else "could not be checked"
         reasons = [rejected.reason for rejected in tuning.rejected if rejected.name == known.name]
         tuning.notes.append("; ".join([f"The learned plan {known.name} {outcome}", *reasons]))
-        tuning.learned, tuning.unclear = None, ""
+        tuning.learned = None
 
     def _search(self) -> Generator[Progress, None, None]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         __tracebackhide__ = True
-        tuning, stages, allowance = self._tuning, self._stages, self._allowance
-        yield from self._measure_engines()
+        tuning, allowance = self.tuning, self.allowance
+        yield from engines.measure(tuning, allowance.budget)
         singles = candidates(
             tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others, tuning.objective
         )
-        queue, proven = self._first(singles), set[str]()
+        queue, proven, tried = self._first(singles), set[str](), self.prover.tried
         while queue and not tuning.confirmed and allowance.budget.allows(allowance.step_s):
             room = max(allowance.room(), 1)
-            asked, queue = queue[:room], [plan for plan in queue[room:] if self._is_new(plan)]
-            if len(asked) == 1:  # it is confirmed or not
-                best = asked[0]
-                stages.tried[best.name] = best
-            else:
+            asked, queue = queue[:room], queue[room:]
+            best = asked[0]
+            if len(asked) > 1:
                 best = yield from self._raced(asked, singles)
-            if not best.values or best.name in proven:
-                if not allowance.has_time(1):
-                    break
-                continue
-            proven.add(best.name)
-            yield from confirm(stages, best)
+            tried |= {plan.name: plan for plan in asked}
+            if best.values and best.name not in proven:
+                proven.add(best.name)
+                yield from self.prover.prove(best)
+                if best in self.prover.refused:  # what lost to it may be right
+                    queue = [*asked, *queue]
+                    for plan in asked:
+                        tried.pop(plan.name, None)
+            queue = [plan for plan in queue if self._is_new(plan)]
             if not allowance.has_time(1):
                 break
-        tried = stages.tried
-        self._left_out = [plan for plan in queue if plan.name not in tried]
-        if self._left_out:
-            names = [plan.name for plan in self._left_out]
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            listed = f"{', '.join(names[:4])}{more}"
+        self._left_out = queue
+        if queue:
+            names = [plan.name for plan in queue]
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            listed = f"{', '.join(names[:MOST_NAMES])}{more}"
             tuning.notes.append(f"Left out, since the budget is short: {listed}")
-        if not tuning.confirmed:
-            tuning.winner, tuning.comparison = BASELINE, None
-            tuning.unclear = tuning.unclear or self._why_unclear(singles)
 
     def _first(self, singles: Sequence[Candidate]) -> list[Candidate]:
         """Return the strongest with and without compiling, its parts, it without each of them,
@@ -236,65 +235,77 @@ class Search:
         start = strongest(cheap)
         compiled = [joined(start, single) for single in costly[:1]]
         alone = [start.part(name) for name in start.values]
-        near = [*parts.without_each(start), *neighbours(start, cheap)]
-        every = [start, *compiled, *alone, *near, *cheap, *costly]
-        return [plan for plan in _each_once(every) if plan.values and self._can_pay(plan)]
+        near = [*without_each(start), *neighbours(start, cheap)]
+        return self._worth_trying([start, *compiled, *alone, *near, *cheap, *costly])
 
     def _raced(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
     ) -> Generator[Progress, None, Candidate]:
         """Return what leads once what is near it has raced with it, or what lost narrowly."""
         __tracebackhide__ = True
-        stages, allowance = self._stages, self._allowance
-        best, comparison = yield from stages.race("what the machine suggests", asked)
-        for _ in range(MOST_TURNS if best.values else 0):
-            near = [*parts.without_each(best), *neighbours(best, singles)]
-            new = [plan for plan in _each_once(near) if self._is_new(plan) and self._can_pay(plan)]
-            new = new[: max(allowance.room() - 1, 0)]
-            if not new or not allowance.has_time(len(new) + 1):
+        best = yield from self._race("what the machine suggests", asked)
+        for _ in range(MOST_TURNS):
+            near = self._worth_trying([*without_each(best), *neighbours(best, singles)])
+            new = [plan for plan in near if self._is_new(plan)][: max(self.allowance.room() - 1, 0)]
+            if not best.values or not new or not self.allowance.has_time(len(new) + 1):
                 break
-            better, _ = yield from stages.race("what is near it", [best, *new])
+            better = yield from self._race("what is near it", [best, *new])
             if better.name == best.name or not better.values:
                 break
             best = better
-        if best.values or stages.aim.memory:
-            return best
-        close = [
-            (ratio.median, plan)
-            for plan in asked
-            for record in comparison.records[1:]
-            if record.name == plan.name
-            and (ratio := stages.ratio_if_able(comparison, record)) is not None
-            and ratio.median > NARROW
-            and ratio.high > 1
+        return best
+
+    def _race(self, title: str, asked: Sequence[Candidate]) -> Generator[Progress, None, Candidate]:
+        """Return the one that leads at the end, or lost narrowly; else BASELINE."""
+        __tracebackhide__ = True
+        self.prover.tried |= {plan.name: plan for plan in asked}
+        policy = Lightest(self.tuning.within) if self.prover.aim.memory else Race()
+        comparison = yield from self.prover.benchmark(title, asked, self.allowance.race_s, policy)
+        best = self._best_of(comparison, asked)
+        for plan in asked:
+            if plan.name != best.name:
+                why = self.prover.aim.why_not(comparison, row_of(comparison, plan), best.name)
+                self.tuning.refuse(plan.name, why)
+        return best
+
+    def _best_of(self, comparison: Comparison, tried: Sequence[Candidate]) -> Candidate:
+        """Return the best by its gain; of those that are as good, the one of fewest parts.
+
+        Each part has to bring what it costs, compiling more.
+        """
+        gains = {
+            plan.name: self.prover.aim.gain(comparison, row_of(comparison, plan)) for plan in tried
+        }
+        plain = max([1.0, *(gains[plan.name] for plan in tried if not plan.costly)])
+        able = [
+            plan
+            for plan in tried
+            if gains[plan.name] > (WORTH_IT * plain if plan.costly else NARROW)
+            and pays(plan, gains, tried)
         ]
-        return max(close, key=lambda one: one[0], default=(0.0, BASELINE))[1]
+        most = max([0.0, *(gains[plan.name] for plan in able)])
+        equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
+        return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
 
     def _is_new(self, plan: Candidate) -> bool:
-        """Whether it has not raced, and no part of it was far slower by itself."""
+        """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
         slow = {
             record.name
-            for stage in self._tuning.stages
+            for stage in self.tuning.stages
             for record in stage.comparison.records[1:]
             if "dropped" in record.notes
         }
-        alone = {plan.part(name).name for name in plan.values}
-        return bool(plan.values) and plan.name not in self._stages.tried and not slow & alone
+        is_slow = slow & {plan.part(name).name for name in plan.values}
+        is_wrong = any(other.values.items() <= plan.values.items() for other in self.prover.refused)
+        return not (plan.name in self.prover.tried or is_slow or is_wrong)
 
-    def _why_unclear(self, singles: Sequence[Candidate]) -> str:
-        """Say why the races tell neither yes nor no; empty where they say no."""
-        timed = any(record.times_s or "dropped" in record.notes or record.failure
-                    for stage in self._tuning.stages
-                    for record in stage.comparison.records[1:])  # fmt: skip
-        if singles and not timed:
-            return f"one step takes {self._allowance.step_s:.2g} s; {LONGER}"
-        if len(self._left_out) > len(self._stages.tried):
-            return f"{len(self._left_out)} plans were left out; {LONGER}"
-        return ""
+    def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
+        """Return each once that means something and can pay; why the others can't is noted."""
+        able = {plan.name: plan for plan in plans if plan.values and means_something(plan)}
+        return [plan for plan in able.values() if self._can_pay(plan)]
 
     def _can_pay(self, plan: Candidate) -> bool:
-        """Whether such a budget, and so many steps, can pay for compiling, if it compiles."""
-        steps, step_s = self._tuning.steps, self._allowance.step_s
+        steps, step_s = self.tuning.steps, self.allowance.step_s
         why = ""
         if plan.costly and steps is not None and steps * step_s <= COMPILE_S:
             why = f"{steps} steps take {steps * step_s:.1f} s, compiling alone takes longer"
@@ -302,53 +313,38 @@ class Search:
             short = f"{few_digits(self.budget_s)} s are less than what compiling takes"
             why = f"{short}: --budget 30 tries it"
         if why:
-            self._stages.refuse(plan.name, why)
+            self.tuning.refuse(plan.name, why)
         return not why
 
-    def _measure_engines(self) -> Generator[Progress, None, None]:
-        """Those of products once for a machine, beside the budget; attention's for this step."""
-        tuning, budget = self._tuning, self._allowance.budget
-        is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
-        if not (is_known or tuning.hardware.pinned or budget.seconds < ENGINES_S):
-            yield Progress(budget.share, "measuring the engines of float32 products, once")
-            begun_s = clock.now()
-            tuning.hardware = tuning.hardware.with_gemm(ENGINES_SHARE * budget.seconds)
-            took_s, rates = clock.now() - begun_s, tuning.hardware.cpu.gemm
-            budget.exclude(took_s)
-            if rates is not None and rates.failure:
-                tuning.notes.append(f"gemm was not tried: {rates.failure}")
-            elif took_s > NOTICED_S:  # it was not known already
-                tuning.notes.append(
-                    f"It took {took_s:.1f} s more to measure the engines of float32 products, "
-                    "which is done once for this machine"
-                )
-        calls, self._calls = self._calls, {}
-        yield from attention.measure(tuning, budget, calls, self.step.models)
+    def _why_short(self) -> str:
+        """Return why the time was too short to tell anything; empty where it was not."""
+        rows = [row.record for row in self.tuning.last_rows()]
+        timed = any(row.times_s or row.failure or "dropped" in row.notes for row in rows)
+        if not timed and (self.prover.tried or self._left_out):
+            return f"one step takes {self.allowance.step_s:.2g} s; {LONGER}"
+        if len(self._left_out) > len(self.prover.tried):
+            return f"{len(self._left_out)} plans were left out; {LONGER}"
+        return ""
 
     def _keep(self) -> None:
         """Remember what was found, also that nothing helped: rules shall not turn it on then.
 
-        Not so where the search could not tell. A store that can't be written is said, and no more.
+        Not so where the search could not tell, nor where something was not to be tried, which may
+        help. A store that can't be written is said, and no more.
         """
-        tuning = self._tuning
-        # What was not to be tried may help, for all that it knows.
-        has_answer = tuning.helped or not (tuning.unclear or tuning.kept)
-        if self._identity is None or not has_answer:
+        tuning, looked = self.tuning, self._looked
+        if looked is None or not (tuning.confirmed or not (tuning.unclear or tuning.kept)):
             return
-        winner = tuning.winner
+        plan, winner = tuning.plan, tuning.winner
         try:
-            learning.keep(*self._identity, tuning.plan, winner.values, winner.name, tuning.ratio)
+            task = self._task(looked)
+            learning.keep(looked.setting, task, plan, winner.values, winner.name, tuning.ratio)
         except SpeedKitError as error:
             tuning.notes.append(f"the plan was not kept for the next time: {error}")
 
 
-def _each_once(plans: Sequence[Candidate]) -> list[Candidate]:
-    """Those that mean something, in their order."""
-    return list({plan.name: plan for plan in plans if means_something(plan)}.values())
-
-
 def _known(keep: Collection[str]) -> tuple[str, ...]:
-    """The names in the catalog's order; raises StepError for others."""
+    """Return the names in the catalog's order; raises StepError for others."""
     names = [entry.name for entry in CATALOG]
     for name in keep:
         if name not in names:

@@ -6,19 +6,23 @@ yardstick.
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.measure.checks.reference.rounding import unit
+from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
-from speedkit_jupyter.measure.checks.scores import Score
+from speedkit_jupyter.measure.checks.scores import Score, Scored
+from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
-from speedkit_jupyter.measure.subject.made_inside import made_inside
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
+from speedkit_jupyter.measure.subject.observed import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.replay import Replays
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -27,11 +31,10 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, together
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.storage import is_in_memory
 from speedkit_jupyter.tuning.candidates import Candidate
-from speedkit_jupyter.tuning.losses import Losses, watched
-from speedkit_jupyter.tuning.losses import number as number_of
-from speedkit_jupyter.tuning.other_baselines import jitter, own_unit, seed_all
-from speedkit_jupyter.tuning.verified import Verification
+from speedkit_jupyter.tuning.curves import Curve, Losses, of_runs, watched
+from speedkit_jupyter.tuning.curves import number as number_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +49,101 @@ DONE = (
     "a call after the first runs no backward pass (a fit that is done?), and a curve needs several "
     "steps: make the trainer in the step, or verify one step of its loop"
 )
+# Where no random number is drawn, the second baseline starts from weights that were rounded once
+# as bf16 rounds: this relative step.
+ROUNDING = 2.0**-9
+# In units in the last place: from 3/4 to 3/2 of one, which rounds to one, up or down.
+STEP = 0.75
+
+Outcome = Literal["same", "different", "worse", "failed", "accepted", "other model"]
+
+
+@dataclass
+class Runs:
+    """The losses of each step: with nothing on, under the plan, and of other baselines.
+
+    `unit` is the largest relative error of one rounding, in the plan or in the model's own dtypes.
+    """
+
+    baseline: list[Losses] = field(default_factory=list)
+    planned: list[Losses] = field(default_factory=list)
+    others: list[list[Losses]] = field(default_factory=list)
+    unit: float = 0.0
+
+
+@dataclass(repr=False)
+class Verification(Shown):
+    """Losses of every step: of the baseline, of the plan, and of baselines with another seed.
+
+    `curves` compare them, the loss first. `by_weights` says that the step draws no random numbers,
+    so that the other baselines start from weights with one rounding's noise. `failure` is the
+    plan's, in a line. `subject` names model and step in the user's words. `changes_model` is what
+    of the plan changes the results, and `notes` what is known of that. `score` is the number that
+    the user has named, which decides then.
+    """
+
+    name: str
+    plan: dict[str, Any] = field(default_factory=dict)
+    runs: Runs = field(default_factory=Runs)
+    by_weights: bool = False
+    failure: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    subject: str = ""
+    changes_model: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    score: Scored | None = None
+
+    @property
+    def curves(self) -> list[Curve]:
+        """All that is compared, the loss first."""
+        runs = self.runs
+        return of_runs(runs.baseline, runs.planned, runs.others, runs.unit)
+
+    @property
+    def loss(self) -> Curve:
+        """The first of them."""
+        return next(iter(self.curves), Curve())
+
+    @property
+    def baseline(self) -> list[float]:
+        """The loss at each step of the baseline."""
+        return self.loss.baseline
+
+    @property
+    def planned(self) -> list[float]:
+        """The loss at each step under the plan."""
+        return self.loss.planned
+
+    @property
+    def verdict(self) -> Outcome:
+        """The score's, where there is one; else that of the curve that agrees least."""
+        if self.failure:
+            return "failed"
+        if self.score is not None:
+            return "accepted" if self.score.is_accepted else "other model"
+        agreements = {curve.agreement for curve in self.curves}
+        outcomes: tuple[Outcome, ...] = ("worse", "different")
+        return next((outcome for outcome in outcomes if outcome in agreements), "same")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each step of each loss that was compared."""
+        return [row for curve in self.curves for row in curve.rows()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "name": self.name,
+            "subject": self.subject,
+            "plan": self.plan,
+            "changes_model": self.changes_model,
+            "notes": self.notes,
+            "score": None if self.score is None else self.score.to_dict(),
+            "verdict": self.verdict,
+            "by_weights": self.by_weights,
+            "failure": self.failure,
+            "curves": [curve.to_dict() for curve in self.curves],
+            "environment": self.environment,
+        }
 
 
 class Verifier:
@@ -96,7 +194,7 @@ class Verifier:
             for model in self.step.models:
                 stack.enter_context(hidden(model))
             start = stack.enter_context(self.step.guarded()).state
-            with made_inside(self.step.models) as made:
+            with optimizers_made(self.step.models) as made:
                 yield from self._train("baseline", None, runs.baseline, 0)
                 if self._scorer is not None and self._before is None:
                     start.restore()  # nothing is trained, and the accuracy alone decides
@@ -214,3 +312,40 @@ class Verifier:
 def _hidden_iterator(step: Step) -> str:
     """The kind of an iterator that the step reaches and that nobody can draw from twice."""
     return next(iter(Replays(step.walk()).drawn), "")
+
+
+def seed_all(seed: int) -> None:
+    """Python's, torch's and, where it is in use, NumPy's generators."""
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+def jitter(models: Sequence[torch.nn.Module]) -> None:
+    """One rounding's noise on every parameter: bf16's, or a step of its own dtype where that is
+    coarser.
+    """
+    import torch
+
+    with torch.no_grad():
+        for parameter in (p for m in models for p in m.parameters() if is_in_memory(p)):
+            values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+            if values.is_floating_point():
+                wide = values if values.dtype is torch.float64 else values.float()
+                noise = torch.rand_like(wide).mul_(2).sub_(1).mul_(ROUNDING)
+                own = STEP * torch.finfo(values.dtype).eps
+                if own > ROUNDING:  # less would be rounded away
+                    noise.sign_().mul_(own)
+                values.copy_(wide + wide * noise)
+
+
+def own_unit(models: Sequence[torch.nn.Module]) -> float:
+    """Of the coarsest dtype that the parameters have."""
+    import torch
+
+    dtypes = {parameter.dtype for model in models for parameter in model.parameters()}
+    exact = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
+    return max((torch.finfo(dtype).eps / 2 for dtype in exact), default=0.0)

@@ -12,7 +12,7 @@ from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.session import Found, Session
+from speedkit_jupyter.session import CTX, Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.listeners import Listeners
 from speedkit_jupyter.tuning.learning import or_learned
@@ -39,10 +39,9 @@ class Choice:
     """
 
     def __init__(self, session: Session, model: torch.nn.Module) -> None:
-        self.session = session
+        self.session, self.name = session, session.name_of(model)
         self._model = ref(model, self._gone)
         self._optimizers: list[ref[torch.optim.Optimizer]] | None = None
-        self.name = session.name_of(model)
         # Whether the user has picked something on a control since a plan was applied.
         self._chosen = False
         self.step: Callable[..., object] | str | None = None
@@ -60,9 +59,9 @@ class Choice:
     @classmethod
     def of(cls, session: Session, model: torch.nn.Module) -> Choice:
         """Return the one that the model's panels share."""
-        choice = session.shared.get(id(model))
+        choice = session.panels.get(id(model))
         if not isinstance(choice, Choice) or choice.model is not model:
-            choice = session.shared[id(model)] = cls(session, model)
+            choice = session.panels[id(model)] = cls(session, model)
         return choice
 
     @property
@@ -75,6 +74,17 @@ class Choice:
         """Whether something is being measured."""
         return self.run is not None and self.run.state == "running"
 
+    @property
+    def found(self) -> Found | None:
+        """What the last search of the session has found for the model."""
+        return self.session.found_for(self.model)
+
+    @property
+    def context(self) -> SpeedContext | None:
+        """The context that is in force on the model."""
+        model = self.model
+        return None if model is None else applied_to(model)
+
     def give_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Take these in place of the notebook's that hold the model's parameters."""
         self._optimizers = [ref(optimizer) for optimizer in optimizers]
@@ -83,21 +93,18 @@ class Choice:
         """Return those that were given, or those of the notebook."""
         if self._optimizers is None:
             return self.session.optimizers_of(self._alive())
-        return [
-            optimizer
-            for optimizer in (reference() for reference in self._optimizers)
-            if optimizer is not None
-        ]
+        alive = (reference() for reference in self._optimizers)
+        return [optimizer for optimizer in alive if optimizer is not None]
 
     def preview(self) -> Preview:
         """Return what applying would change; raises SpeedKitError where the model is gone."""
         return preview(self._alive(), self.config, self.optimizers())
 
     def choose(self, path: str, value: Any) -> None:
-        """Add one more wish; nothing is applied. Raises ConfigError."""
+        """Set one option; nothing is applied. Raises ConfigError."""
         self._chosen = True
         self.config = self.config.changed(path, value)
-        self._tell("")
+        self.tell()
 
     def apply(self) -> None:
         """Put the choice into force, as `%speedkit apply` does."""
@@ -105,26 +112,14 @@ class Choice:
         _, applied = apply_speedups(model, self.config, optimizer=self.optimizers())
         self.name = self.session.name_of(model, self.name)
         variable = self.session.keep(self.name, applied)
-        if variable != "ctx":
-            self._tell(f"`ctx` is in use: this context is `{variable}`")
+        if variable != CTX:
+            self.tell(f"`{CTX}` is in use: this context is `{variable}`")
 
     def restore(self) -> None:
         """Put everything back, on this model."""
         model = self._alive()
         while (applied := applied_to(model)) is not None:
             applied.restore()
-
-    @property
-    def found(self) -> Found | None:
-        """What the last search of the session has found for the model."""
-        model = self.model
-        return None if model is None else self.session.found_for(model)
-
-    @property
-    def context(self) -> SpeedContext | None:
-        """The context that is in force on the model."""
-        model = self.model
-        return None if model is None else applied_to(model)
 
     def measure(self, budget_s: float) -> None:
         """Baseline against the choice, between the turns of the event loop."""
@@ -150,8 +145,13 @@ class Choice:
     def measured(self) -> str:
         """What would be measured, in words; empty for nothing."""
         if self.step is not None:
-            return self.step if isinstance(self.step, str) else _name(self.step)
+            return str(getattr(self.step, "__name__", self.step))
         return "" if self.session.measured is None else self.session.measured.title
+
+    def tell(self, message: str = "") -> None:
+        """Tell all panels of a change, with a message for the user."""
+        self.message = message
+        self.listeners.tell()
 
     def _alive(self) -> torch.nn.Module:
         model = self.model
@@ -188,21 +188,17 @@ class Choice:
         self.listeners.tell()
 
     def _ran(self, run: Run) -> None:
+        """Take what was found, in a form that keeps no model alive, as a search does."""
         if run.state != "running":
-            self._take(run)
+            from speedkit_jupyter.tuning.outcome import Tuning
+
+            result, self.message = run.result, run.message
+            self.report = None if result is None else result.report().brief()
+            self.result = result.comparison if isinstance(result, Tuning) else result
+            if isinstance(result, Tuning) and result.is_settled:
+                self._chosen = False
+                self._take_found()
         self.listeners.tell()
-
-    def _take(self, run: Run) -> None:
-        """What was found, in a form that keeps no model alive, as a search does."""
-        from speedkit_jupyter.report.panel_report import result_report
-        from speedkit_jupyter.tuning.outcome import Tuning
-
-        result, self.message = run.result, run.message
-        self.report = None if result is None else result_report(result)
-        self.result = result.comparison if isinstance(result, Tuning) else result
-        if isinstance(result, Tuning) and result.is_settled:
-            self._chosen = False
-            self._take_found()
 
     def _begun(self) -> SpeedConfig:
         """What `%speedkit apply` starts from: the session's config, or the learned plan."""
@@ -212,19 +208,18 @@ class Choice:
             return self.session.config
 
     def _applied_or_restored(self, model: torch.nn.Module) -> None:
-        if model is not self.model:
-            return
-        applied = applied_to(model)
-        if applied is not None:
-            self.config, self._chosen = applied.config, False
-        self._tell("")
+        if model is self.model:
+            applied = applied_to(model)
+            if applied is not None:
+                self.config, self._chosen = applied.config, False
+            self.tell()
 
     def _session_changed(self, topic: str) -> None:
         if topic == "config" and self.model is not None:
             self.config = self._begun()
         elif topic == "tuned" and not self._chosen:
             self._take_found()
-        self._tell("")
+        self.tell()
 
     def _take_found(self) -> None:
         """What was tuned since a plan was applied is the choice."""
@@ -232,15 +227,6 @@ class Choice:
             self.config = found.config
 
     def _gone(self, reference: Any) -> None:
-        if sys.is_finalizing():  # nobody sees it any more
-            return
-        self.stop()
-        self.listeners.tell()
-
-    def _tell(self, message: str) -> None:
-        self.message = message
-        self.listeners.tell()
-
-
-def _name(step: Callable[..., object]) -> str:
-    return str(getattr(step, "__name__", "the step"))
+        if not sys.is_finalizing():
+            self.stop()
+            self.listeners.tell()

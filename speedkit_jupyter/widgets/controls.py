@@ -157,15 +157,6 @@ class Control:
         self.note.layout.display = None if lines else "none"
 
 
-def controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
-    """Return one for every option and field in the catalog, by its path."""
-    return {
-        path: Control(optimization, path, annotation, chosen)
-        for optimization in CATALOG
-        for path, annotation in optimization.paths.items()
-    }
-
-
 def tooltip(kind: Any, text: str) -> dict[str, str]:
     """Return the keyword for it: some widgets of ipywidgets 7 have another one."""
     return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
@@ -175,13 +166,17 @@ class Parts:
     """The widgets of a panel; `whole` holds them all.
 
     `state` is the right side, `status` and `progress` are those of a run, `outcome` what it found,
-    `listing` the code; both lie `below` the buttons.
+    `listing` the code; both lie below the buttons. `chosen` is called for what the user picks.
     """
 
-    def __init__(self, controls: Mapping[str, Control]) -> None:
+    def __init__(self, chosen: Callable[[str, Any], None]) -> None:
         import ipywidgets as w
 
-        self.controls = dict(controls)
+        self.controls = {
+            path: Control(optimization, path, annotation, chosen)
+            for optimization in CATALOG
+            for path, annotation in optimization.paths.items()
+        }
         self.state, self.status = w.HTML(), w.HTML()
         self.outcome, self.listing = w.HTML(), w.HTML()
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
@@ -191,16 +186,27 @@ class Parts:
         bar.layout.margin = "8px 0 0 0"
         self.code = self.buttons.pop("Code")
         left = [*self._options(), bar, self.progress, self.status]
-        self.below = _column("below", "1 1 100%", "none", [self.outcome, self.listing])
+        self._below = _column("below", "1 1 100%", "none", [self.outcome, self.listing])
         columns = [
             _column("left", "1 1 380px", "430px", left),
             _column("right", "2 1 540px", "none", [self.state]),
-            self.below,
+            self._below,
         ]
         wrapping = w.Box(columns, layout=w.Layout(flex_flow="row wrap", width="100%"))
         style = w.HTML(TOP, layout=w.Layout(margin="0"))
         self.whole = w.VBox([style, wrapping], layout=w.Layout(width="100%", padding="4px 0"))
         self.whole.add_class("speedkit-panel")
+
+    def show_first(self, part: Any) -> None:
+        """Put what was asked for last right below the buttons."""
+        rest = [one for one in (self.outcome, self.listing) if one is not part]
+        self._below.children = [part, *rest]
+
+    def disable(self) -> None:
+        """Let nothing be clicked."""
+        inputs = (control.input for control in self.controls.values())
+        for part in (*self.buttons.values(), self.code, *inputs):
+            part.disabled = True
 
     def _button(self, name: str) -> Any:
         import ipywidgets as w
@@ -213,8 +219,10 @@ class Parts:
         """The first controls, and the others under MORE, by what they do to the numbers."""
         import ipywidgets as w
 
-        by_label = {one.label: one for one in self.controls.values() if one.is_first}
-        main = [by_label[label] for label in FIRST]
+        main = [
+            next(one for one in self.controls.values() if one.is_first and one.label == label)
+            for label in FIRST
+        ]
         rest = [control for control in self.controls.values() if control not in main]
         grouped: list[Any] = []
         for effect, title in GROUPS.items():

@@ -19,7 +19,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.widgets.choice import Choice
-from speedkit_jupyter.widgets.controls import Parts, controls
+from speedkit_jupyter.widgets.controls import Parts
 
 if TYPE_CHECKING:
     import torch
@@ -31,59 +31,13 @@ INTERVAL_S = 0.2
 # While it runs something is left, also where the budget is spent.
 ALMOST = 0.97
 VIEW = "application/vnd.jupyter.widget-view+json"
-RECORD = (
-    '<div style="opacity:.8;margin-bottom:6px">This is a record of a panel. Run its cell again '
-    "to use it.</div>"
-)
-STYLE = """<style>
+# The same content without widgets, hidden while the widget is alive.
+TWIN = """<div class="{saved}"><div style="opacity:.8;margin-bottom:6px">
+This is a record of a panel. Run its cell again to use it.</div>{content}</div><style>
 body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }}
 .jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
   display: none }}
 </style>"""
-
-
-class Saved:
-    """The static twin of a widget."""
-
-    def __init__(self, widget: Any) -> None:
-        self._widget = widget
-        self._live = f"speedkit-live-{widget.model_id[:8]}"
-        widget.add_class(self._live)
-        self._handles: list[Any] = []
-        self._shown: dict[str, str] = {}
-
-    def bundle(self, static: dict[str, str]) -> dict[str, Any]:
-        """Return the view with the same content as HTML and text."""
-        return {VIEW: self._view(), **static}
-
-    def display(self, static: dict[str, str]) -> None:
-        """Show the view and its twin; without a kernel IPython takes the bundle."""
-        from IPython import get_ipython
-        from IPython.display import display
-
-        if not hasattr(get_ipython(), "kernel"):
-            raise NotImplementedError
-        display({VIEW: self._view(), "text/plain": ""}, raw=True)
-        self._shown = static
-        self._handles.append(display(self._twin(static), raw=True, display_id=True))
-
-    def update(self, made: Callable[[], dict[str, str]]) -> None:
-        """Let the twin follow, wherever it is shown."""
-        static = made() if self._handles else {}
-        if static == self._shown:
-            return
-        self._shown = static
-        for handle in self._handles:
-            handle.update(self._twin(static), raw=True)
-
-    def _view(self) -> dict[str, Any]:
-        return {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-
-    def _twin(self, static: dict[str, str]) -> dict[str, str]:
-        saved = self._live.replace("live", "saved")
-        style = STYLE.format(live=self._live, saved=saved)
-        html = f'<div class="{saved}">{RECORD}{static["text/html"]}</div>{style}'
-        return {**static, "text/html": html}
 
 
 class Panel:
@@ -105,6 +59,7 @@ class Panel:
         tune_budget_s: float = 60.0,
     ) -> None:
         import torch
+        from IPython import get_ipython
 
         if not isinstance(model, torch.nn.Module):
             raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
@@ -114,20 +69,23 @@ class Panel:
             if not isinstance(budget, int | float):
                 raise ArgumentError(f"a budget is a number of seconds, not {type(budget).__name__}")
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        self._choice = Choice.of(_session(), model)
+        known = session.current(getattr(get_ipython(), "user_ns", None))  # that of the magics
+        self._choice = Choice.of(known, model)
         self._choice.step = step or self._choice.step
         if optimizer is not None:
             self._choice.give_optimizers(each_once(arguments.optimizers("optimizer", optimizer)))
         self._drawn_at, self._was_busy = 0.0, False
-        parts = Parts(controls(self._choice.choose))
+        self.parts = parts = Parts(self._choice.choose)
         self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
-        self.code, self.progress, self.status = parts.code, parts.progress, parts.status
-        self.state, self.outcome, self.listing = parts.state, parts.outcome, parts.listing
-        self._below = parts.below
+        self.code, self.status, self.state = parts.code, parts.status, parts.state
+        self.outcome, self.listing = parts.outcome, parts.listing
         for name, button in self.buttons.items():
             button.on_click(partial(self._clicked, name))
         self.code.observe(self._toggled_code, "value")
-        self._saved = Saved(self.widget)
+        self._live = f"speedkit-live-{self.widget.model_id[:8]}"
+        self.widget.add_class(self._live)
+        self._twins: list[Any] = []  # handles of displays
+        self._twin_shown: dict[str, str] = {}
         self._choice.listeners.add(self._follow)
         self._follow()
 
@@ -156,12 +114,6 @@ class Panel:
     def __repr__(self) -> str:
         return self._static()["text/plain"]
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return self._saved.bundle(self._static())
-
-    def _ipython_display_(self) -> None:
-        self._saved.display(self._static())
-
     def _static(self) -> dict[str, str]:
         try:
             document = self.report()
@@ -169,27 +121,51 @@ class Panel:
             document = Document(str(error))
         return {"text/html": document.to_html(), "text/plain": document.to_text()}
 
+    def _view(self) -> dict[str, Any]:
+        return {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {VIEW: self._view(), **self._static()}
+
+    def _ipython_display_(self) -> None:
+        """Show the view and its twin; without a kernel IPython takes the bundle."""
+        from IPython import get_ipython
+        from IPython.display import display
+
+        if not hasattr(get_ipython(), "kernel"):
+            raise NotImplementedError
+        display({VIEW: self._view(), "text/plain": ""}, raw=True)
+        self._twin_shown = self._static()
+        self._twins.append(display(self._twin(), raw=True, display_id=True))
+
+    def _twin(self) -> dict[str, str]:
+        saved, static = self._live.replace("live", "saved"), self._twin_shown
+        html = TWIN.format(live=self._live, saved=saved, content=static["text/html"])
+        return {**static, "text/html": html}
+
+    def _update_twins(self) -> None:
+        static = self._static() if self._twins else {}
+        if static != self._twin_shown:
+            self._twin_shown = static
+            for handle in self._twins:
+                handle.update(self._twin(), raw=True)
+
     def _clicked(self, name: str, button: Any) -> None:
         choice = self._choice
+        actions = {"Apply": choice.apply, "Restore": choice.restore, "Stop": choice.stop}
         try:
             if name in self._budgets_s:
-                start = {"Measure": choice.measure, "Tune": choice.tune}[name]
-                self._show_first(self.outcome)
+                self.parts.show_first(self.outcome)
+                start = choice.measure if name == "Measure" else choice.tune
                 start(self._budgets_s[name])
             else:
-                {"Apply": choice.apply, "Restore": choice.restore, "Stop": choice.stop}[name]()
+                actions[name]()
         except SpeedKitError as error:
-            choice.message = str(error)
-            choice.listeners.tell()
+            choice.tell(str(error))
 
     def _toggled_code(self, change: Any) -> None:
-        self._show_first(self.listing)
+        self.parts.show_first(self.listing)
         self._follow()
-
-    def _show_first(self, part: Any) -> None:
-        """What was asked for last stands right below the buttons."""
-        rest = [one for one in (self.outcome, self.listing) if one is not part]
-        self._below.children = [part, *rest]
 
     def _follow(self) -> None:
         """Show what is so by now."""
@@ -202,59 +178,40 @@ class Panel:
         if steady:
             return
         try:
-            preview = choice.preview()
+            self._show(choice.preview())
         except SpeedKitError as error:
-            self._show_gone(str(error))
-        else:
-            self._show(preview)
-        self._saved.update(self._static)
+            self.parts.disable()
+            self.state.value = Document(str(error)).to_html()
+            self.status.value = self.listing.value = ""
+        self._update_twins()
 
     def _show(self, preview: Preview) -> None:
         choice = self._choice
         for path, control in self.controls.items():
             control.show(choice.config, preview.words[path.partition(".")[0]])
         self.state.value = state_report(preview, choice.name, choice.found).to_html()
-        idle = not choice.busy
-        self.buttons["Apply"].disabled = not (idle and (preview.pending or preview.applied is None))
-        self.buttons["Restore"].disabled = not (idle and preview.applied is not None)
+        idle, applied = not choice.busy, preview.applied is not None
+        self.buttons["Apply"].disabled = not (idle and (preview.pending or not applied))
+        self.buttons["Restore"].disabled = not (idle and applied)
         for name in self._budgets_s:
             self.buttons[name].disabled = not idle
         self.outcome.value = "" if choice.report is None else choice.report.to_html()
         wanted = (preview.plan, choice.optimizers(), choice.model, choice.name)
-        shown = as_code(*wanted) if self.code.value else ()
-        self.listing.value = Document("The plan", tuple(shown)).to_html() if shown else ""
+        self.listing.value = as_code(*wanted).to_html() if self.code.value else ""
 
     def _show_run(self) -> None:
         """Progress, a message, or what a click on Measure would time."""
-        choice = self._choice
+        choice, run = self._choice, self._choice.run
         self.buttons["Stop"].disabled = not choice.busy
-        self.progress.layout.display = None if choice.busy else "none"
-        text, table = choice.message, ""
-        if choice.busy and choice.run is not None:
-            self.progress.value = min(choice.run.progress.done, ALMOST)
-            text = choice.run.progress.text
-            table = live_report(choice.run.progress).to_html()
-        elif not text and choice.run is not None and choice.run.state == "stopped":
-            below = " What was measured until then stands below." if choice.report else ""
-            text = f"Stopped.{below}"
+        self.parts.progress.layout.display = None if choice.busy else "none"
+        text = escape(choice.message)
+        if choice.busy and run is not None:
+            self.parts.progress.value = min(run.progress.done, ALMOST)
+            text = live_report(run.progress).to_html()
+        elif not text and run is not None and run.state == "stopped":
+            text = "Stopped." + " What was measured until then stands below." * bool(choice.report)
         elif not text and choice.report is None and choice.measured:
             takes = ", ".join(f"{name} ({s:g} s)" for name, s in self._budgets_s.items())
-            text = f"{takes}: {choice.measured}"
-        self.status.value = (
-            f'<div role="status" aria-live="polite" style="line-height:1.4">{escape(text)}</div>'
-            if not table
-            else f'<div role="status">{table}</div>'
-        )
-
-    def _show_gone(self, why: str) -> None:
-        for part in (*self.buttons.values(), self.code, *(c.input for c in self.controls.values())):
-            part.disabled = True
-        self.state.value = Document(why).to_html()
-        self.status.value = self.listing.value = ""
-
-
-def _session() -> session.Session:
-    """The one that the magics use."""
-    from IPython import get_ipython
-
-    return session.current(getattr(get_ipython(), "user_ns", None))
+            text = escape(f"{takes}: {choice.measured}")
+        polite = "" if choice.busy else ' aria-live="polite" style="line-height:1.4"'
+        self.status.value = f'<div role="status"{polite}>{text}</div>'

@@ -48,9 +48,10 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.plans.applying import prepare
+from speedkit_jupyter.tuning.aim import FAR_SLOWER
 from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.outcome import Tuning
-from speedkit_jupyter.tuning.policies import FAR_SLOWER, Grid
+from speedkit_jupyter.tuning.races import Grid
 
 
 class ByHand(Grid):

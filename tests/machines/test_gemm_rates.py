@@ -19,7 +19,6 @@ MEASURE = gemm_rates._measure  # other tests get one that takes no time
 def sizes(monkeypatch):
     """Three of each, so that rows can be written down."""
     monkeypatch.setattr(gemm_rates, "SIZES", (64, 128, 256))
-    monkeypatch.setattr(gemm_rates, "BATCHED", (64, 128, 256))
 
 
 @pytest.mark.parametrize(
@@ -31,13 +30,13 @@ def sizes(monkeypatch):
     ],
 )
 def test_from_the_smallest_size_on_that_is_faster_like_all_larger_ones(sizes, rows, least):
-    found = gemm_rates._rates([*rows, *rows] * 2)
-    assert (found.least, found.least_batched, found.steady) == (least, least, True)
+    found = gemm_rates._rates([*rows, *rows])
+    assert (found.least, found.steady) == (least, True)
     assert found.blas == 3 * 2 * 256**3 / 4.0
 
 
 def test_the_faster_of_two_times_counts_and_a_busy_machine_is_noticed(sizes):
-    rows = [(64, 1.0, 2.0), (128, 2.0, 1.0), (256, 4.0, 2.0)] * 2
+    rows = [(64, 1.0, 2.0), (128, 2.0, 1.0), (256, 4.0, 2.0)]
     slower = [(size, 3 * blas, onednn) for size, blas, onednn in rows]
     found = gemm_rates._rates([*slower, *rows])
     assert found.blas == 3 * 2 * 256**3 / 4.0
@@ -69,7 +68,7 @@ def test_what_a_busy_machine_gave_serves_this_process_and_is_not_kept(monkeypatc
 
 def test_it_is_measured_once_and_kept(monkeypatch):
     calls = []
-    rates = GemmRates(blas=1.0, onednn=2.0, least=5, least_batched=7)
+    rates = GemmRates(blas=1.0, onednn=2.0, least=5)
     monkeypatch.setattr(gemm_rates, "_measure", lambda threads, _: calls.append(threads) or rates)
     assert gemm_rates.known("here") is None
     assert gemm_rates.measured("here", 2) == gemm_rates.measured("here", 2) == rates
@@ -80,7 +79,7 @@ def test_it_is_measured_once_and_kept(monkeypatch):
 
 @pytest.mark.parametrize("variable", gemm_rates.VARIABLES)
 def test_what_holds_an_engine_back_has_rates_of_its_own(variable, monkeypatch, here):
-    rates = GemmRates(blas=1.0, onednn=2.0, least=5, least_batched=7)
+    rates = GemmRates(blas=1.0, onednn=2.0, least=5)
     monkeypatch.setattr(gemm_rates, "_measure", lambda *given: rates)
     assert Hardware.detect().with_gemm().cpu.gemm == Hardware.detect().cpu.gemm == rates
     monkeypatch.setenv(variable, "AVX2")
@@ -92,7 +91,7 @@ def test_a_row_that_is_none_of_ours_is_measured_anew(text, monkeypatch):
     database.keep_rates("here", "{}")
     connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
     with connection:
-        connection.execute("UPDATE rates SET rates = ?", (text,))
+        connection.execute("UPDATE entries SET value = ?", (text,))
     connection.close()
     assert gemm_rates.known("here") is None
 
@@ -121,5 +120,5 @@ def test_this_machine_is_measured(here):
     assert not found.failure
     assert found.blas > 1e8
     assert found.onednn > 1e8
-    assert 0 <= found.least_batched <= max(gemm_rates.BATCHED) ** 3
+    assert 0 <= found.least <= max(gemm_rates.SIZES) ** 3
     assert Hardware.detect().cpu.gemm == (found if found.steady else None)

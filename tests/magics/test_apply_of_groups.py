@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from IPython.core.error import UsageError
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -72,44 +71,6 @@ def test_they_may_be_named_in_any_order_and_way(notebook, line):
     assert len(contexts) == 2
     assert all(context.plan["fused_optimizer"].source == "measured" for context in contexts)
     notebook.run("%speedkit restore")
-
-
-def test_of_one_of_them_the_plan_of_both_is_named(notebook):
-    tuned(notebook)
-    shown = " ".join(notebook.run("%speedkit apply encoder").split())
-    assert "`%speedkit apply encoder,decoder` puts in force what was learned" in shown
-    shown = " ".join(notebook.run("%speedkit apply decoder --rules").split())
-    assert "learned for these" not in shown
-    notebook.run("%speedkit restore")
-
-
-@pytest.mark.slow
-def test_of_one_model_beside_others_the_next_steps_name_it(notebook):
-    step = f"{FASTER}; encoder(inputs).pow(2).mean().backward(); both.step(); both.zero_grad()"
-    shown = tuned(notebook, step)
-    assert "%speedkit apply encoder " in shown
-    shown = notebook.run("%speedkit apply encoder")
-    assert "learned for these" not in shown
-    assert measured(notebook, "ctx")
-    notebook.run("%speedkit restore")
-
-
-@pytest.mark.slow
-def test_of_the_only_model_they_need_no_name(shell, made_time):
-    shell.names["sleep"] = made_time.sleep
-    step = "optimizer.step(); sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05)"
-    run = "loss_fn(model(x), y).backward()"
-    shown = shell.run(f"%%speedbench --tune --budget 9 -v tuning\n{run}; {step}")
-    assert re.search(r"%speedkit apply +#", shown)
-    assert shell.names["tuning"].named == ()
-
-
-def test_several_get_no_one_context_and_unknown_ones_are_one_line(notebook):
-    error = notebook.fails("%speedkit apply encoder,decoder --ctx mine")
-    assert isinstance(error, UsageError)
-    assert "--ctx names one context" in str(error)
-    assert "decoder" in str(notebook.fails("%speedkit apply encoder,decodr"))
-    assert "ctx" not in notebook.names
 
 
 def test_where_the_search_could_not_tell_apply_says_that_nothing_is_applied():

@@ -70,9 +70,3 @@ def test_a_cell_that_enters_autocast_is_measured_in_it_by_both(shell, seen):
     assert set(seen()) == {True}
     assert "acts only inside" not in shown
     assert shell.names["found"].records[0].applied["precision"] == "bf16"
-
-
-def test_a_named_plan_beside_current_is_still_routed_into_a_plain_cell(shell, seen):
-    shell.run("%speedkit apply model --precision bf16")
-    shell.run(f"%%speedbench -q --compare current,bf16 --budget 0.2\n{PLAIN}")
-    assert set(seen()) == {False, True}

@@ -20,18 +20,3 @@ def test_an_optimizer_that_the_plan_met_later_is_in_its_code(shell, line):
     assert "made later" not in shown
     shell.run("%speedkit restore")
     assert shell.names["opt"].param_groups[0]["fused"] is None
-
-
-def test_an_optimizer_that_has_not_stepped_yet_can_be_named(shell):
-    shell.run(LATE.rsplit("\n", 1)[0])
-    assert "fused=True" in shell.run("%speedkit code --optimizer opt")
-
-
-def test_code_without_any_optimizer_promises_nothing_that_only_an_extension_does(shell):
-    shell.run("del optimizer\n%speedkit apply model")
-    assert "made later" not in shell.run("%speedkit code")
-
-
-def test_an_optimizer_of_another_model_is_refused(shell):
-    shell.run("%speedkit apply model\nother = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)")
-    assert "holds no parameter" in str(shell.fails("%speedkit code --optimizer other"))

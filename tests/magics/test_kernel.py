@@ -64,7 +64,7 @@ def test_the_stop_button_ends_a_timing_with_the_results_so_far(ready):
     assert same["text"] == "True 0\n"
 
 
-def test_the_stop_button_ends_a_search_with_the_best_plan_so_far(ready):
+def test_the_stop_button_ends_a_search_with_what_is_likely(ready):
     ready("before = [p.clone() for p in model.parameters()]")
     step = f"time.sleep(0.001 if optimizer.param_groups[0]['fused'] else 0.03); {STEP}"
     ready.start(f"%%speedbench --tune --budget 60 -v tuning\n{step}")
@@ -72,8 +72,8 @@ def test_the_stop_button_ends_a_search_with_the_best_plan_so_far(ready):
     ready.interrupt()
     reply = ready.finish()
     assert reply["ename"] == "KeyboardInterrupt"
-    assert "Best so far" in reply["text"]
-    found = ready("print('fused' in tuning.winner.name, tuning.confirmed, len(optimizer.state))")
+    assert "Likely: " in reply["text"]
+    found = ready("print('fused' in tuning.likely, tuning.confirmed, len(optimizer.state))")
     assert found["text"] == "True False 0\n"
     same = ready("print(all(map(torch.equal, before, model.parameters())))")
     assert same["text"] == "True\n"
@@ -121,15 +121,6 @@ def test_a_users_error_is_shown_without_our_insides(ready):
 @pytest.mark.smoke
 def test_a_syntax_error_is_shown_without_our_insides(ready):
     reply = ready("%%speedbench\nloss = (model(x)")
-    assert reply["ename"] == "SyntaxError"
-    assert "magics/cell.py" not in reply["traceback"]
-
-
-def test_fp16_without_the_scaler_warns_once_with_the_remedy(ready):
-    ready("%speedkit apply model --precision fp16")
-    reply = ready(
-        "with ctx.autocast(): loss = loss_fn(model(x), y)\n"
-        "loss.backward(); optimizer.step(); optimizer.step()"
-    )
-    assert reply["text"].count("fp16 without the GradScaler") == 1
-    assert "ctx.grad_scaler.scale(loss).backward()" in reply["text"]
+    assert reply["ename"] == "UsageError"
+    assert "SyntaxError: " in reply["text"]
+    assert "magics/cell.py" not in reply["text"]

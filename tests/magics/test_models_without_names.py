@@ -19,7 +19,6 @@ CELLS = {
     "applied for bf16 and trained": f"%speedkit apply net --precision bf16\n{STEP}",
     "in another layout": f"%speedkit apply net --channels_last true\n{STEP}",
     "by another word": "del net, opt\n%speedkit apply held['lm']",
-    "by a context of the user's name": "%speedkit apply net --ctx mine",
     "timed": "%speedkit apply net\nget_ipython().run_cell_magic('speedbench', '-n 1 -r 1', STEP)",
     "reported": "%speedkit apply net\n%speedkit report\n%speedkit",
 }

@@ -13,30 +13,15 @@ HERE = "  # here"
 KINDS = {
     "the first line": f"1 / 0{HERE}",
     "a middle line": f"a = 1\n1 / 0{HERE}\nb = 2",
-    "the last line": f"a = 1\nb = 2\n1 / 0{HERE}",
     "after empty lines": f"\n\n1 / 0{HERE}",
-    "after comments": f"# one\n\n# two\n\n1 / 0{HERE}",
-    "after blanks": f"   \n\t\n1 / 0{HERE}",
-    "one of several in a line": f"a = 1; 1 / 0; b = 2{HERE}",
     "a statement of several lines": f"a = [\n    1,\n    1 / 0,{HERE}\n]",
     "a function of this cell": f"def f(a):\n    return a / 0{HERE}\n\n\nf(1){HERE}",
-    "a nested function": f"def f():\n    def g():\n        1 / 0{HERE}\n    g(){HERE}\nf(){HERE}",
-    "a lambda": f"a = 1\nf = lambda: 1 / 0{HERE}\nf(){HERE}",
-    "a comprehension": f"a = 1\n[1 / i for i in range(3)]{HERE}",
-    "a generator": f"a = 1\nlist(1 / i for i in range(3)){HERE}",
     "a class body": f"a = 1\nclass A:{HERE}\n    b = 1\n    c = 1 / 0{HERE}",
-    "a method": f"class A:\n    def m(self):\n        1 / 0{HERE}\nA().m(){HERE}",
-    "a decorator": f"def d(f):\n    1 / 0{HERE}\n@d{HERE}\ndef f():\n    pass",
     "a function of an earlier cell": f"a = 1\nearly(){HERE}",
     "within a module": f"import json\njson.loads('{{'){HERE}",
     "a reason": f"try:\n    1 / 0{HERE}\nexcept Exception as e:\n    raise KeyError from e{HERE}",
-    "while handling": f"try:\n    1 / 0{HERE}\nexcept Exception:\n    nowhere{HERE}",
-    "without its reason": f"try:\n    1 / 0\nexcept Exception:\n    raise KeyError from None{HERE}",
     "in a loop": f"for i in range(3):\n    1 / (1 - i){HERE}",
-    "in a block": f"with torch.no_grad():\n    pass\n    1 / 0{HERE}",
-    "before what is finally done": f"try:\n    1 / 0{HERE}\nfinally:\n    a = 1",
     "a magic before": f"%time a = 1\n1 / 0{HERE}",
-    "an assertion": f"a = 1\nassert a == 2, 'two'{HERE}",
     "a name": f"a = 1\nnowhere{HERE}",
 }  # fmt: skip
 WAYS = (
@@ -94,26 +79,6 @@ def test_arrows_point_at_the_notebooks_own_lines(shell, kind, way):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("way", WAYS[::2])
-@pytest.mark.parametrize("kind", ["after comments", "a function of this cell", "a class body"])
+@pytest.mark.parametrize("kind", ["after empty lines", "a function of this cell"])
 def test_numbers_hold_under_any_ipython(shell, kind, way):
     test_arrows_point_at_the_notebooks_own_lines(shell, kind, way)
-
-
-@pytest.mark.kernel
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
-def test_arrows_point_there_in_a_real_kernel(ready, way):
-    for kind, code in KINDS.items():
-        cell = f"{way}\n{code}"
-        reply = ready(cell)
-        shown = reply["traceback"]
-        assert set(arrows(shown, reply["number"])) == expected(cell), (kind, shown)
-        assert not is_ours(shown), shown
-
-
-@pytest.fixture
-def ready(kernel):
-    """A kernel with the extension, a model and a batch."""
-    assert kernel(f"%load_ext speedkit_jupyter\n{MODEL}\n{EARLY}")["status"] == "ok"
-    yield kernel
-    assert kernel("%unload_ext speedkit_jupyter")["status"] == "ok"

@@ -20,15 +20,3 @@ def test_a_quantized_model_is_said_to_have_no_parameters(shell):
     shell.names["quantized"] = quantized
     error = shell.fails("%%speedbench --compare baseline,bf16\nquantized(x)")
     assert "its weights are quantized" in str(error)
-
-
-def test_verify_says_where_a_model_lies_that_has_no_name(shell):
-    shell.run(
-        "class Holder: pass\n"
-        "holder = Holder(); holder.net = nn.Linear(4, 2); model = nn.Linear(4, 4)\n"
-        "def train():\n    holder.net(model(torch.rand(3, 4))).sum().backward()"
-    )
-    shown = " ".join(shell.run("%speedkit verify --step train --plan bf16 --steps 2").split())
-    assert "`model` and `holder.net` in `train`" in shown or (
-        "`holder.net` and `model` in `train`" in shown
-    )

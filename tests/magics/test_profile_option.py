@@ -6,7 +6,6 @@ import builtins
 import json
 
 import pytest
-import torch
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.profiling.instruments import Loops
@@ -65,21 +64,13 @@ def test_a_line_that_waits_is_named_by_its_cell_and_line(shell):
     assert "return loss.item()" in shown
 
 
-def test_the_plan_in_force_stays_in_force(shell):
-    shell.run("seen = []\nmodel.register_forward_hook(lambda *a: seen.append(a[-1].dtype) or None)")
-    shell.run("%speedkit apply --precision bf16")
-    cell = "with ctx.autocast():\n    out = model(x)\nkinds = str(out.dtype)\nassert out.dtype == "
-    shell.run(f"%%speedbench --profile --budget 0.3\n{cell}torch.bfloat16")
-    shell.run("%speedkit restore")
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--compare baseline,auto", "--compare belongs"),
-        ("--tune", "--tune belongs"),
-        ("-n 3", "-n belongs"),
-        ("--save mine", "--save belongs"),
+        ("--compare baseline,auto", "--compare does not go"),
+        ("--tune", "--tune does not go"),
+        ("-n 3", "-n does not go"),
+        ("--save mine", "--save does not go"),
         ("x = 3", "set-up code belongs"),
     ],
 )
@@ -87,18 +78,6 @@ def test_what_belongs_elsewhere_is_refused_in_a_line(shell, line, says):
     error = shell.fails(f"%%speedbench --profile {line}\n{STEP}")
     assert isinstance(error, UsageError)
     assert says in str(error)
-
-
-def test_an_error_of_the_cell_is_the_user_s_own(shell):
-    error = shell.fails(f"%%speedbench --profile --budget 0.3\n{STEP}\n1 / 0")
-    assert isinstance(error, ZeroDivisionError)
-    assert not hasattr(builtins, Loops.name)
-    assert torch._C._len_torch_function_stack() == 0
-
-
-def test_a_cell_without_a_model_is_profiled_too(shell):
-    shown = shell.run("%%speedbench --profile --budget 0.2\nsum(range(1000))")
-    assert "rest" in shown
 
 
 @pytest.mark.real_time

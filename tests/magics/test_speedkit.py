@@ -26,23 +26,11 @@ def test_status_shows_what_apply_would_do(shell):
 
 @pytest.mark.smoke
 def test_apply_puts_the_context_into_the_namespace_and_shows_the_loop(shell):
-    shown = shell.run("%speedkit apply model --optimizer optimizer --ctx fast --precision bf16")
-    assert shell.names["fast"].active
-    assert "with fast.autocast():\n        loss = loss_fn(model(x), y)" in shown
+    shown = shell.run("%speedkit apply model --optimizer optimizer --precision bf16")
+    assert shell.names["ctx"].active
+    assert "with ctx.autocast():\n        loss = loss_fn(model(x), y)" in shown
     assert "Before and after" in shown
     assert shell.names["optimizer"].param_groups[0]["fused"] is True
-
-
-def test_apply_finds_the_only_model_and_its_optimizer(shell):
-    shell.run("%speedkit apply")
-    assert shell.names["ctx"].model is shell.names["model"]
-    assert shell.names["optimizer"].param_groups[0]["fused"] is True
-
-
-def test_apply_fp16_shows_the_scalers_three_lines(shell):
-    shown = shell.run("%speedkit apply model --precision fp16")
-    for line in ("scale(loss).backward()", "grad_scaler.step(optimizer)", "grad_scaler.update()"):
-        assert line in shown
 
 
 def test_applying_twice_does_not_stack(shell):
@@ -56,15 +44,9 @@ def test_applying_twice_does_not_stack(shell):
 
 def test_status_says_that_precision_waits_until_autocast_was_used(shell):
     shell.run("%speedkit apply model --precision bf16")
-    assert "no forward pass has run inside ctx.autocast()" in shell.run("%speedkit")
+    assert "runs inside ctx.autocast()" in shell.run("%speedkit")
     shell.run("with ctx.autocast(): model(x)")
-    assert "no forward pass has run" not in shell.run("%speedkit status")
-
-
-def test_a_declined_wish_is_shown_with_its_reason(shell):
-    shown = shell.run("%speedkit apply model --sdpa flash")
-    assert "✕ declined" in shown
-    assert "'flash' is a CUDA kernel" in shown
+    assert "inside ctx.autocast()" not in shell.run("%speedkit status")
 
 
 @pytest.mark.smoke
@@ -87,13 +69,6 @@ def test_code_of_an_applied_plan_is_that_plan_in_the_users_names(shell):
         "    opt.step()",
     ):
         assert line in shown
-
-
-@pytest.mark.parametrize("form", ["torch", "yaml", "accelerate", "fabric", "transformers"])
-def test_code_has_every_form_without_leading_blanks(shell, machine, form):
-    machine("cpu")
-    shown = shell.run(f"%speedkit code model --as {form} --optimizer optimizer")
-    assert "\n# Planned " in shown
 
 
 def test_code_as_yaml_is_a_config_that_gives_just_this_plan(shell, tmp_path: Path):
@@ -138,32 +113,6 @@ def test_config_is_saved_and_loaded(shell, tmp_path: Path):
     assert shell.names["ctx"].plan["sdpa"].value == "math"
 
 
-def test_options_win_over_the_sessions_config(shell, tmp_path: Path):
-    (tmp_path / "a.yaml").write_text("sdpa: math\n")
-    shell.run(f"%speedkit config load {tmp_path / 'a.yaml'}")
-    shell.run("%speedkit apply model --sdpa auto")
-    assert not shell.names["ctx"].plan["sdpa"].active
-
-
-def test_what_is_typed_wins_over_the_environment_which_wins_over_the_session(shell, monkeypatch):
-    monkeypatch.setenv("SPEEDKIT_PRECISION", "bf16")
-    shell.run("%speedkit apply model")
-    assert shell.names["ctx"].plan["precision"].source == "env"
-    shell.run("%speedkit apply model --precision fp16")
-    assert shell.names["ctx"].plan["precision"].value == "fp16"
-
-
-def test_status_marks_a_model_whose_name_means_another_by_now(shell):
-    shell.run("kept = [model]\n%speedkit apply model\nmodel = nn.Linear(2, 2)")
-    assert "model (an earlier model)" in shell.run("%speedkit")
-
-
-def test_config_reset_makes_everything_auto_again(shell, tmp_path: Path):
-    (tmp_path / "a.yaml").write_text("sdpa: math\n")
-    shell.run(f"%speedkit config load {tmp_path / 'a.yaml'}")
-    assert "math" not in shell.run("%speedkit config reset")
-
-
 def test_a_wrong_config_file_is_one_error_with_every_mistake(shell, tmp_path: Path):
     file = tmp_path / "wrong.yaml"
     file.write_text("precison: bf16\ntf32: lowest\n")
@@ -205,11 +154,6 @@ def test_unload_restores_everything_and_takes_the_magics_away(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is None
     assert "speedkit" not in shell.ip.magics_manager.magics["line"]
     assert "speedbench" not in shell.ip.magics_manager.magics["cell"]
-
-
-def test_reload_gives_a_working_extension(shell):
-    shell.ip.run_line_magic("reload_ext", "speedkit_jupyter")
-    assert "fused_optimizer" in shell.run("%speedkit")
 
 
 @pytest.mark.smoke
@@ -264,19 +208,6 @@ def test_tab_offers_our_words_first_and_alone(shell, line, first):
     assert found[0] == first
     if "--" in line:
         assert all(one.startswith("--") for one in found)
-
-
-def test_unloading_takes_the_completion_away(shell):
-    shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
-    assert "--tune" not in shell.ip.complete(None, "%%speedbench --tu", 17)[1]
-    shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
-
-
-@pytest.mark.smoke
-def test_completion_survives_a_broken_line(shell):
-    for line in ("%speedkit 'x ", "%speedkit nonsense --", "%%speedbench --compare ,+"):
-        _, matches = shell.ip.complete(None, line, len(line))
-        assert isinstance(matches, list)
 
 
 def test_loading_imports_neither_torch_nor_pydantic():

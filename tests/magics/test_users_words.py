@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.magics.options import speedbench_parser
@@ -65,17 +64,10 @@ def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(she
     assert shell.names["ctx"] is first
     assert shell.names["ctx_second"].model is shell.names["second"]
     shell.run("%speedkit apply second --precision bf16")
-    assert "inside ctx_second.autocast() yet" in shell.run("%speedkit report second")
+    assert "inside ctx_second.autocast()" in shell.run("%speedkit report second")
     assert shell.names["ctx_second"].active
     shell.run("%speedkit apply model")
     assert shell.names["ctx"].model is shell.names["model"]
-
-
-def test_a_name_that_is_asked_for_takes_no_context_from_another_model(shell):
-    shell.run("second = nn.Linear(2, 2)\n%speedkit apply model --ctx fast")
-    error = shell.fails("%speedkit apply second --ctx fast")
-    assert "fast is the context of model, which is in force" in str(error)
-    assert isinstance(shell.fails("%speedkit apply second --ctx class"), UsageError)
 
 
 def test_a_variable_of_the_users_stays(shell):
@@ -95,41 +87,10 @@ def test_report_without_a_name_shows_all_that_is_applied_and_one_json_document(s
     assert "which model? model, second" in str(shell.fails("%speedkit code"))
 
 
-def test_an_earlier_model_of_the_same_name_stays_in_the_report(shell):
-    shell.run("kept = [model]\n%speedkit apply model")
-    shell.run("model = nn.Linear(2, 2)\n%speedkit apply model")
-    shown = shell.run("%speedkit status")
-    assert shown.count("Applied to model") == 2
-    assert "earlier model" in shown
-
-
-# --- trainers of libraries ---
-
-OF_TRANSFORMERS = """
-import os
-os.environ["HF_HUB_OFFLINE"] = "1"
-import transformers
-net = transformers.BertModel(transformers.BertConfig(
-    vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8))
-trainer = transformers.Trainer(model=net, args=transformers.TrainingArguments(use_cpu=True))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("word", ["trainer.model", "net"])
-def test_applying_to_what_a_trainer_trains_names_the_code_for_its_arguments(shell, word):
-    shell.run(OF_TRANSFORMERS)
-    shown = shell.run(f"%speedkit apply {word}")
-    assert "transformers runs its own loop" in shown
-    assert f"`%speedkit code {word} --as transformers`" in shown
-    shell.run("%speedkit restore\ntrainer = None")
-    assert "--as transformers" not in shell.run("%speedkit apply net")
-
-
 # --- help ---
 
 
-PARSERS = {name: one.parser for name, one in COMMANDS.items() if one.takes_arguments}
+PARSERS = {name: one.parser for name, one in COMMANDS.items()}
 PARSERS["speedbench"] = speedbench_parser()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from IPython.core.error import UsageError
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
@@ -27,22 +26,3 @@ def test_it_takes_a_function_by_name_and_the_plan_in_force(shell, machine):
     shown = shell.run("%speedkit verify --step train_step --steps 4")
     assert "current (bf16)" in " ".join(shown.split())
     shell.run("%speedkit restore")
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("--steps 5", ["which step", "--step"]),
-        ("--step nosuch", ["nosuch", "no function"]),
-        ("--step model", ["model", "no function"]),
-        ("--step train_step --plan fb16", ["fb16", "bf16"]),
-        ("--step train_step --steps 0", ["1 or more"]),
-        ("--step train_step -v 1a", ["1a"]),
-    ],
-)
-def test_a_wrong_line_is_one_usage_error(shell, line, words):
-    shell.run(f"def train_step():\n    {STEP}")
-    error = shell.fails(f"%speedkit verify {line}")
-    assert isinstance(error, UsageError)
-    for word in words:
-        assert word in str(error)

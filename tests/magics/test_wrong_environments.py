@@ -13,16 +13,7 @@ from speedkit_jupyter.optimizations import CATALOG
 VARIABLES = [entry.variable for entry in CATALOG if entry.variable]
 LINES = (
     "%speedkit",
-    "%speedkit status",
     "%speedkit apply model",
-    "%speedkit report",
-    "%speedkit catalog",
-    "%speedkit explain precision",
-    "%speedkit panel model",
-    "%speedkit code model",
-    "%speedkit config",
-    "%speedkit history",
-    "%speedkit tuned",
     "%speedkit verify --step train --steps 2",
     "%%speedbench\nmodel(x)",
     "%%speedbench --compare baseline,bf16 --budget 0.1\nmodel(x)",

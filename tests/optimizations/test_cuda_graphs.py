@@ -44,7 +44,6 @@ def test_rules_leave_it_and_a_search_tries_it_on_nvidias_gpus(hardware):
         ("a100", Facts(device="cuda:0", compiled="in place"), {}, "reduce-overhead"),
         ("a100", SMALL, {"compile": True}, "`compile: reduce-overhead` records"),
         ("a100", Facts(device="cuda:0", own_checkpointing="on"), {}, "backward pass"),
-        ("a100", Facts(device="cuda:0", devices=("cuda:0", "cpu")), {}, "of one device"),
         ("a100", Facts(device="cuda:0", lazy=True), {}, "lazy layers"),
     ],
 )

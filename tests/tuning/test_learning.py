@@ -49,6 +49,11 @@ def _network_and_step(
     return network, optimizer, step
 
 
+def identified(step: Callable[[], None]) -> tuple[str, tasks.Task]:
+    looked = tasks.look(step_of(step), Hardware.current())
+    return looked.setting, looked.task
+
+
 def test_a_second_search_checks_what_the_first_has_learned(network_and_step):
     _, _, step = network_and_step()
     first = tune(step, budget_s=4)
@@ -90,11 +95,10 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     ],
 )
 def test_another_model_or_batch_finds_nothing(network_and_step, other):
-    hardware = Hardware.current()
-    known = tasks.identify(step_of(network_and_step()[2]), hardware, "time", None)
-    same = tasks.identify(step_of(network_and_step()[2]), hardware, "time", None)
+    known = identified(network_and_step()[2])
+    same = identified(network_and_step()[2])
     assert same == known
-    assert tasks.identify(step_of(network_and_step(**other)[2]), hardware, "time", None) != known
+    assert identified(network_and_step(**other)[2]) != known
 
 
 def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
@@ -118,7 +122,7 @@ def test_identifying_runs_one_step_and_undoes_it(network_and_step):
     network, optimizer, step = network_and_step()
     before = [p.detach().clone() for p in network.parameters()]
     random = torch.get_rng_state()
-    _, task = tasks.identify(step_of(step), Hardware.current(), "time", None)
+    _, task = identified(step)
     assert task.inputs == ("4x8 float32",)
     assert task.trains
     assert all(map(torch.equal, before, network.parameters()))

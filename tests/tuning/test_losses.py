@@ -11,22 +11,13 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import verify
-from speedkit_jupyter.tuning.curves import RETURNED, UNSCALED
-from speedkit_jupyter.tuning.losses import number, watched
+from speedkit_jupyter.tuning.curves import RETURNED, UNSCALED, number, watched
 
 SCALE = 2.0**20
 
 
 class Subclass(torch.amp.GradScaler):
     """One of a framework's own."""
-
-
-class OwnWay(torch.amp.GradScaler):
-    """As FSDP's: it scales in code of its own."""
-
-    def scale(self, outputs: Any) -> Any:
-        self._lazy_init_scale_growth_tracker(outputs.device) if self._scale is None else None
-        return outputs * self._scale
 
 
 def scaler(kind: type = torch.amp.GradScaler) -> Any:
@@ -52,7 +43,6 @@ WAYS: dict[str, tuple[Callable[[torch.Tensor], None], float]] = {
     "bare": (lambda loss: loss.backward(), 1.0),
     "GradScaler": (lambda loss: scaler().scale(loss).backward(), 1.0),
     "a subclass": (lambda loss: scaler(Subclass).scale(loss).backward(), 1.0),
-    "one with a way of its own": (lambda loss: scaler(OwnWay).scale(loss).backward(), 1.0),
     "off": (lambda loss: torch.amp.GradScaler("cpu", enabled=False).scale(loss).backward(), 1.0),
     "in a list": (lambda loss: torch.autograd.backward(scaler().scale([loss])), 1.0),
     "divided after": (lambda loss: (scaler().scale(loss) / 4).backward(), 0.25),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.tuning.policies import Race, is_behind
+from speedkit_jupyter.tuning.aim import is_behind
+from speedkit_jupyter.tuning.races import Race
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.tuning.reasons import Aim
+from speedkit_jupyter.tuning.aim import Aim
 
 
 @pytest.mark.parametrize(

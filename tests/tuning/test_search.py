@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import StepError, tune
-from speedkit_jupyter.measure.checks.accuracy import is_right
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import database
+from speedkit_jupyter.tuning.aim import FAR_ROUNDS
 from speedkit_jupyter.tuning.candidates import Candidate, candidates, strongest
-from speedkit_jupyter.tuning.policies import FAR_ROUNDS, Grid
+from speedkit_jupyter.tuning.races import Grid
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -113,7 +113,7 @@ def test_what_is_wrong_is_never_chosen_however_fast(made_time):
 
     tuning = tune(step, budget_s=3)
     assert "fused" not in tuning.winner.name
-    assert any(one.reason.startswith("wrong") for one in tuning.rejected)
+    assert any("wrong: loss off by 0.1" in one.reason for one in tuning.rejected)
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_what_each_part_is_worth_is_measured_in_the_rounds_that_confirm(sleeping
     assert tuning.confirmed
 
 
-def test_an_interrupted_search_ends_with_the_best_so_far_and_says_that_it_is_not_confirmed(
+def test_an_interrupted_search_ends_with_what_is_likely(
     sleeping,
 ):
     network, optimizer, x = parts()
@@ -245,13 +245,12 @@ def test_an_interrupted_search_ends_with_the_best_so_far_and_says_that_it_is_not
     with pytest.raises(KeyboardInterrupt):
         drain(search)
     tuning = search.result()
-    assert tuning.winner.name == "fused_optimizer"
+    assert tuning.likely == "fused_optimizer"
     assert not tuning.confirmed
-    assert "Best so far" in repr(tuning)
+    assert repr(tuning).startswith("Likely: fused_optimizer is probably about")
+    assert "interrupted" in tuning.unclear
     assert all(map(torch.equal, before, network.parameters()))
     assert optimizer.param_groups[0]["fused"] is None
-    (context,) = tuning.apply()
-    context.restore()
 
 
 def test_what_is_far_slower_is_not_even_taken_into_the_rounds(sleeping):
@@ -402,30 +401,3 @@ def test_an_unknown_name_to_keep_is_one_line(keep):
     network, _, x = parts()
     with pytest.raises(StepError, match="keep: there is no optimization"):
         tune(lambda: network(x), budget_s=1, keep=keep)
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.checked
-@pytest.mark.parametrize("after_s", [4, 6, 8, 12, 20])
-def test_the_best_so_far_of_an_interrupted_search_has_only_parts_that_were_right(
-    made_time, monkeypatch, after_s
-):
-    """A long step's strongest plan is looked at before anything is checked."""
-    monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
-    network, optimizer, x = parts()
-
-    def step() -> None:
-        if made_time.now_s() > after_s:
-            raise KeyboardInterrupt
-        fused = bool(optimizer.param_groups[0]["fused"])
-        made_time.sleep(0.25 if fused else 0.5)
-        network(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    with pytest.raises(KeyboardInterrupt) as caught:
-        tune(step, model=network, optimizer=optimizer)
-    tuning = caught.value.tuning
-    records = [record for stage in tuning.stages for record in stage.comparison.records[1:]]
-    right = "+".join(record.name for record in records if is_right(record.accuracy))
-    assert not tuning.helped or set(tuning.winner.name.split("+")) <= set(right.split("+"))

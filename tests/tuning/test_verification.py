@@ -13,10 +13,8 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.tuning.losses import Losses
-from speedkit_jupyter.tuning.other_baselines import ROUNDING, jitter
-from speedkit_jupyter.tuning.verification import Verifier
-from speedkit_jupyter.tuning.verified import Runs, Verification
+from speedkit_jupyter.tuning.curves import Losses
+from speedkit_jupyter.tuning.verification import ROUNDING, Runs, Verification, Verifier, jitter
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 

@@ -11,7 +11,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.tuning.reasons import Aim
+from speedkit_jupyter.tuning.aim import Aim
 
 
 def record(name: str, times: float, peak: int, rounds: int = 40, spread: int = 1) -> Record:
@@ -23,7 +23,7 @@ def record(name: str, times: float, peak: int, rounds: int = 40, spread: int = 1
 def scored(one: Record, within: float | None) -> tuple[float, float, str]:
     found = Comparison((record("baseline", 1, 1000), one), {}, 10)
     aim = Aim(memory=True, within=within)
-    return aim.score(found, one), aim.value(found, one), aim.why_not(found, one, "x")
+    return aim.gain(found, one, proven=True), aim.gain(found, one), aim.why_not(found, one, "x")
 
 
 def test_what_stays_within_the_factor_is_taken() -> None:
@@ -45,7 +45,7 @@ def test_what_is_not_proven_to_stay_within_it_is_chosen_but_not_taken() -> None:
     proven, looks, why = scored(record("checkpoint", 1.15, 500, rounds=5), 1.2)
     assert proven == 0
     assert looks == 0 or looks == pytest.approx(2.0)
-    assert "not proven to take 1.2 times the time at most" in why
+    assert "1.15 times the time, not proven to be 1.2 at most" in why
 
 
 ERRORS = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, Parts, controls
+from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, Parts
 
 
 def test_each_further_control_stands_once_below_what_it_does_to_the_numbers():
-    made = controls(lambda path, value: None)
-    parts = Parts(made)
+    parts = Parts(lambda path, value: None)
+    made = parts.controls
     column = parts.whole.children[1].children[0]
     (accordion,) = (child for child in column.children if hasattr(child, "selected_index"))
     assert accordion.get_title(0) == MORE

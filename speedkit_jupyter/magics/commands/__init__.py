@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from typing import Any
-
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import line as words
-from speedkit_jupyter.magics.commands import apply, code, engines, free, help, kept, plans
-from speedkit_jupyter.magics.line import Command
+from speedkit_jupyter.magics.commands import apply, help, kept, plans, steps
+from speedkit_jupyter.magics.commands.free import free
+from speedkit_jupyter.magics.line import Command, Names
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.tracebacks import users_part
@@ -17,30 +15,30 @@ from speedkit_jupyter.support.tracebacks import users_part
 COMMANDS: dict[str, Command] = {
     command.name: command
     for command in (
-        plans.STATUS,
-        plans.REPORT,
-        apply.COMMAND,
-        plans.RESTORE,
-        engines.ADVISE,
-        engines.LOADER,
-        engines.BATCH,
-        engines.VERIFY,
-        kept.TUNED,
-        plans.CATALOG,
-        plans.EXPLAIN,
-        code.COMMAND,
-        plans.PANEL,
-        kept.HISTORY,
-        kept.CONFIG,
-        free.COMMAND,
-        help.REPAIR,
-        help.VERBOSITY,
+        plans.status,
+        plans.report,
+        apply.apply,
+        plans.restore,
+        steps.advise,
+        steps.loader,
+        steps.batch,
+        steps.verify,
+        kept.tuned,
+        plans.catalog,
+        plans.explain,
+        plans.code,
+        plans.panel,
+        kept.history,
+        kept.config,
+        free,
+        help.repair,
+        help.verbosity,
     )
 }
 COMMANDS["help"] = help.help_command(COMMANDS)
 
 
-def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:
+def run(names: Names, session: Session, line: str) -> None:
     """Run one `%speedkit` line; whatever is wrong with it is one UsageError."""
     __tracebackhide__ = True
     line = words.without_comment(line)
@@ -49,13 +47,14 @@ def run(names: MutableMapping[str, Any], session: Session, line: str) -> None:
     rest = line.strip()[len(name) :] if typed and typed[0] == name else line
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
-        raise UsageError(f"%speedkit: unknown subcommand {name!r}.{hint} See %speedkit help")
+        raise UsageError(f"unknown subcommand {name!r}.{hint} See %speedkit help")
     command = COMMANDS[name]
     try:
         command.run(names, session, command.parse(rest))
-    except SpeedKitError as error:
+    except (UsageError, SpeedKitError) as error:
         if users_part(error):  # one of the user's own, of a class of ours
             raise
-        raise UsageError(str(error)) from None
+        text = str(error)
+        raise UsageError(text if text[:1] == "%" else f"%speedkit {name}: {text}") from None
     except KeyboardInterrupt as error:  # no line of ours, nor of what the first one imports
-        raise KeyboardInterrupt(str(error) or "stopped; everything is as before") from None
+        raise KeyboardInterrupt(str(error)) from None

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from IPython.core.getipython import get_ipython
+from IPython import get_ipython
 from IPython.display import display
 
-from speedkit_jupyter.freeing.freed import free
-from speedkit_jupyter.freeing.holders import Holder, of_process
-from speedkit_jupyter.magics.line import Command, Names
+from speedkit_jupyter.freeing import freed
+from speedkit_jupyter.freeing.freed import Holder, of_process
+from speedkit_jupyter.magics.line import Names, command
 from speedkit_jupyter.session import Session
 
 # What IPython binds by itself.
@@ -23,77 +22,56 @@ LAST = ("_", "__", "___")
 OF_AN_ERROR = ("etype", "evalue", "tb")
 
 
-def run(names: Names, session: Session, arguments: Namespace) -> None:
+@command("what holds memory after an error or an output, and let go of it")
+def free(names: Names, session: Session, arguments: Namespace) -> None:
     """Let go, and say of what."""
     shell: Any = get_ipython()
     apart = [names, shell, getattr(shell, "user_ns_hidden", None)]
-    display(free(_holders(names, shell), users_names(names), apart))
-
-
-def users_names(names: Names) -> dict[str, Any]:
-    """Return the names that the user has bound."""
-    return {name: value for name, value in names.items() if not HIDDEN.fullmatch(name)}
+    users = {name: value for name, value in names.items() if not HIDDEN.fullmatch(name)}
+    display(freed.free(_holders(names, shell), users, apart))
 
 
 def _holders(names: Names, shell: Any) -> Iterator[Holder]:
     """Python's last error with what IPython keeps of it, outputs, and figures."""
     python, *figures = of_process()
-    formatters = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
+    kept = [(getattr(shell, one, None), at) for one in ("InteractiveTB", "SyntaxTB")
+            for at in OF_AN_ERROR]  # fmt: skip
+    kept.append((shell, "last_execution_result"))
 
-    def error() -> list[Any]:
-        kept = [getattr(one, name, None) for one in formatters for name in OF_AN_ERROR]
-        kept.append(getattr(shell, "last_execution_result", None))
-        return [*python.roots(), *(one for one in kept if one is not None)]
+    def of_error() -> list[Any]:
+        values = (getattr(owner, at, None) for owner, at in kept)
+        return [*python.roots(), *(value for value in values if value is not None)]
 
     def forget_error() -> None:
         python.let_go()
-        for one in formatters:
-            for name in OF_AN_ERROR:
-                _set(one, name, None)
-        _set(shell, "last_execution_result", None)
+        for owner, at in kept:
+            if hasattr(owner, at):
+                setattr(owner, at, None)
 
-    yield replace(python, roots=error, let_go=forget_error)
-    for number in list(names.get("Out", {})):
-        yield Holder(
-            f"Out[{number}], _{number}",
-            partial(_known, lambda number=number: [names.get("Out", {}).get(number)]),
-            partial(_forget_output, names, shell, number),
-            "the output's value",
-        )
-    yield Holder(
-        ", ".join(LAST),
-        partial(_known, lambda: [names.get(name) for name in LAST]),
-        lambda: _forget_last(names, shell, lambda value: True),
-    )
+    yield replace(python, roots=of_error, let_go=forget_error)
+    outputs = names.get("Out", {})
+    for number in list(outputs):
+        word = f"Out[{number}], _{number}"
+        yield _output(names, shell, word, outputs, number)
+    for name in LAST:
+        yield _output(names, shell, name, names, name)
     yield from figures
 
 
-def _known(values: Any) -> list[Any]:
-    return [value for value in values() if value is not None]
+def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder:
+    def forget() -> None:
+        """Also under IPython's other names for it, but not where the user has bound another."""
+        value = owner.get(key)
+        if value is None:
+            return
+        names.get("Out", {}).pop(key, None)
+        for space in (names, getattr(shell, "user_ns_hidden", {})):
+            for name in (*LAST, f"_{key}"):
+                if space.get(name) is value:
+                    space[name] = ""
+        for name in LAST:
+            if getattr(getattr(shell, "displayhook", None), name, None) is value:
+                setattr(shell.displayhook, name, "")
 
-
-def _forget_output(names: Names, shell: Any, number: int) -> None:
-    """Not where the user has bound another value to `_5`."""
-    value = names.get("Out", {}).pop(number, None)
-    for space in (names, getattr(shell, "user_ns_hidden", {})):
-        if space.get(f"_{number}") is value:
-            space.pop(f"_{number}", None)
-    _forget_last(names, shell, lambda last: last is value)
-
-
-def _forget_last(names: Names, shell: Any, chosen: Any) -> None:
-    hidden = getattr(shell, "user_ns_hidden", {})
-    for name in LAST:
-        if name in names and chosen(names[name]):
-            names[name] = ""
-            _set(getattr(shell, "displayhook", None), name, "")
-            if name in hidden:
-                hidden[name] = ""
-
-
-def _set(owner: Any, name: str, value: Any) -> None:
-    if hasattr(owner, name):
-        setattr(owner, name, value)
-
-
-COMMAND = Command("free", "what holds memory after an error or an output, and let go of it", run)
+    roots: Callable[[], list[Any]] = lambda: [v for v in [owner.get(key)] if v is not None]  # noqa: E731
+    return Holder(word, roots, forget, "the output's value")

@@ -12,9 +12,8 @@ Verdict = Literal["exact", "rounding", "other model", "wrong", "not checked"]
 class Accuracy:
     """Relative errors (norms) against the reference, and the baseline's own beside them.
 
-    `explained_output` and `explained_gradient` are what rounding to this precision alone does;
-    `doubtful` is what was seen to be off, and may be the net or the plan. Of another model the
-    errors are what was given up, the loss's among them.
+    `explained_output` and `explained_gradient` are what rounding to this precision alone does. Of
+    another model the errors are what was given up, the loss's among them.
     """
 
     verdict: Verdict
@@ -26,7 +25,6 @@ class Accuracy:
     baseline_gradient_error: float | None = None
     explained_output: float | None = None
     explained_gradient: float | None = None
-    doubtful: bool = False
     loss_error: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -37,14 +35,3 @@ class Accuracy:
 def is_right(accuracy: Accuracy | None) -> bool:
     """Whether it was checked, and computes the same."""
     return accuracy is not None and accuracy.verdict in ("exact", "rounding")
-
-
-def stands(accuracy: Accuracy) -> bool:
-    """Whether it was checked, and nothing is wrong with it, be it another model."""
-    return is_right(accuracy) or accuracy.verdict == "other model"
-
-
-def is_finite(accuracy: Accuracy) -> bool:
-    """Whether what was compared is numbers, of the shapes that were expected."""
-    values = (accuracy.output_error, accuracy.gradient_error)
-    return None not in values

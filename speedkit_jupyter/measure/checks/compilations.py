@@ -22,57 +22,38 @@ class Compilations:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """What is compiled inside the block is added. Reads torch's counters, resets nothing."""
+        """Add what is compiled inside the block. Reads torch's counters, resets nothing."""
         before = _totals()
         try:
             yield
         finally:
-            self._add(before, _totals())
-
-    def _add(self, before: _Totals, after: _Totals) -> None:
-        self.graphs += after.graphs - before.graphs
-        self.breaks += after.breaks - before.breaks
-        self.limit_reached |= after.limits > before.limits
-        if after.newest is not before.newest:
-            self.recompiles += _recompiles_since(before.newest)
+            graphs, breaks, limits, metrics = _totals()
+            self.graphs += graphs - before[0]
+            self.breaks += breaks - before[1]
+            self.limit_reached |= limits > before[2]
+            known = {id(one) for one in before[3]}
+            # Their guards name the reason why earlier code did not fit.
+            self.recompiles += sum(
+                bool(one.recompile_reason) for one in metrics if id(one) not in known
+            )
 
 
 def graphs() -> int:
     """How many graphs this process has compiled."""
-    return _totals().graphs
+    return _totals()[0]
 
 
-@dataclass(frozen=True)
-class _Totals:
-    graphs: int = 0
-    breaks: int = 0
-    limits: int = 0
-    newest: Any = None
-
-
-def _totals() -> _Totals:
-    """Counters of the process; all zero while Dynamo has not been loaded."""
+def _totals() -> tuple[int, int, int, list[Any]]:
+    """Graphs, breaks, limits that were reached, and torch's records; none without Dynamo."""
     if f"{torch_private.COMPILERS[0]}.utils" not in sys.modules:
-        return _Totals()
-    counters, metrics = torch_private.compile_counters(), torch_private.compilations()
-    return _Totals(
-        counters["stats"]["unique_graphs"],
-        sum(counters["graph_break"].values()),
-        sum(n for reason, n in counters["unimplemented"].items() if _is_limit(reason)),
-        metrics[-1] if metrics else None,
-    )
-
-
-def _is_limit(reason: str) -> bool:
-    first = reason.partition("\n")[0].lower()
-    return "recompile" in first and "limit" in first
-
-
-def _recompiles_since(newest: Any) -> int:
-    """Compilations whose guards name the reason why earlier code did not fit."""
-    count = 0
-    for metrics in reversed(torch_private.compilations()):
-        if metrics is newest:
-            break
-        count += bool(metrics.recompile_reason)
-    return count
+        return 0, 0, 0, []
+    counters = torch_private.compile_counters()
+    limits = [
+        number
+        for reason, number in counters["unimplemented"].items()
+        if {"recompile", "limit"}
+        <= set(reason.partition("\n")[0].lower().replace("_", " ").split())
+    ]
+    breaks = sum(counters["graph_break"].values())
+    graphs = counters["stats"]["unique_graphs"]
+    return graphs, breaks, sum(limits), list(torch_private.compilations())

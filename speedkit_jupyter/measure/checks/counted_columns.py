@@ -22,10 +22,8 @@ LEAST_S = 0.3
 
 @dataclass(frozen=True)
 class Quantity:
-    """`name` holds the unit, as in `energy_j`; `title` and `unit` are what the table says (what is
-    counted has no unit), `about` a line below it.
-
-    `meter` gives for a device what reads the sum so far, or None where nothing counts it.
+    """`name` holds the unit, as in `energy_j`; `title` and `unit` are the table's words, `about` a
+    line below it. `meter` returns for a device what reads the sum so far, None where none does.
     """
 
     name: str
@@ -38,9 +36,9 @@ class Quantity:
     def of_a_sample(self) -> Quantity:
         """The same for one sample of the step's batch, as in `energy_per_sample_j`."""
         what, _, unit = self.name.rpartition("_")
-        name = f"{what}_per_sample_{unit}" if what else f"{unit}_per_sample"
         about = f"{self.title.capitalize()} a sample: over the rows that the model is called with."
-        return replace(self, name=name, title=f"{self.title} a sample", about=about)
+        name, title = f"{what}_per_sample_{unit}", f"{self.title} a sample"
+        return replace(self, name=name, title=title, about=about)
 
     def values(self, of_a_step: float, samples: float | None) -> dict[str, float]:
         """By name: of a step, and of a sample where it has a known number of them."""
@@ -48,15 +46,8 @@ class Quantity:
         return found | {self.of_a_sample.name: of_a_step / samples} if samples else found
 
 
-QUANTITIES = (
-    Quantity(
-        "energy_j",
-        "energy",
-        "J",
-        "Energy: of one step, by the device's own counter, which counts all that runs there.",
-        devices.joules,
-    ),
-)
+ENERGY = "Energy: of one step, by the device's own counter, which counts all that runs there."
+QUANTITIES = (Quantity("energy_j", "energy", "J", ENERGY, devices.joules),)
 
 
 def of_a_step(step: Callable[[], object], device: torch.device, read: Read) -> float:

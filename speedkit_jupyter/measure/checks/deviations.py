@@ -1,9 +1,9 @@
 """How far tensors are off others: by norm, scale and bias; and how much of it rounding explains.
 
 Rounding scatters. What it does to a tensor has hardly a direction along it (`scale`) or a sign
-(`bias`). A control is the same step rounded to the variant's precision after each operation. Of 30
-nets (MLPs, CNNs, recurrent, transformers), in training and in evaluation, real autocast was off by
-0.5 to 1.5 times as much as its control in every output, in gradients by up to 6 times.
+(`bias`). A control is the same step with random rounding in the variant's precision. Of 30 nets
+(MLPs, CNNs, recurrent, transformers), in training and in evaluation, real autocast was off by 0.5
+to 1.5 times as much as its control in every output, in gradients by up to 6 times.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.reference.rounding import unit
+from speedkit_jupyter.measure.checks.rounding import unit
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # Near float32's smallest numbers some kernels give zero.
 NOTHING = 1e-37
 # A gradient is compared relative to this share of the root mean square of all gradients at least:
-# what is smaller may be what rounding left of a zero, as in a bias before a batch norm.
+# a smaller one may be what rounding left of a zero, as in a bias before a batch norm.
 LEFT_OF_ZERO = 1e-4
 # And to this much at least: it is less than what Adam adds to what it divides by (1e-8), squared.
 LEAST_GRADIENT = 1e-12
@@ -73,10 +73,6 @@ class Deviation:
     scale: float = 0.0
     bias: float = 0.0
 
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.distance + self.scale + self.bias)
-
     def times(self, factor: float) -> Deviation:
         """All of it so many times as large."""
         return Deviation(self.size, factor * self.distance, factor * self.scale, factor * self.bias)
@@ -87,47 +83,50 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 
     No tensor is one of zeros: a step may or may not make a gradient of those.
     """
-    import torch
-
-    reduced = [_reduced(tensor, reference) for tensor, reference in pairs]
-    made = [numbers for numbers in reduced if numbers is not None]
-    wide = [numbers.to("cpu", torch.float64) for numbers in made]
-    left = iter(torch.stack(wide).tolist() if wide else [])
-    found = []
-    for (tensor, reference), numbers in zip(pairs, reduced, strict=True):
-        there = reference if reference is not None else tensor
-        size = 0 if there is None else there.numel()
-        found.append(Sums(size) if numbers is None else Sums(size, *next(left)))
+    sizes = [max(0 if one is None else one.numel() for one in pair) for pair in pairs]
+    waiting = [
+        (index, pair) for index, pair in enumerate(pairs) if sizes[index] and pair[0] is not pair[1]
+    ]
+    found = [Sums(size) for size in sizes]
+    for masked in (False, True):
+        rows = _reduced([pair for _, pair in waiting], masked)
+        for (index, _), row in zip(waiting, rows, strict=True):
+            found[index] = Sums(sizes[index], *row)
+        again = [not all(map(math.isfinite, row)) for row in rows]
+        waiting = [one for one, is_left in zip(waiting, again, strict=True) if is_left]
     return found
 
 
-def _reduced(tensor: torch.Tensor | None, reference: torch.Tensor | None) -> torch.Tensor | None:
+def _reduced(pairs: Sequence[Pair], masked: bool) -> list[list[float]]:
     import torch
 
-    there = reference if reference is not None else tensor
-    if there is None or not there.numel() or tensor is reference:
-        return None
-    tensor = torch.zeros_like(there) if tensor is None else tensor
-    reference = torch.zeros_like(there) if reference is None else reference.to(tensor.device)
-    wide = torch.float64 if devices.has_float64(tensor.device) else torch.float32
-    if tensor.is_complex() or reference.is_complex():
-        tensor, reference = (torch.view_as_real(x.resolve_conj()) for x in (tensor, reference))
-    if tensor.dtype in (torch.float16, torch.bfloat16):
-        tensor = tensor.float()
-    difference = tensor - reference
-    numbers = _numbers(difference, reference, wide)
-    if not bool(numbers.isfinite().all()):  # what is infinite or NaN in both is alike: a mask, say
-        alike = (tensor == reference) | (tensor.isnan() & reference.isnan())
-        known = alike & ~reference.isfinite()
-        numbers = _numbers(difference.masked_fill(known, 0), reference.masked_fill(known, 0), wide)
-    return numbers
+    rows = [_row(*pair, masked) for pair in pairs]
+    values: dict[int, list[float]] = {}
+    for device in {row.device for row in rows}:
+        there = [index for index, row in enumerate(rows) if row.device == device]
+        stacked = torch.stack([rows[index] for index in there]).tolist()
+        values |= dict(zip(there, stacked, strict=True))
+    return [values[index] for index in range(len(rows))]
 
 
-def _numbers(difference: torch.Tensor, reference: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+def _row(tensor: torch.Tensor | None, reference: torch.Tensor | None, masked: bool) -> torch.Tensor:
+    """With `masked`, what is infinite or NaN in both counts as alike."""
     import torch
 
-    norms = [torch.linalg.vector_norm(x, dtype=wide) ** 2 for x in (difference, reference)]
-    product = (difference * reference).sum(dtype=wide)
+    pair = [tensor, reference]
+    there = next(one for one in pair if one is not None)
+    first, second = (torch.zeros_like(there) if one is None else one for one in pair)
+    if first.is_complex() or second.is_complex():
+        first, second = (torch.view_as_real(x.resolve_conj()) for x in (first, second))
+    if first.dtype in (torch.float16, torch.bfloat16):
+        first = first.float()
+    difference = first - second
+    if masked:
+        known = ((first == second) | (first.isnan() & second.isnan())) & ~second.isfinite()
+        difference, second = difference.masked_fill(known, 0), second.masked_fill(known, 0)
+    wide = torch.float64 if devices.has_float64(there.device) else torch.float32
+    norms = [torch.linalg.vector_norm(x, dtype=wide) ** 2 for x in (difference, second)]
+    product = (difference * second).sum(dtype=wide)
     return torch.stack([*norms, product, difference.sum(dtype=wide)])
 
 
@@ -139,26 +138,31 @@ def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
     return [part.deviation(least) for part in parts]
 
 
-# How many times what the control is off by, by kind of tensor: distance, scale, bias. A ReLU or a
-# maximum that falls the other way by rounding shifts a whole bias's gradient: no limit there.
-FACTORS = {
-    "output": (3.0, 4.0, 4.0),
-    "gradient": (8.0, 4.0, math.inf),
-    "gradients": (4.0, 4.0, math.inf),  # all together
-    "parameter": (4.0, 4.0, math.inf),
-    "moved": (4.0, 4.0, math.inf),
-    "buffer": (8.0, 8.0, math.inf),
+@dataclass(frozen=True)
+class Limit:
+    """How far a kind of tensor may be off: so many times its control, by distance, scale and bias;
+    `besides` it, as a share; and so many roundings, for what kernels do besides.
+    """
+
+    times: tuple[float, float, float]
+    besides: float
+    roundings: float
+
+
+# A ReLU or a maximum that falls the other way by rounding shifts a whole bias's gradient: it has no
+# limit of bias, and moved gradients by 2e-2 in fp16; batch statistics of 8 samples moved by 4e-2.
+# What moves parameters beside an optimizer's step that is followed may be Adam, whose first steps
+# rounding turns in some elements.
+LIMITS = {
+    "output": Limit((3.0, 4.0, 4.0), 0.0, 2.0),
+    "gradient": Limit((8.0, 4.0, math.inf), 2e-2, 16.0),
+    "gradients": Limit((4.0, 4.0, math.inf), 1e-2, 4.0),  # all together
+    "parameter": Limit((4.0, 4.0, math.inf), 1e-2, 2.0),
+    "moved": Limit((4.0, 4.0, math.inf), 0.25, 2.0),
+    "buffer": Limit((8.0, 8.0, math.inf), 5e-2, 2.0),
 }
-# What is never counted: a ReLU that fell the other way by rounding moved a whole bias's gradient by
-# 2e-2 in fp16; batch statistics of 8 samples by 4e-2. What moves parameters beside an
-# optimizer's step that is followed may be Adam, whose first steps rounding turns in some elements.
-BESIDES = {"output": 0.0, "gradient": 2e-2, "gradients": 1e-2, "parameter": 1e-2, "moved": 0.25,
-           "buffer": 5e-2}  # fmt: skip
-# And so many roundings, for what kernels do besides; gradients are sums of many. In float32 kernels
-# add up in another order, which brings as many as there are terms. (Of 30 nets' outputs none was
-# off by more than 42; then came a small convolutional net with 120.)
-ROUNDINGS = {"output": 2.0, "gradient": 16.0, "gradients": 4.0, "parameter": 2.0, "moved": 2.0,
-             "buffer": 2.0}  # fmt: skip
+# float32 kernels add up in another order, which brings as many roundings as there are terms. (Of
+# 30 nets' outputs none was off by more than 42; then came a small convolutional net with 120.)
 TERMS = 512.0
 # So many elements err as one: those of a row or a channel have their rounding in common. Chance
 # may leave a control without any scale or bias: its distance counts too, spread over its elements.
@@ -176,19 +180,19 @@ def excess(
     found: Deviation, control: Deviation | None, kind: str, precision: str
 ) -> tuple[float, str]:
     """Return how many times its limit a tensor is off, and that in words; 0 where undetermined."""
-    typical = TYPICAL * unit(precision)
+    typical, limit = TYPICAL * unit(precision), LIMITS[kind]
     known = control or Deviation(found.size, typical, typical, typical)
     if known.distance >= UNDETERMINED:
         return 0.0, ""
     spread = known.distance * min(1.0, math.sqrt(ERR_AS_ONE / max(found.size, 1)))
     spread += SHORTENED * known.distance**2
-    roundings = ROUNDINGS[kind] * unit(precision) * (TERMS if precision == "fp32" else 1.0)
+    roundings = limit.roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
     values = (found.distance, found.scale, found.bias)
     controls = (known.distance, known.scale + spread, known.bias + spread)
     worst = (0.0, "")
-    for word, value, own, factor in zip(WORDS, values, controls, FACTORS[kind], strict=True):
-        limit = factor * own + roundings + BESIDES[kind] if math.isfinite(factor) else math.inf
-        times = math.inf if math.isnan(value) else value / limit
+    for word, value, own, factor in zip(WORDS, values, controls, limit.times, strict=True):
+        most = factor * own + roundings + limit.besides if math.isfinite(factor) else math.inf
+        times = math.inf if math.isnan(value) else value / most
         if times > worst[0]:
-            worst = times, f"{word} by {value:.2g}, where {precision} explains {limit:.2g}"
+            worst = times, f"{word} by {value:.2g}, where {precision} explains {most:.2g}"
     return worst

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
-from speedkit_jupyter.measure.checks import counted_columns, judge, memory, roofline
+from speedkit_jupyter.measure.checks import counted_columns, memory, roofline
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.judge import Judge
-from speedkit_jupyter.measure.checks.observing.observer import Run
+from speedkit_jupyter.measure.checks.observer import Run
+from speedkit_jupyter.measure.checks.reference import draws_inside
 from speedkit_jupyter.measure.checks.trials import Trials, is_compiled
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.samples import of_a_step as samples_of
+from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 
 # A GradScaler halves its factor each time, from 65536 on.
@@ -48,47 +50,57 @@ class Examination:
             self._check(runner)
 
     def _known(self) -> Judge:
-        """What variants are judged by."""
+        """Return what variants are judged by.
+
+        The stages of a search begin in the same state: an earlier one's is used again.
+        """
         __tracebackhide__ = True
         if self._judge is None:
-            first = self._runners[0]
-            self._judge = known = judge.made(self._trials, first)
-            first.record.accuracy = known.verdict(known.baseline, first.precision, lambda _: False)
+            first, kept = self._runners[0], self._runners[0].step.kept
+            begins = self._trials.fingerprint(first)
+            if "judge" not in kept or kept["judge"][1] != begins:
+                kept["judge"] = Judge(self._trials, first), begins
+                kept["judge"][0].prepare()
+            self._judge = judge = kept["judge"][0]
+            self._trials.drawn = judge.trials.drawn
+            judge.trials, judge.first = self._trials, first
+            first.record.accuracy = judge.verdict(judge.baseline, first.precision)
         return self._judge
 
     def _check(self, runner: Runner) -> None:
-        known, first = self._known(), self._runners[0]
-        precision = known.judged_in(runner.precision)
-        if not known.void and precision != "fp32" and precision not in known.controls:
-            judge.add_control(known, self._trials, first, precision, 0, runner.scale())
+        self._trials.restore()
+        judge = self._known()
+        precision = judge.judged_in(runner.precision)
+        if not judge.void and precision != "fp32" and precision not in judge.controls:
+            judge.add_control(precision, runner.scale())
         try:
-            run = self._settled(runner, known)
+            run = self._settled(runner, judge)
         except Exception as error:
             runner.fail(error)
             return
-        if runner.record.is_other_model(first.record):
-            runner.record.accuracy = known.distance(run, runner.precision)
+        if runner.record.is_other_model(self._runners[0].record):
+            runner.record.accuracy = judge.distance(run, runner.precision)
             return
 
-        def more(number: int) -> bool:
-            if number == 0:
-                scale = runner.scale()
-                return judge.add_control(known, self._trials, first, precision, 1, scale)
-            again = self._trials.run(first, known.trace)
-            return judge.note_unlike(known, again, known.judged_in(first.precision))
+        def evidence() -> Iterator[None]:
+            judge.add_control(precision, runner.scale())
+            yield
+            judge.note_unlike()
+            yield
 
-        accuracy = known.verdict(run, runner.precision, more)
+        accuracy = judge.verdict(run, runner.precision, evidence())
         runner.record.accuracy = self._unless_random(runner, accuracy)
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
         """Not checked, where a variant may differ by its random numbers alone."""
-        inside = "" if runner.steps_only else ", ".join(sorted(self._trials.drawn_inside))
-        if accuracy.verdict != "wrong" or not self._trials.is_random:
+        drawn = self._trials.drawn
+        if accuracy.verdict != "wrong" or not drawn:
             return accuracy
+        inside = [] if runner.steps_only else sorted(filter(draws_inside, drawn))
         if is_compiled(runner):
             why = "the step draws random numbers; compiled code draws others"
         elif inside:
-            why = f"the step draws random numbers inside of {inside}; kernels differ"
+            why = f"the step draws random numbers inside of {', '.join(inside)}; kernels differ"
         else:
             return accuracy
         return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
@@ -106,14 +118,9 @@ class Examination:
         """The allocator's peak in one step of each variant."""
         for runner in self._runners:
             yield Progress(0.0, f"memory of {runner.record.name}")
-            assert runner.warm is not None
-            with runner.applied():
-                runner.warm.restore()
+            with self._warm(runner):
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)
-                try:
-                    runner.record.memory = memory.needed(runner.once, runner.device, state)
-                except Exception as error:
-                    runner.fail(error)
+                runner.record.memory = memory.needed(runner.once, runner.device, state)
 
     def quantities(self) -> Iterator[Progress]:
         """What else this machine counts, of each variant; of a sample too, where there are some."""
@@ -124,26 +131,19 @@ class Examination:
                 if read is None or runner.warm is None:
                     continue
                 yield Progress(0.0, f"{quantity.title} of {runner.record.name}")
-                samples = samples or self._samples()
-                with runner.applied():
-                    runner.warm.restore()
-                    try:
-                        value = counted_columns.of_a_step(runner.once, runner.device, read)
-                    except Exception as error:
-                        runner.fail(error)
-                    else:
-                        runner.record.quantities |= quantity.values(value, samples)
+                if samples is None:
+                    with self._warm(self._runners[0], fails=False):
+                        samples = samples_of(self._runners[0].once, runner.step.models)
+                with self._warm(runner):
+                    value = counted_columns.of_a_step(runner.once, runner.device, read)
+                    runner.record.quantities |= quantity.values(value, samples)
 
-    def _samples(self) -> int | None:
-        """Of one step, where it can be told."""
-        first = self._runners[0]
-        assert first.warm is not None
-        try:
-            with first.applied():
-                first.warm.restore()
-                return samples_of(first.once, first.step.models)
-        except Exception:  # it will say so itself
-            return None
+    def flops(self) -> int | None:
+        """Operations of one step of the first variant; None where they can't be counted."""
+        first, found = self._runners[0], 0
+        with self._warm(first, fails=False):  # a dispatch mode, which some code does not allow
+            found = roofline.flops(first.once, first.step.models)
+        return found or None
 
     def limits(self, flops: int | None) -> Iterator[Progress]:
         """What this machine could do at best, in each variant's precision."""
@@ -161,14 +161,14 @@ class Examination:
                 peak = roofline.peak(runner.device, dtype, runner.precision)
             runner.record.limit_s = peak.limit_s(flops, first.record.memory.state_bytes)
 
-    def flops(self) -> int | None:
-        """Operations of one step of the first variant; None where they can't be counted."""
-        first = self._runners[0]
-        assert first.warm is not None
-        try:
-            with first.applied():
-                first.warm.restore()
-                # 0: no operation that the counter knows
-                return roofline.flops(first.once, first.step.models) or None
-        except Exception:  # the counter is a dispatch mode, which some code does not allow
-            return None
+    @contextmanager
+    def _warm(self, runner: Runner, fails: bool = True) -> Iterator[None]:
+        """The variant in force, in its warm state; an error in the block is the variant's."""
+        assert runner.warm is not None
+        with runner.applied():
+            runner.warm.restore()
+            try:
+                yield
+            except Exception as error:
+                if fails:
+                    runner.fail(error)

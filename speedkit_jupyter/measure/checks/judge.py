@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.deviations import (
-    UNDETERMINED,
-    Deviation,
-    Sums,
-    excess,
-)
-from speedkit_jupyter.measure.checks.observing.observer import Look, Run, Seen
-from speedkit_jupyter.measure.checks.reference.promotion import is_sharded, parameters_of
-from speedkit_jupyter.measure.checks.reference.rounding import (
-    LOW,
-    lowest,
-    noted_autocast,
-    of_parameters,
-    unit,
-)
+from speedkit_jupyter.measure.checks.deviations import UNDETERMINED, Deviation, Sums, excess
+from speedkit_jupyter.measure.checks.observer import Key, Look, Row, Run
+from speedkit_jupyter.measure.checks.reference import parameters_of
+from speedkit_jupyter.measure.checks.rounding import lowest, noted_autocast, of_parameters, unit
 from speedkit_jupyter.measure.checks.trials import Trials
+from speedkit_jupyter.measure.checks.values import is_plain
 from speedkit_jupyter.measure.rounds import other_threads
 from speedkit_jupyter.measure.rounds.runner import Runner
 
 # What is beyond its limit by less may be the net or the plan: it is not accused, and can't win.
 DOUBT = 2.0
-# The step in float64 does what the baseline does where they are closer; else some code asks for its
-# dtype, and float64 is no reference. Gradients differ by activations that tip over.
-ALIKE = {"output": 2e-4, "gradient": 1e-2}
-# A float32 output that is off by more is no rounding: the step computes something else each time.
+# A float32 output that is off float64 by more is no rounding: some code asks for its dtype, or the
+# step computes something else each time. float64 is no reference then.
 RANDOM = 0.02
 # Of a later look, for which there is no control, the limits are those of the one before it that has
 # the same tensors, so many times.
@@ -43,8 +31,6 @@ SAME = 1e-6
 # many times the share by which rounding moves the outputs. After more optimizer steps than are
 # followed one in a hundred may.
 SCATTER, OF_OUTPUT, FREE = 3.0, 3.0, 1e-2
-# So many integers or words alone tell a right step from a wrong one; of fewer chance may decide.
-EVIDENCE = 8
 NOTHING_TO_COMPARE = (
     "no model was called, there was no backward pass and no result to compare: end the step with "
     "its result, or name it with --check"
@@ -57,54 +43,112 @@ MODES = (".training", ".requires_grad")
 class Judge:
     """What variants are judged by: the trace of the step in float64, then of the baseline itself.
 
-    `covered` are the looks of the trace that are in float64, `controls` the runs with each
-    precision's rounding, `own` the precision that the step lowers itself to. `unlike` are results
-    that the baseline gives otherwise each time. `void` says why nothing can be judged.
+    `own` are the baseline's rows that were compared with float64, `controls` the runs with each
+    precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
+    results that the baseline gives otherwise each time. `void` says why nothing can be judged.
     """
 
-    trace: dict[str, Look]
-    baseline: Run
-    covered: frozenset[str] = frozenset()
+    trials: Trials
+    first: Runner
+    trace: dict[Key, Look] = field(default_factory=dict)
+    baseline: Run = field(default_factory=Run)
+    own: Run = field(default_factory=Run)
     controls: dict[str, list[Run]] = field(default_factory=dict)
-    own: str = "fp32"
-    unlike: set[tuple[str, str]] = field(default_factory=set)
+    lowered: str = "fp32"
+    unlike: set[tuple[Key, str]] = field(default_factory=set)
     void: str = ""
+
+    def prepare(self) -> None:
+        """Run the step in float64 and the baseline."""
+        __tracebackhide__ = True
+        models, trials = self.first.step.models, self.trials
+        held = parameters_of([*models, *self.first.step.optimizers])
+        with other_threads.noted(models) as calls:
+            # An error inside its forward pass breaks a sharded model.
+            if all(map(is_plain, held)):
+                trials.reference(self.first, self.trace)
+        if calls.in_pythons:  # float64 would reach the model there, and not its input
+            self.trace.clear()
+        covered = set(self.trace)
+        with noted_autocast() as entered, other_threads.noted(models) as calls:
+            self.baseline = trials.run(self.first, self.trace, extends=True)
+        self.lowered = lowest(*entered, *of_parameters(held))
+        if calls.only_elsewhere:
+            self.void = other_threads.NOT_REACHED
+            return
+        for (key, name), row in self.baseline.rows.items():
+            if key in covered:
+                self.own.add(key, name, row)
+        if not self._follows():
+            self.trace, self.own = {}, Run()
+            self.baseline = trials.run(self.first, self.trace, extends=True)
+        if not self.own.rows:  # nothing else has shown that the step computes the same each time
+            self.note_unlike()
+        if not all(row.is_finite for row in self.baseline.rows.values()):
+            self.void = "the step itself gives numbers that are not finite"
+
+    def _follows(self) -> bool:
+        """Return whether float64 computes the same as the baseline, but for what that rounds."""
+        seen = {key for key, _ in self.baseline.rows}
+        missing = [key for key, look in self.trace.items() if look.values and key not in seen]
+        if missing or not all(row.fits for row in self.own.rows.values()):
+            return False
+        rows = [row for row in self.own.rows.values() if row.kind == "output" and row.error]
+        most = max((row.error.distance for row in rows if row.error), default=0.0)
+        return self.lowered != "fp32" or most <= RANDOM
+
+    def add_control(self, precision: str, scale: float) -> None:
+        """Run one more control of this precision."""
+        runs = self.controls.setdefault(precision, [])
+        wide = bool(self.own.rows) and self.lowered != "fp32"
+        run = self.trials.control(self.first, self.trace, precision, len(runs), scale, wide)
+        runs += [] if run is None else [run]
+
+    def note_unlike(self) -> None:
+        """Run the baseline once more, and note what it gives otherwise by itself."""
+        run = self.trials.run(self.first, self.trace)
+        for (key, name), row in run.rows.items():
+            if row.count and not self._known((key, name), self.own):
+                self.unlike.add((key, name))
+            if self._excess(key, name, row, self.lowered)[0] > 1:
+                self.unlike.add((key, name))
+                if row.kind != "output" or not name.startswith("result"):
+                    what = _called(row.kind, name)
+                    self.void = f"the step computes something else each time it runs ({what})"
+
+    def _known(self, place: tuple[Key, str], run: Run) -> bool:
+        return place in run.rows and bool(run.rows[place].count)
 
     def judged_in(self, precision: str) -> str:
         """The lower one of a variant's and the step's own."""
-        return lowest(precision, self.own)
+        return lowest(precision, self.lowered)
 
-    def verdict(self, run: Run, precision: str, more: Callable[[int], bool]) -> Accuracy:
+    def verdict(self, run: Run, precision: str, evidence: Iterable[object] = ()) -> Accuracy:
         """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
 
-        `more` does something before a variant is accused, first a second control, then the
-        baseline once more, and says whether there is anything new.
+        Each turn of `evidence` adds to what is known; it is asked only before an accusation.
         """
         precision = self.judged_in(precision)
-        if self.void:
-            return Accuracy("not checked", self.void)
-        if fault := self._broken(run, precision):
+        if not self.void and (fault := self._broken(run, precision)):
             return fault
-        times, why = self.worst(run, precision)
-        for number in range(2):
-            if times > 1 and more(number):
-                times, why = self.worst(run, precision)
+        times, why = self._worst(run, precision)
+        more = iter(evidence)
+        while times > 1 and not self.void and next(more, self) is not self:
+            times, why = self._worst(run, precision)
         if self.void:
             return Accuracy("not checked", self.void)
         numbers = self._numbers(run, precision)
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
-        if times > 1:
-            doubt = f"{why}, which may be the net or the plan"
-            return Accuracy("not checked", doubt, **numbers, doubtful=True)
-        if other := self._other_result(run, precision):
-            return Accuracy("not checked", f"other result: {other}", **numbers, doubtful=True)
-        if lack := self._lack(run, precision):
-            return Accuracy("not checked", lack, **numbers)
-        pairs = (
-            (numbers["output_error"], numbers["baseline_output_error"]),
-            (numbers["gradient_error"], numbers["baseline_gradient_error"]),
-        )
+        doubt = f"{why}, which may be the net or the plan" if times > 1 else ""
+        if not doubt and (other := self._other_result(run, precision)):
+            doubt = f"other result: {other}"
+        if doubt := doubt or self._lack(run, precision):
+            return Accuracy("not checked", doubt, **numbers)
+        pairs = [
+            (numbers[f"{kind}_error"], numbers[f"baseline_{kind}_error"])
+            for kind in ("output", "gradient")
+        ]
         same = all(mine is not None and mine <= 2 * (own or 0.0) + SAME for mine, own in pairs)
         return Accuracy("exact" if same else "rounding", **numbers)
 
@@ -114,180 +158,138 @@ class Judge:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
             return fault
-        for seen in run.looks.values():
-            for name, error in seen.errors.items():
-                if seen.kind == "parameter" and abs(error.distance - 1.0) < SAME:
-                    return Accuracy("wrong", f"{name} is not trained")
-        losses = [
-            error.distance
-            for seen in run.looks.values()
-            for name, error in seen.errors.items()
-            if name.startswith("loss") and not seen.is_free
+        known = [
+            (name, row) for (_, name), row in run.rows.items() if row.error and not row.is_free
         ]
+        for name, row in known:
+            if row.kind == "parameter" and row.error and abs(row.error.distance - 1.0) < SAME:
+                return Accuracy("wrong", f"{name} is not trained")
+        losses = [row.error.distance for name, row in known if row.error and name == "loss"]
         numbers = self._numbers(run, precision)
-        numbers["loss_error"] = max(losses, default=None)
-        return Accuracy("other model", **numbers)
+        return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
-    def worst(self, run: Run, precision: str) -> tuple[float, str]:
+    def _worst(self, run: Run, precision: str) -> tuple[float, str]:
         """Return how many times its limit the worst tensor is off, and that in words."""
         worst = (0.0, "")
-        for key, name, seen, error in self._errors(run):
-            kind = "gradients" if not name else seen.kind
-            times, words = excess(error, self._control(key, name, precision), kind, precision)
+        for (key, name), row in run.rows.items():
+            times, words = self._excess(key, name, row, precision)
             if times > worst[0] and (key, name) not in self.unlike:
-                worst = times, f"{_where(seen)}{_called(seen.kind, name)} {words}"
+                worst = times, f"{_where(row)}{_called(row.kind, name)} {words}"
         return worst
 
-    def _errors(self, run: Run) -> Iterator[tuple[str, str, Seen, Deviation]]:
-        """All that was compared; gradients together too, without a name."""
-        for key, seen in run.looks.items():
-            if seen.is_free or key not in self.trace:
-                continue
-            for name, error in seen.errors.items():
-                yield key, name, seen, error
-            if seen.kind == "gradient" and len(seen.errors) > 1:
-                yield key, "", seen, seen.pooled
+    def _excess(self, key: Key, name: str, row: Row, precision: str) -> tuple[float, str]:
+        if row.error is None or row.is_free or key not in self.trace:
+            return 0.0, ""
+        kind = row.kind if name or row.kind != "gradient" else "gradients"
+        return excess(row.error, self._control(key, name, row.kind, precision), kind, precision)
 
-    def _control(self, key: str, name: str, precision: str) -> Deviation | None:
-        """How far rounding moves a tensor: in this look, or in the last one that has it."""
-        kind = self.trace[key].kind
+    def _control(self, key: Key, name: str, kind: str, precision: str) -> Deviation | None:
+        """How far rounding moves a tensor: at this moment, or at the last one that has it."""
         known = []
-        for run in (*self.controls.get(precision, ()), self._covered_baseline):
-            looks, times = [run.looks[key]] if key in run.looks else [], 1.0
-            if not looks:
-                alike = [seen for seen in run.looks.values() if seen.kind == kind]
-                names = self.trace[key].numbers.keys()
-                looks, times = [seen for seen in alike if seen.errors.keys() == names], LIKE
-            found = [error for seen in looks if (error := _error(seen, name)) is not None]
-            known += [error.times(times) for error in found[-1:]]
+        for run in self._explaining(precision):
+            row, times = run.rows.get((key, name)), 1.0
+            if row is None:
+                row, times = run.latest.get((kind, name)), LIKE
+            if row is not None and row.fits and not row.is_free and row.error is not None:
+                known.append(row.error.times(times))
         if not known:
             return None
         values = [(error.distance, error.scale, error.bias) for error in known]
         return Deviation(known[0].size, *map(max, zip(*values, strict=True)))
 
-    @property
-    def _covered_baseline(self) -> Run:
-        """The baseline's looks that were compared with float64."""
-        return Run({key: seen for key, seen in self.baseline.looks.items() if key in self.covered})
+    def _explaining(self, precision: str) -> list[Run]:
+        return [*self.controls.get(precision, ()), self.own]
 
     # What is wrong whatever it computes.
 
     def _broken(self, run: Run, precision: str, other: bool = False) -> Accuracy | None:
+        """`other` is whether it is another model, whose weights may have other shapes."""
         calls = min(len(run.ends), len(self.baseline.ends))
-        by_chance = any(
-            control.diverged or not all(seen.fits for seen in control.looks.values())
-            for control in self.controls.get(precision, ())
-        )
         if run.ends[:calls] != self.baseline.ends[:calls]:
             mine, theirs = run.ends[calls - 1], self.baseline.ends[calls - 1]
             return Accuracy("wrong", f"it makes {mine} optimizer steps instead of {theirs}")
-        missing = [
-            look
-            for key, look in self.trace.items()
-            if key not in run.looks and int(key.split()[0]) < len(run.ends)
-        ]
-        others: list[Seen | Look] = [seen for seen in run.looks.values() if not seen.fits]
-        for seen in () if run.diverged else (*others, *missing):
-            if other and seen.kind not in ("output", "gradient"):
-                continue  # its weights may be of other numbers and shapes
-            if by_chance:
-                return Accuracy("not checked", BY_CHANCE)
-            what = f"{_where(seen)}another number or shape of {seen.kind}s than the baseline's"
-            return Accuracy("wrong", what)
-        for key, seen in run.looks.items():
-            if not seen.is_finite and self.baseline.looks[key].is_finite:
-                return Accuracy("wrong", f"{_where(seen)}{seen.kind}s are not finite")
-            if fault := "" if other else self._other_dtype(key, seen, precision):
-                return Accuracy("wrong", fault)
-            for name in seen.words:
-                if name.endswith(MODES) and not (other and name.endswith("requires_grad")):
-                    return Accuracy("wrong", f"{name} is left otherwise than by the baseline")
+        gone = self.baseline.rows.keys() - run.rows
+        unfit = [self.baseline.rows[place] for place in gone if place[0][0] < len(run.ends)]
+        unfit += [row for row in run.rows.values() if not row.fits]
+        if other:
+            unfit = [row for row in unfit if row.kind in ("output", "gradient")]
+        if unfit and not run.diverged:
+            for control in self.controls.get(precision, ()):
+                if control.diverged or not all(row.fits for row in control.rows.values()):
+                    return Accuracy("not checked", BY_CHANCE)
+            what = f"another number or shape of {unfit[0].kind}s than the baseline's"
+            return Accuracy("wrong", f"{_where(unfit[0])}{what}")
+        dtypes = {"", {"bf16": "torch.bfloat16", "fp16": "torch.float16"}.get(precision)}
+        for place, row in run.rows.items():
+            own, name = self.baseline.rows.get(place, row), place[1]
+            if not row.is_finite and own.is_finite:
+                return Accuracy("wrong", f"{_where(row)}{row.kind}s are not finite")
+            if row.kind == "output" and not other and row.dtype not in {own.dtype, *dtypes}:
+                return Accuracy("wrong", f"{_where(row)}{name} is {row.dtype}, not {own.dtype}")
+            if row.count and name.endswith(MODES) and not (other and name.endswith(MODES[1])):
+                return Accuracy("wrong", f"{name} is left otherwise than by the baseline")
         return None
-
-    def _other_dtype(self, key: str, seen: Seen, precision: str) -> str:
-        known = self.baseline.looks.get(key)
-        lowered = [name for name, word in LOW.items() if word == precision]
-        for name, dtype in seen.dtypes.items() if known is not None else ():
-            expected = known.dtypes.get(name, dtype)  # type: ignore[union-attr]
-            if dtype not in (expected, *lowered):
-                return f"{_where(seen)}{_called(seen.kind, name)} is {dtype} instead of {expected}"
-        return ""
 
     # Integers and words.
 
     def _other_result(self, run: Run, precision: str) -> str:
         moved = self._numbers(run, precision)["explained_output"]
-        for key, seen in run.looks.items():
-            controls = [c.looks[key] for c in self.controls.get(precision, ()) if key in c.looks]
-            if key in self.covered:
-                controls.append(self.baseline.looks[key])
-            for name, (count, size, most, largest) in seen.integers.items():
-                if not count or seen.kind == "given" or (key, name) in self.unlike:
-                    continue
-                known = [c.integers[name] for c in controls if name in c.integers]
-                counts = max((row[0] for row in known), default=0)
-                mosts = max((row[2] for row in known), default=0.0)
-                share = OF_OUTPUT * (moved or 0.0) + (FREE if seen.is_free else 0.0)
-                limit = 2 * counts + SCATTER * math.sqrt(counts) + share * size
-                if size == 1:
-                    limit, count = 2 * mosts + share * largest, math.ceil(most)
-                if count > limit:
-                    what = f"{count} of {size} integers differ" if size > 1 else f"off by {most:g}"
-                    where = f"{_where(seen)}{_called(seen.kind, name)}"
-                    return f"{where}: {what}, where {precision} explains {int(limit)}"
-            words = [name for name in seen.words if (key, name) not in self.unlike]
-            words = [name for name in words if not any(name in c.words for c in controls)]
-            if words and not seen.is_free:
-                return f"{_where(seen)}{_called(seen.kind, words[0])} is another text"
+        for place, row in run.rows.items():
+            explaining = [
+                each.rows[place] for each in self._explaining(precision) if place in each.rows
+            ]
+            if not row.count or row.kind == "given" or place in self.unlike:
+                continue
+            what, counts = "", max((each.count for each in explaining), default=0)
+            share = OF_OUTPUT * moved + (FREE if row.is_free else 0.0)
+            if row.is_text:
+                what = "" if counts or row.is_free else "is another text"
+            elif row.size == 1:  # a count of hits, say
+                limit = 2 * max((each.most for each in explaining), default=0.0)
+                limit += share * row.largest
+                what = f"is off by {row.most:g}, where {precision} explains {limit:.2g}"
+                what = what if math.ceil(row.most) > limit else ""
+            elif row.count > (most := 2 * counts + SCATTER * math.sqrt(counts) + share * row.size):
+                what = f"differs in {row.count} of {row.size} integers, where {precision} explains"
+                what = f"{what} {int(most)}"
+            if what:
+                return f"{_where(row)}{_called(row.kind, place[1])} {what}"
         return ""
 
     def _lack(self, run: Run, precision: str) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
-        known = exact = undetermined = 0
-        for key, name, seen, error in self._errors(run):
-            if seen.kind in ("output", "gradient") and error.size and name:
-                control = self._control(key, name, precision)
-                is_told = control is None or control.distance < UNDETERMINED
-                known, undetermined = known + is_told, undetermined + (not is_told)
-        for seen in run.looks.values():
-            exact += seen.evidence * (seen.kind == "output")
-        if known or (exact >= EVIDENCE and not undetermined):
+        compared = [
+            self._control(key, name, row.kind, precision)
+            for (key, name), row in run.rows.items()
+            if name and row.kind in ("output", "gradient") and row.error and row.size
+            if not row.is_free
+        ]
+        if any(control is None or control.distance < UNDETERMINED for control in compared):
             return ""
-        if undetermined:
+        if compared:
             return f"rounding to {precision} alone moves all that was compared by its own size"
-        if exact:
-            return "the step gives too few integers and words to tell rounding from errors"
         names = ", ".join(dict.fromkeys(run.unknown))
         return f"it gives nothing that can be compared: {names}" if names else NOTHING_TO_COMPARE
 
     # Numbers of a verdict.
 
     def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
-        baseline = self._covered_baseline
-        controls = [*self.controls.get(precision, ()), baseline]
+        explaining = self._explaining(precision)
         numbers: dict[str, Any] = {}
         for kind in ("output", "gradient"):
-            numbers[f"{kind}_error"] = _distance(run, kind)
-            numbers[f"baseline_{kind}_error"] = _distance(baseline, kind) if self.covered else 0.0
-            known = [_distance(control, kind) or 0.0 for control in controls]
-            numbers[f"explained_{kind}"] = max([*known, 2 * unit(precision)])
+            mine, *others = (_distance(each, kind) for each in (run, *explaining))
+            numbers[f"{kind}_error"] = mine
+            numbers[f"baseline_{kind}_error"] = others[-1] if self.own.rows else 0.0
+            numbers[f"explained_{kind}"] = max([2 * unit(precision), *(d or 0.0 for d in others)])
         whole = _whole(run, "gradient")
         norm = math.sqrt(max(whole.off + 2 * whole.product + whole.square, 0.0) * whole.square)
         numbers["gradient_cosine"] = (whole.product + whole.square) / norm if norm else None
         return numbers
 
 
-def _error(seen: Seen | None, name: str) -> Deviation | None:
-    if seen is None or not seen.fits or seen.is_free:
-        return None
-    if not name:
-        return seen.pooled
-    return seen.errors.get(name)
-
-
 def _whole(run: Run, kind: str) -> Sums:
-    looks = [seen for seen in run.looks.values() if seen.kind == kind and not seen.is_free]
-    return sum((seen.whole for seen in looks), Sums(0))
+    rows = [row for row in run.rows.values() if row.kind == kind and not row.is_free]
+    return sum((row.sums for row in rows), Sums(0))
 
 
 def _distance(run: Run, kind: str) -> float | None:
@@ -295,111 +297,11 @@ def _distance(run: Run, kind: str) -> float | None:
     return distance if math.isfinite(distance) else None
 
 
-def _where(seen: Seen | Look) -> str:
-    return f"{seen.place}: " if seen.place else ""
+def _where(row: Row) -> str:
+    return f"{row.place}: " if row.place else ""
 
 
 def _called(kind: str, name: str) -> str:
     if kind == "gradient":
         return f"gradient of {name}" if name else "gradients"
     return name if kind == "output" else f"{'parameter' if kind == 'moved' else kind} {name}"
-
-
-def made(trials: Trials, runner: Runner) -> Judge:
-    """Return what variants are judged by: the baseline's steps, and the same in float64.
-
-    The stages of a search begin in the same state: what an earlier one has found is used again.
-    """
-    __tracebackhide__ = True
-    kept, begins = runner.step.kept, trials.fingerprint(runner)
-    if "judge" in kept and kept["judge"][1] == begins:
-        judge, _, trials.is_random, trials.drawn_inside = kept["judge"]
-        return judge  # type: ignore[no-any-return]
-    judge = _made(trials, runner)
-    kept["judge"] = judge, begins, trials.is_random, trials.drawn_inside
-    return judge
-
-
-def _made(trials: Trials, runner: Runner) -> Judge:
-    trace: dict[str, Look] = {}
-    held = parameters_of([*runner.step.models, *runner.step.optimizers])
-    with other_threads.noted(runner.step.models) as calls:
-        if not any(
-            map(is_sharded, held)
-        ):  # an error inside its forward pass breaks a sharded model
-            trials.reference(runner, trace)
-    if calls.in_pythons:  # float64 would reach the model there, and not its input
-        trace.clear()
-    covered = frozenset(trace)
-    with noted_autocast() as entered, other_threads.noted(runner.step.models) as calls:
-        baseline = trials.run(runner, trace, extends=True)
-    judge = Judge(trace, baseline, covered, own=lowest(*entered, *of_parameters(held)))
-    if calls.only_elsewhere:
-        judge.void = other_threads.NOT_REACHED
-    elif covered and not _follows(judge, trials, runner):
-        judge.trace, judge.covered = {}, frozenset()
-        judge.controls.clear()
-        judge.baseline = trials.run(runner, judge.trace, extends=True)
-    if not judge.covered:  # nothing else has shown that the step computes the same each time
-        note_unlike(judge, trials.run(runner, judge.trace), judge.own)
-    if not all(seen.is_finite for seen in judge.baseline.looks.values()):
-        judge.void = "the step itself gives numbers that are not finite"
-    return judge
-
-
-def _output_distance(run: Run) -> float:
-    """Return the largest relative distance of an output from the reference."""
-    looks = [seen for seen in run.looks.values() if seen.kind == "output"]
-    return max((e.distance for seen in looks for e in seen.errors.values()), default=0.0)
-
-
-def _follows(judge: Judge, trials: Trials, runner: Runner) -> bool:
-    """Return whether float64 computes the same as the baseline, but for what that rounds."""
-    run = Run(
-        {key: judge.baseline.looks.get(key, Seen("", "", fits=False)) for key in judge.covered}
-    )
-    if not all(seen.fits for seen in run.looks.values()):
-        return False
-    close = all(
-        error.distance <= ALIKE.get(seen.kind, math.inf)
-        for seen in run.looks.values()
-        for error in seen.errors.values()
-    )
-    if close:
-        return True
-    if judge.own == "fp32" and _output_distance(run) > RANDOM:
-        return False
-    add_control(judge, trials, runner, judge.own, 1 if judge.own == "fp32" else 0)
-    covered, judge.covered = judge.covered, frozenset()  # the baseline is no control of its own
-    explained = judge.worst(run, judge.own)[0] <= 1
-    judge.covered = covered
-    return explained
-
-
-def add_control(
-    judge: Judge, trials: Trials, runner: Runner, precision: str, number: int, scale: float = 1.0
-) -> bool:
-    """Run one more control of this precision; return whether there is one now."""
-    runs = judge.controls.setdefault(precision, [])
-    in_float64 = bool(judge.covered) and judge.own != "fp32"
-    run = trials.control(runner, judge.trace, precision, number, scale, in_float64)
-    runs += [] if run is None else [run]
-    return run is not None
-
-
-def note_unlike(judge: Judge, run: Run, precision: str) -> bool:
-    """Note what the baseline, run once more, gives otherwise by itself; return whether anything."""
-    before = len(judge.unlike)
-    for key, name, seen, error in judge._errors(run):
-        first = judge._control(key, name, precision)
-        if excess(error, first, "gradients" if not name else seen.kind, precision)[0] > 1:
-            if seen.kind != "output" or not name.startswith("result"):
-                what = _called(seen.kind, name)
-                judge.void = f"the step computes something else each time it runs ({what})"
-            judge.unlike.add((key, name))
-    for key, seen in run.looks.items():
-        changed = [name for name, row in seen.integers.items() if row[0]] + seen.words
-        known = judge.baseline.looks.get(key)
-        covered = [] if known is None else [n for n, row in known.integers.items() if row[0]]
-        judge.unlike |= {(key, name) for name in changed if name not in covered}
-    return len(judge.unlike) > before

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 LEAST_FREE = 0.5
 # What a device's module must have to tell the peak: torch.cuda and torch.xpu do, torch.mps doesn't.
 PEAK = ("reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved")
-STDERR = 2  # what C++ writes to
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Memory:
     """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
 
     State is parameters, buffers, gradients and optimizer state. `reserved_bytes` is what torch's
-    allocator held from the driver. None is what can't be told: no peak on MPS, nor beside a
-    profiler of the user's own, nothing reserved on a CPU.
+    allocator held from the driver. None stands for the unknown: the peak on MPS, or beside a
+    profiler of the user's own; what is reserved on a CPU.
     """
 
     peak_bytes: int | None
@@ -37,24 +36,20 @@ class Memory:
 def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> Memory:
-    """Run one step, untimed, and watch the allocator."""
+    """Run one step, untimed, and watch the allocator.
+
+    What else lies there, such as the copies of the state that a benchmark keeps, does not count.
+    """
+    import torch
+
     held = size(state)
     if device.type == "cpu":
         allocated = _allocated(step)
         return Memory(None if allocated is None else held + allocated, held)
-    import torch
-
     allocator = torch.get_device_module(device)
     if not all(hasattr(allocator, name) for name in PEAK):
         step()
         return Memory(None, held)
-    return _by_allocator(step, allocator, device, held)
-
-
-def _by_allocator(
-    step: Callable[[], object], allocator: Any, device: torch.device, held: int
-) -> Memory:
-    """Without what else lies there, such as the copies of the state that a benchmark keeps."""
     allocator.synchronize(device)
     allocator.empty_cache()
     allocator.reset_peak_memory_stats(device)
@@ -101,10 +96,8 @@ def state_tensors(
 
     tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
-    for optimizer in optimizers:
-        for state in optimizer.state.values():
-            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return tensors
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return tensors + [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
 
 
 def fits(copies_bytes: int, device: torch.device) -> bool:

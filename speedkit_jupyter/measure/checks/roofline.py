@@ -8,13 +8,12 @@ convolutions, and of the bytes of its state, which must be read at least once, o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support.torch_private import allow_onednn, onednn_is_allowed
 
@@ -56,8 +55,6 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
         _gemm_rate(str(device), dtype, setting, threads),
         _convolution_rate(str(device), dtype, setting, threads),
     )
-    if device.type == "cpu" and setting == "fp32":
-        rate = max(rate, _of_the_other_engine(threads))
     return Peak(rate, _copy_rate(str(device), threads))
 
 
@@ -81,17 +78,16 @@ def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     modules = [part for model in models for part in model.modules()]
     on_cpu = all(p.device.type == "cpu" for model in models for p in model.parameters())
-    with ExitStack() as stack:
-        stack.callback(
-            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-        )
-        torch.backends.mha.set_fastpath_enabled(False)
-        if on_cpu and any(isinstance(module, torch.nn.RNNBase) for module in modules):
-            stack.callback(allow_onednn, onednn_is_allowed()())
-            allow_onednn(False)
-        if on_cpu:
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        yield
+    flags = torch.backends.mha.get_fastpath_enabled(), onednn_is_allowed()()
+    torch.backends.mha.set_fastpath_enabled(False)
+    if on_cpu and any(isinstance(module, torch.nn.RNNBase) for module in modules):
+        allow_onednn(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(flags[0])
+        allow_onednn(flags[1])
 
 
 @contextmanager
@@ -107,48 +103,41 @@ def eager() -> Iterator[None]:
 def _gemm_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> float:
     import torch
 
-    where, best = torch.device(device), 0.0
-    for size in SIZES:
-        a = torch.ones(size, size, device=where, dtype=dtype)
-        product = torch.empty_like(a)
+    def product(size: int) -> tuple[int, list[Callable[[], object]]]:
+        a = torch.ones(size, size, device=device, dtype=dtype)
+        return 2 * size**3, [partial(torch.mm, a, a, out=torch.empty_like(a))]
 
-        def multiply(a: torch.Tensor = a, product: torch.Tensor = product) -> None:
-            torch.mm(a, a, out=product)
-
-        multiply()
-        seconds = _best(multiply, where)
-        best = max(best, 2 * size**3 / seconds)
-        if seconds >= LONG_ENOUGH_S:
-            break
-    return best
+    return _fastest(map(product, SIZES), torch.device(device))
 
 
 @cache
 def _convolution_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> float:
-    """Return the fastest of both memory layouts: their kernels may use other engines than `mm`."""
+    """Of the faster of both memory layouts: their kernels may use other engines than `mm`."""
     import torch
 
-    where, best = torch.device(device), 0.0
-    for batch in BATCHES:
-        images = torch.ones(batch, CHANNELS, PIXELS, PIXELS, device=where, dtype=dtype)
-        weight = torch.ones(CHANNELS, CHANNELS, 3, 3, device=where, dtype=dtype)
-        operations = 2 * batch * PIXELS**2 * CHANNELS**2 * 3**2
-        seconds = float("inf")
+    def convolution(batch: int) -> tuple[int, list[Callable[[], object]]]:
+        images = torch.ones(batch, CHANNELS, PIXELS, PIXELS, device=device, dtype=dtype)
+        weight = torch.ones(CHANNELS, CHANNELS, 3, 3, device=device, dtype=dtype)
+        calls: list[Callable[[], object]] = []
         for layout in (torch.contiguous_format, torch.channels_last):
             x, w = (tensor.to(memory_format=layout) for tensor in (images, weight))
-            with torch.no_grad():
-                seconds = min(seconds, _best(partial(torch.conv2d, x, w, padding=1), where))
+            calls.append(partial(torch.conv2d, x, w, padding=1))
+        return 2 * batch * PIXELS**2 * CHANNELS**2 * 3**2, calls
+
+    return _fastest(map(convolution, BATCHES), torch.device(device))
+
+
+def _fastest(
+    sizes: Iterable[tuple[int, list[Callable[[], object]]]], device: torch.device
+) -> float:
+    """Operations per second of the fastest call, of sizes that grow until one takes long."""
+    best = 0.0
+    for operations, calls in sizes:
+        seconds = min(_best(call, device) for call in calls)
         best = max(best, operations / seconds)
         if seconds >= LONG_ENOUGH_S:
             break
     return best
-
-
-def _of_the_other_engine(threads: int) -> float:
-    """What oneDNN reaches with float32 here, as far as that is known: see `machines.gemm_rates`."""
-    cpu = Hardware.detect().cpu
-    known = cpu.gemm is not None and not cpu.gemm.failure and threads == cpu.usable_cores
-    return cpu.gemm.onednn if cpu.gemm is not None and known else 0.0
 
 
 @cache

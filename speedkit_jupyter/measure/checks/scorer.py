@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 from speedkit_jupyter.measure.checks.scores import Score, Scored
 from speedkit_jupyter.measure.checks.trials import is_compiled
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
+from speedkit_jupyter.measure.subject.repeats import Work, counted
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support import interrupts
@@ -64,8 +63,8 @@ class Scorer:
         What it changes beside the model is the caller's to put back.
         """
         name, step = self.accuracy.name, runner.step
-        held, called, compiled = step.state(), set[int](), is_compiled(runner)
-        with nullcontext() if compiled else _noting(called):
+        held, compiled = step.state(), is_compiled(runner)
+        with nullcontext(Work(calls=1)) if compiled else counted(step.models) as work:
             try:
                 score = self._score(runner)
             except StepError as error:
@@ -74,8 +73,7 @@ class Scorer:
                 self._records_gradients = True
                 held.restore()
                 score = self._score(runner)
-        known = {id(part) for model in step.models for part in model.modules()}
-        if not compiled and not known & called:
+        if not work.calls:
             raise StepError(
                 f"{name} calls no model that the step uses, so no plan changes what it gives"
             )
@@ -91,30 +89,28 @@ class Scorer:
             return self._scored(before, None, str(error))
 
     def _scored(self, before: Score, after: Score | None, failure: str = "") -> Scored:
-        """With what the user has said about it."""
         asked = self.accuracy
         return Scored(asked.name, before, after, asked.better, asked.allowed, failure=failure)
 
     def _score(self, runner: Runner) -> Score:
         """Raises StepError in one line for whatever the function raises."""
-        try:
-            given = self._ask(runner)
-        except SpeedKitError:
-            raise
-        except Exception as error:
-            raise StepError(f"{self.accuracy.name} raises {_line(error)}") from None
-        return self.accuracy.score(given)
-
-    def _ask(self, runner: Runner) -> object:
         import torch
 
         lowered = [c for c in runner.contexts if c.plan["precision"].active]
         runner.step.rewind()
-        with (
-            torch.set_grad_enabled(self._records_gradients),
-            lowered[0].autocast() if lowered else nullcontext(),
-        ):
-            return interrupts.in_a_window(self._call)
+        try:
+            with (
+                torch.set_grad_enabled(self._records_gradients),
+                lowered[0].autocast() if lowered else nullcontext(),
+            ):
+                given = interrupts.in_a_window(self._call)
+        except SpeedKitError:
+            raise
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [""])[0]
+            line = f"{type(error).__name__}: {first:.160}".rstrip(": ")
+            raise StepError(f"{self.accuracy.name} raises {line}") from None
+        return self.accuracy.score(given)
 
     @contextmanager
     def _on_top(self, start: Snapshot, budget: Budget) -> Iterator[None]:
@@ -132,22 +128,6 @@ class Scorer:
         return Progress(0.0, f"{self.accuracy.name} of {runner.record.name}")
 
 
-@contextmanager
-def _noting(called: set[int]) -> Iterator[None]:
-    """Which modules are called in the block."""
-    from torch.nn import Module
-
-    def noting(call: Any) -> Callable[..., Any]:
-        def noted(module: Any, *args: Any, **kwargs: Any) -> Any:
-            called.add(id(module))
-            return call(module, *args, **kwargs)
-
-        return noted
-
-    with patched(Module, "__call__", noting):
-        yield
-
-
 def _changed(step: Step, overwritten: set[int]) -> str:
     """The first parameter, or statistic of a norm, that is another; empty where none is.
 
@@ -157,15 +137,9 @@ def _changed(step: Step, overwritten: set[int]) -> str:
         for name, parameter in model.named_parameters():
             if id(parameter) in overwritten:
                 return f"{name} is another after it; it has to measure, and not to train"
-        for path, part in model.named_modules():
+        for name, buffer in model.named_buffers():
+            part = model.get_submodule(name.rpartition(".")[0])
             keeps_statistics = getattr(part, "track_running_stats", False) is True
-            for name, buffer in part.named_buffers(recurse=False) if keeps_statistics else ():
-                if id(buffer) in overwritten:
-                    where = ".".join(filter(None, (path, name)))
-                    return f"{where} is another after it; is model.eval() missing?"
+            if keeps_statistics and id(buffer) in overwritten:
+                return f"{name} is another after it; is model.eval() missing?"
     return ""
-
-
-def _line(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first:.160}".rstrip(": ")

@@ -12,7 +12,8 @@ LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2
 # Its first event: one that finds nothing else had nothing to find, if this is there.
 BEGINS = "speedkit: the profiler begins"
-# The files of torch's sources that say it.
+# Files of torch's sources that write to stderr about the profiler, and about memory that an earlier
+# step left (a loss, gradients).
 SAID_BY = (
     b"CPUAllocator.cpp",
     b"SyncActivityProfilerHandler.cpp",
@@ -28,55 +29,46 @@ class Session:
         from torch.profiler import profile, supported_activities
 
         self.trace = profile(activities=supported_activities(), **options)
-        self.is_on = False
+        self._is_on = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The block is profiled."""
+        """Profile the block."""
         from torch.profiler import record_function
 
-        with _level_set(), _unsaid():
-            self.trace.start()
-            self.is_on = True
-            with record_function(BEGINS):
-                pass
-            try:
-                yield
-            finally:
-                self.end()
+        level = os.environ.get(LOG_LEVEL)  # the library reads it at its first use
+        os.environ[LOG_LEVEL] = level or "99"
+        try:
+            with _unsaid():
+                self.trace.start()
+                self._is_on = True
+                with record_function(BEGINS):
+                    pass
+                try:
+                    yield
+                finally:
+                    self.end()
+        finally:
+            if level is None:
+                del os.environ[LOG_LEVEL]
 
     def end(self) -> None:
-        """What comes is not. Once is enough."""
-        if self.is_on:
-            self.is_on = False
+        """Profile no more. Once is enough."""
+        if self._is_on:
+            self._is_on = False
             with suppress(RuntimeError):  # before torch 2.13, where another one has ended it
                 self.trace.stop()
 
     @property
     def was_alone(self) -> bool:
-        """Whether it has its own: not where the block used another profiler."""
+        """Whether it has its own events: not where the block used another profiler."""
         results: Any = getattr(self.trace.profiler, "kineto_results", None)
         return results is not None and bool(results.events())
 
 
 @contextmanager
-def _level_set() -> Iterator[None]:
-    """The profiler's library logs its start and stop to stderr; it reads its level at first use."""
-    level = os.environ.get(LOG_LEVEL)
-    os.environ[LOG_LEVEL] = level or "99"
-    try:
-        yield
-    finally:
-        if level is None:
-            del os.environ[LOG_LEVEL]
-
-
-@contextmanager
 def _unsaid() -> Iterator[None]:
-    """What is said for our sake on the process's own stderr: that it begins and ends, where it was
-    first used without us, and the allocator's warnings of what an earlier step left (a loss,
-    gradients). All else that is written there is passed on.
-    """
+    """Keep from the process's own stderr what torch writes there for our sake."""
     try:
         descriptor = os.dup(STDERR)
     except OSError:  # closed: nobody sees anything there

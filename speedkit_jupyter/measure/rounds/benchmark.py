@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -14,6 +15,7 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
+    CHECKED,
     LATEST,
     LONGER,
     OVERHEAD_S,
@@ -46,8 +48,8 @@ DEFAULT_S, MOST_GROWN_S = 10.0, 600.0
 LIMITS_S = 0.8
 # A variant that is so many times slower is the first that is left out where time is short.
 FAR = 2.0
-# A check of one variant takes about so many of its steps, and so long however short these are.
-CHECKED_STEPS, CHECK_S = 3, 0.1
+# A check of one variant takes so long, however short its steps are.
+CHECK_S = 0.1
 
 
 class Benchmark:
@@ -236,10 +238,12 @@ class Benchmark:
     def _checks_s(self, runners: Sequence[Runner]) -> float:
         """Return about how long the checks of these take."""
         first, others = runners[0], runners[1:]
-        steps_s = sorted(CHECKED_STEPS * runner.worst_s + CHECK_S for runner in others)
-        checked_s = sum(steps_s[: self._policy.checked])
+        number = len(others) if self._policy.checked is None else self._policy.checked
+        if not min(number, len(others)):
+            return 0.0
         lowered = {runner.precision for runner in others} - {first.precision}
-        return checked_s + (REFERENCE + ROUNDED * len(lowered)) * first.worst_s * bool(others)
+        steps = REFERENCE + ROUNDED * len(lowered) + CHECKED * min(number, len(others))
+        return steps * first.worst_s + CHECK_S * number
 
     @contextmanager
     def _time_for_checks(self, runners: Sequence[Runner]) -> Iterator[None]:
@@ -269,10 +273,17 @@ class Benchmark:
             return
         first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
         check = Examination(runners, start, self._check)
-        with time_limited(self.budget, runners, lambda: _not_checked(runners)):
-            for record in self._policy.to_check(self.result()):
-                if record.name in by_name and not record.failure:
-                    yield from check.late(by_name[record.name])
+        is_limited = not self._policy.checks_winner
+        for record in self._policy.to_check(self.result()):
+            if record.name in by_name and not record.failure:
+                runner = by_name[record.name]
+                with (
+                    time_limited(self.budget, runners, partial(_not_checked, runner))
+                    if is_limited
+                    else nullcontext()
+                ):
+                    yield from check.late(runner)
+                is_limited = True
         self._dropout_off = check.dropout_off
         working = _warm(runners)
         if not self._policy.has_limits:
@@ -289,11 +300,8 @@ class Benchmark:
             yield from about.quantities()
 
 
-def _not_checked(runners: Sequence[Runner]) -> None:
-    """Note those that no check has come to."""
-    for runner in runners:
-        if runner.record.accuracy is None:
-            runner.record.accuracy = Accuracy("not checked", "the budget was too short to check")
+def _not_checked(runner: Runner) -> None:
+    runner.record.accuracy = Accuracy("not checked", "the budget was too short to check")
 
 
 def _note_limits(first: Runner) -> None:

@@ -18,9 +18,11 @@ LATEST = 1.1
 # What a measurement of the shortest step takes anyway: imports, copies, checks. A budget below that
 # is for a look: steps shorter than SHORT_S are warmed up and checked then, whatever the clock says.
 OVERHEAD_S, SHORT_S = 1.0, 0.05
-# For a clear answer each variant runs about so often: in its warm-up and check, and in rounds. The
-# baseline's step in float64, and rounded to one other precision, take about so many of its times.
-APART, ROUNDS, REFERENCE, ROUNDED = 4, 12, 8, 8
+# For a clear answer each variant runs about so often: in its warm-up, and in rounds.
+APART, ROUNDS = 4, 12
+# What checks take, in steps of the baseline (counted on an MLP of 12 million weights): two calls in
+# float64 and two that are watched; two calls rounded to another precision; two calls of a variant.
+REFERENCE, ROUNDED, CHECKED = 9, 5, 6
 # No number of seconds is promised to be enough: noise decides how many there have to be.
 LONGER = "a longer --budget may settle it"
 
@@ -134,7 +136,7 @@ def time_limited(
 
 def clear_answer_s(step_s: float, variants: int) -> float:
     """About how many seconds a clear answer about so many variants of a step takes."""
-    return step_s * (REFERENCE + ROUNDED + variants * (APART + ROUNDS))
+    return step_s * (REFERENCE + ROUNDED + CHECKED + variants * (APART + ROUNDS))
 
 
 def few_digits(seconds: float) -> str:

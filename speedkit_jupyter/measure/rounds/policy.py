@@ -19,13 +19,14 @@ class Policy:
 
     A search's are subclasses. Records come baseline first; `racing` are those still in the rounds.
     `far_slower` is how many times slower a variant may be in its warm-up and still be timed;
-    `checked` is about how many variants are checked, or None for all. One that `weighs` has the
-    memory of each variant measured before the rounds; one that `has_limits`, memory and machine
-    limits after them.
+    `checked` is about how many variants are checked, or None for all; one that `checks_winner`
+    checks the first of them whatever time is left. One that `weighs` has the memory of each variant
+    measured before the rounds; one that `has_limits`, memory and machine limits after them.
     """
 
     far_slower = math.inf
     checked: int | None = None
+    checks_winner = False
     weighs = False
     has_limits = True
 

@@ -7,9 +7,8 @@ from contextlib import nullcontext
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.subject.each_model import changes_some
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
+from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, changes_some, config_of
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.planning import together

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observing.observer import Look, Run, observing
-from speedkit_jupyter.measure.checks.reference.promotion import parameters_of
+from speedkit_jupyter.measure.checks.observer import Key, Look, Run, observing
+from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
 from speedkit_jupyter.measure.rounds.routing import Router
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
-from speedkit_jupyter.measure.subject.unrun import refuse_unrun_result
+from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext
@@ -188,7 +187,7 @@ class Runner:
         return float(scalers[0].get_scale()) if scalers else 1.0
 
     def observed(
-        self, trace: dict[str, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
+        self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
     ) -> Run:
         """Return how far some calls of the step are off the trace; see `observing`.
 

@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Progress
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.made_inside import made_inside
+from speedkit_jupyter.measure.subject.observed import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support.exceptions import StepError
@@ -49,7 +49,7 @@ class WarmUp:
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
         try:
             with runner.applied():
-                with made_inside(step.models) as made:
+                with optimizers_made(step.models) as made:
                     self._until_alike(runner, 0.0)
                 step.made = step.made or made
         except StepError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds import clock
@@ -16,8 +17,7 @@ from speedkit_jupyter.measure.subject.discovery import (
     reached,
 )
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
-from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.unrun import refuse_unrun_function
+from speedkit_jupyter.measure.subject.step import PLAIN, THROUGH, Step
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
@@ -43,18 +43,19 @@ def benchmark(
     allowed: float | None = None,
     better: str | None = None,
 ) -> Comparison:
-    """Measure `step()` under several variants for `budget_s` seconds in all.
+    """Measure `step()` under several variants, for `budget_s` seconds in all beside compiling.
 
-    What compiling takes comes on top. Without a budget it is 10 s, and more where a step takes so
-    long that a clear answer does. With a short one fewer variants are measured, which is said.
-    Models and optimizers that are not given are those that the function's code reaches. A step
-    that takes one argument is given the variant's context: `def step(ctx)`. The device is
-    synchronized around each step, or with `throughput` around blocks of steps. `accuracy` is a
-    function of yours that gives a number (or how many examples are right, of how many), asked under
-    each variant: it decides about plans that make another model. `allowed` is how much worse it may
-    be, in its own units (1 % of what it is, without), `better` is "higher" or "lower", by its name
-    where you don't say. What it takes comes on top. Raises StepError where something can't be
-    measured; whatever happens, all that it changed is put back.
+    Without a budget it takes 10 s, or more if a step is long. Variants that don't fit into it are
+    left out and named. Models and optimizers are those that the function's code reaches, unless
+    they are given. A step that takes one argument gets the variant's context: `def step(ctx)`. The
+    device is synchronized around each step, or with `throughput` around blocks of steps.
+
+    `accuracy` is a function of yours that returns a number (or how many examples are right, of how
+    many); it is called under each variant and decides about plans that make another model. Its
+    time comes on top. `allowed` is how much worse it may get, in its own units (default: 1 %);
+    `better` is "higher" or "lower" (default: by its name).
+
+    Raises StepError for a step that can't be measured. Everything that it changes is put back.
     """
     begun_s = clock.now()
     names = arguments.names("variants", variants)
@@ -79,10 +80,10 @@ def step_of(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Step:
-    """A function as a step, with the models and optimizers that its code reaches."""
+    """Return a function as a step, with the models and optimizers that its code reaches."""
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
-    refuse_unrun_function(step)
+    _refuse_unrun(step)
     takes_context = _takes_context(step)
     objects = reached([step])
     models = outermost(objects) if model is None else arguments.modules("model", model)
@@ -97,8 +98,29 @@ def step_of(
     )
 
 
+def _refuse_unrun(step: Any) -> None:
+    """Raise StepError for a class, and for async and generator functions: a call runs no code."""
+    function = step
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", "") or type(function).__name__
+    if isinstance(function, type):
+        raise StepError(
+            f"the step must be a function, not the class {name}, of which a call makes an object: "
+            "give a function that does one step"
+        )
+    for code in (function, inspect.getattr_static(type(function), "__call__", None)):
+        if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+            raise StepError(f"{name} is an async function: calling it runs none of it; {PLAIN}")
+        if inspect.isgeneratorfunction(code):
+            through = THROUGH.format(name=name)
+            raise StepError(
+                f"{name} is a generator function: calling it runs none of it; {through}"
+            )
+
+
 def _takes_context(step: Callable[..., object]) -> bool:
-    """Whether its first argument must be given, or is called `ctx`: defaults are the user's own."""
+    """Return whether its first argument must be given, or is called `ctx`."""
     try:
         first = next(iter(inspect.signature(step).parameters.values()), None)
     except (TypeError, ValueError):  # some of those that are written in C
@@ -114,7 +136,7 @@ def _command(
     budget_s: float | None,
     accuracy: NamedAccuracy | None,
 ) -> str:
-    """The call and, where Python can still read it, the source of the step."""
+    """Return the call and, if Python can still read it, the source of the step."""
     name = getattr(step, "__name__", "step")
     budget = "" if budget_s is None else f", budget_s={budget_s:g}"
     judged = "" if accuracy is None else f", accuracy={accuracy.name}"

@@ -11,21 +11,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.observing.watching import watching
+from speedkit_jupyter.measure.checks.watching import Watcher, watching
 
 if TYPE_CHECKING:
     import torch
 
-
-# Two more steps are looked at only where the first call took so many times as long as a later one:
-# a step that does less is faster.
+# Two more steps are looked at if the first call took this many times as long as a later one: a
+# step that does less is faster.
 SUSPICIOUS = 1.5
 # A call that does less than this share of the first one's work is not the user's step.
 PART = 0.5
+USED_UP = (
+    "after its first call the step neither calls the model nor runs a backward pass: what it uses "
+    "up or keeps can't be put back, so that measured is a step without them"
+)
 
 
 @dataclass
-class Work:
+class Work(Watcher):
     """What a step did: calls of the models (or their parts) from outside, backward passes."""
 
     calls: int = 0
@@ -37,82 +40,64 @@ class Work:
     def before_backward(self, tensors: Any) -> None:
         self.passes += 1
 
-    def after_backward(self) -> None:
-        pass
-
     def differentiated(self, gradients: Any) -> None:
         self.passes += 1
 
-    def before_step(self, optimizer: Any, with_closure: bool) -> None:
-        pass
+    def not_counted(self, *given: Any, **named: Any) -> None:
+        """Ignore what else is told."""
 
-    def after_step(self, optimizer: Any) -> None:
-        pass
-
-    def before_zero_grad(self) -> None:
-        pass
+    after_backward = before_step = after_step = before_zero_grad = not_counted
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a call from the user's own state does, and one after it (`later`).
+    """What a call of the step after another one does.
 
     `afresh` says that each measured call has to begin in the user's own state, `alone` that no
-    other one can follow it; `line` what is to be known about it, empty where both do the same.
+    other one can follow it; `line` says so to the user, and is empty for a step that does the same
+    each time.
     """
 
-    first: Work
-    later: Work
     afresh: bool = False
     alone: bool = False
     line: str = ""
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
-    """Whether a later call was so much faster that it may have done less."""
+    """Return whether a later call was so much faster that it may have done less."""
     return first_s > SUSPICIOUS * later_s
 
 
 @contextmanager
 def counted(models: Sequence[torch.nn.Module]) -> Iterator[Work]:
-    """The work of one step in this thread."""
+    """Count the work of one step in this thread."""
     work = Work()
     with watching([part for model in models for part in model.modules()], work):
         yield work
 
 
 def ended(error: Exception) -> Repeats:
-    """Of a step that can't be called again and again (a schedule has so many steps), as it raised
-    after a call that it did make.
-    """
+    """Return that a step can't be called again and again: it raised this after another call."""
     first = (str(error).strip().splitlines() or [""])[0]
     what = f"{type(error).__name__}: {first:.120}"
     line = f"a call that follows others raises {what}; each measured one begins as your first does"
-    return Repeats(Work(), Work(), afresh=True, alone=True, line=line)
+    return Repeats(afresh=True, alone=True, line=line)
 
 
 def judged(first: Work, later: Work, unrestorable: bool) -> Repeats:
-    """`unrestorable` says that the step reaches what can't be put back."""
+    """Compare the work of two calls.
+
+    `unrestorable` says that the step reaches what can't be put back.
+    """
     unit, most, least = "backward pass", first.passes, later.passes
     if not most:
         unit, most, least = "model call", first.calls, later.calls
-    if not first.passes and not first.calls and unrestorable:
-        return Repeats(first, later, line=USED_UP)
+    if not most and unrestorable:
+        return Repeats(line=USED_UP)
     if least >= most:
-        return Repeats(first, later)
-    does = f"a call that follows another does less ({least} instead of {_count(most, unit)})"
+        return Repeats()
+    ending = "" if most == 1 else "es" if unit.endswith("s") else "s"
+    does = f"a call that follows another does less ({least} instead of {most} {unit}{ending})"
     if least < PART * most:
-        return Repeats(
-            first, later, afresh=True, line=f"{does}: each measured one begins as your first does"
-        )
-    return Repeats(first, later, line=f"{does}: measured are such later calls")
-
-
-USED_UP = (
-    "after its first call the step neither calls the model nor runs a backward pass: what it uses "
-    "up or keeps can't be put back, so that measured is a step without them"
-)
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'es' if unit.endswith('s') else 's'}" if number != 1 else f"1 {unit}"
+        return Repeats(afresh=True, line=f"{does}: each measured one begins as your first does")
+    return Repeats(line=f"{does}: later calls are timed")

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Iterator,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.subject.discovery import (
@@ -21,18 +30,20 @@ from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
 
 
+# A call of an async or generator function makes an object, and runs none of the code.
+PLAIN = "write the step as a plain function"
+THROUGH = "give a function that goes through it, as lambda: list({name}())"
 OUT_OF_DATA = (
     "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
     "the cell names begins anew by itself"
 )
-
-
 STATIC_GRAPH = (
     "DistributedDataParallel(static_graph=True) records its first step and can't begin anew: run "
     "one step before"
@@ -47,12 +58,6 @@ def _warn(line: str) -> None:
     warnings.warn(line, StateWarning, stacklevel=2)
 
 
-def _begins_static_graph(model: Any) -> bool:
-    """Whether the next step of DDP is the one that torch's reducer records (torch 2.11 to 2.13)."""
-    is_static = getattr(model, "static_graph", False) is True
-    return is_static and not getattr(model, "_static_graph_delay_allreduce_enqueued", True)
-
-
 def _nothing() -> None:
     pass
 
@@ -61,15 +66,15 @@ def _nothing() -> None:
 class Step:
     """What is measured, and what it may change.
 
-    `models` and `optimizers` get the variants' plans; `bystanders` are the others of their kind
-    that the step reaches. `others` are what else its code begins from: itself, say.
+    `run` is called with the context of the variant at hand. A step gets the parts of a plan that it
+    has `asked` its context for by itself, and the rest by routing. `models` and `optimizers` get
+    the variants' plans; `bystanders` are the others that the step reaches, and `others` what else
+    its code begins from, such as the function itself. A cell runs in the namespace `names`, where
+    it assigns the names `assigned` and draws from the `iterators`.
 
-    `run` takes the context of the variant at hand. What a step has `asked` a context for when it
-    first ran, however it got hold of one, reaches it that way, the rest of a plan by routing.
-    `names` is the namespace in which it assigns the names `assigned`.
     `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
-    memory where `off_device` is set. Gradients of parameters whose ids are `unread` are nobody's
-    concern, and are not compared. `reached` gives every object that the code reaches now.
+    memory if `off_device` is set. Gradients of parameters whose ids are `unread` are not compared.
+    `say` tells the user a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -88,13 +93,11 @@ class Step:
     say: Callable[[str], object] = _warn
     _begun: Snapshot | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)
-    # Optimizers that it was seen to make itself, and whether it does its work again: known once it
-    # ran, and for as long as it is measured.
+    # Known once it ran: optimizers that it makes itself, whether it does its work again, whether
+    # its own threads raise without any plan, whether a variant compiles it.
     made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
     repeats: Repeats | None = field(default=None, init=False, repr=False)
-    # Whether its own threads raise without any plan, which is the user's concern.
     fails_in_threads: bool = field(default=False, init=False, repr=False)
-    # Whether a variant compiles it: what that sets in the compiler is no import's of the user's.
     compiles: bool = field(default=False, init=False, repr=False, compare=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -118,41 +121,11 @@ class Step:
         """Return a copy of what the step changes, as it is now."""
         return Snapshot(Walk(self.roots(scalers)), self.off_device, self._begun)
 
-    def tell(self, lines: Sequence[str]) -> None:
-        """Each only once."""
-        for line in lines:
-            if line not in self.said:
-                self.said.append(line)
-                self.say(line)
-
-    def values(self, names: Sequence[str]) -> list[Any]:
-        """What the step left in these names; raises StepError where there is no such name."""
-        space = self.names or {}
-        for name in names:
-            if name not in space:
-                raise StepError(f"--check {name}: the step leaves no such name")
-        return [space[name] for name in names]
-
-    def results(self) -> list[Any]:
-        """What the step left in the names that it assigns."""
-        space = self.names or {}
-        return [space[name] for name in self.assigned if name in space and name != "ctx"]
-
-    def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """The optimizers that hold a parameter of the model."""
-        return holding(self.optimizers, model)
-
-    def why_no_model(self, aim: str) -> str:
-        """Why there is nothing to do here, where `models` is empty."""
-        if is_quantized(self.bystanders):
-            return NO_PARAMETERS
-        return f"no model is used in this step, so there is nothing to {aim}"
-
     @contextmanager
     def guarded(self) -> Iterator[MeasurementGuard]:
         """Undo at the end whatever the block does; iterators replay their first draws.
 
-        Raises StepError while another step is measured, and where a model can't begin anew.
+        Raises StepError while another step is measured, and if a model can't begin anew.
         """
         if any(map(_begins_static_graph, (*self.models, *self.bystanders))):
             raise StepError(STATIC_GRAPH)
@@ -165,14 +138,68 @@ class Step:
             finally:
                 self._begun, self.rewind = None, _nothing
 
+    def tell(self, lines: Sequence[str]) -> None:
+        """Say each line once."""
+        for line in lines:
+            if line not in self.said:
+                self.said.append(line)
+                self.say(line)
+
+    def values(self, names: Sequence[str]) -> list[Any]:
+        """Return what the step left in these names; raise StepError if a name is missing."""
+        space = self.names or {}
+        for name in names:
+            if name not in space:
+                raise StepError(f"--check {name}: the step leaves no such name")
+        return [space[name] for name in names]
+
+    def results(self) -> list[Any]:
+        """Return what the step left in the names that it assigns."""
+        space = self.names or {}
+        return [space[name] for name in self.assigned if name in space and name != "ctx"]
+
+    def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+        """Return the optimizers that hold a parameter of the model."""
+        return holding(self.optimizers, model)
+
+    def why_no_model(self, aim: str) -> str:
+        """Return why there is nothing to do when `models` is empty."""
+        if is_quantized(self.bystanders):
+            return NO_PARAMETERS
+        return f"no model is used in this step, so there is nothing to {aim}"
+
     def with_others(self, *more: Any) -> Step:
-        """The same step, where these are called between its steps, and reach what they reach."""
+        """Return the same step, where these are called between its steps."""
         return replace(self, others=[*self.others, *more])
 
     def on(self, model: torch.nn.Module) -> Step:
-        """The same step with plans for this model only; raises StepError where it uses it not."""
+        """Return the same step with plans for this model only; raise StepError if it is unused."""
         same = [candidate for candidate in self.models if unwrapped(candidate) is unwrapped(model)]
         if not same:
             raise StepError("the step does not use this model")
         rest = [candidate for candidate in self.models if candidate is not same[0]]
         return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])
+
+
+def _begins_static_graph(model: Any) -> bool:
+    """Return whether DDP's next step is the one that its reducer records (torch 2.11 to 2.13)."""
+    is_static = getattr(model, "static_graph", False) is True
+    return is_static and not getattr(model, "_static_graph_delay_allreduce_enqueued", True)
+
+
+def refuse_unrun_result(result: Any) -> None:
+    """Raise StepError for a coroutine or generator that a step returns and nobody runs.
+
+    A generator expression passes: it most often goes through what the step has computed.
+    """
+    is_new = is_a(result, GeneratorType) and (
+        inspect.getgeneratorstate(result) == inspect.GEN_CREATED
+    )
+    if is_new and result.gi_code.co_name != "<genexpr>":
+        through = THROUGH.format(name=getattr(result, "__name__", "step"))
+        raise StepError(f"the step returns a generator that nobody runs; {through}")
+    if is_a(result, Awaitable | AsyncGenerator):
+        if is_a(result, CoroutineType):
+            result.close()  # Python would warn that nobody awaited it
+        kind = type(result).__name__
+        raise StepError(f"the step returns something to await ({kind}) that nobody runs; {PLAIN}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.optimizations.fused_optimizer import NONE_GIVEN
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
+UNSTEPPED = "no optimizer of the step holds its parameters"
+# A line names at most this many models.
+MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -140,3 +146,27 @@ def _option(word: str) -> dict[str, Any]:
         f"a YAML file, a saved name, or words joined by +: "
         f"{', '.join([*vocabulary, *free])}"
     )
+
+
+def changes_some(contexts: Sequence[SpeedContext], walk: Walk) -> str:
+    """Return `fused_optimizer changes student, not teacher (why)` for a step of several models.
+
+    Empty if every model gets all of the plan.
+    """
+    told = []
+    for of_each in zip(*(context.plan for context in contexts), strict=True):
+        have: list[str] = []
+        lack: list[str] = []
+        for context, decision in zip(contexts, of_each, strict=True):
+            name = walk.name(context.model)
+            why = UNSTEPPED if decision.reason == NONE_GIVEN else decision.reason
+            have += [name] if decision.active else []
+            lack += [] if decision.active else [f"{name} ({why})"]
+        if have and lack:
+            told.append(f"{of_each[0].name} changes {_few(have)}, not {_few(lack)}")
+    return "; ".join(told)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

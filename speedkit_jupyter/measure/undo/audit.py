@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.torch_private import COMPILERS
 from speedkit_jupyter.support.tracebacks import is_door
 
@@ -36,85 +36,68 @@ OF_THEIR_OWN = (
 )  # fmt: skip
 
 
-class _Listener:
-    """Says each thing once, while a step of ours is among the callers in the measuring thread."""
-
-    def __init__(self, say: Callable[[list[str]], None]) -> None:
-        self._say, self._thread, self._busy = say, threading.get_ident(), False
-
-    def hear(self, event: str, given: tuple[Any, ...]) -> None:
-        what = None if self._busy or threading.get_ident() != self._thread else _what(event, given)
-        if what is not None and _is_of_a_step(sys._getframe(3)):
-            self._busy = True
-            try:
-                self._say([TEXT.format(what=what)])
-            finally:
-                self._busy = False
-
-
-# One measurement at a time has one listener; an audit hook can't be removed from a process.
-_LISTENERS: list[_Listener] = []
+# One measurement at a time listens; an audit hook can't be removed from a process.
+_LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
 _INSTALLED: list[bool] = []
 
 
 def _hear(event: str, given: tuple[Any, ...]) -> None:
     if _LISTENERS and event in EVENTS:
-        _LISTENERS[-1].hear(event, given)
+        _LISTENERS[-1](event, given)
 
 
 @contextmanager
 def named(say: Callable[[list[str]], None]) -> Iterator[None]:
     """Call `say` with a line for each thing that steps do in the block and that stays.
 
-    It is called before the thing is done, so that an error raised in there prevents it.
-    """
-    if not _INSTALLED:
-        sys.addaudithook(_hear)
-        _INSTALLED.append(True)
-    listener = _Listener(say)
-    _LISTENERS.append(listener)
-    try:
-        with _missing_events_raised():
-            yield
-    finally:
-        _LISTENERS.remove(listener)
-
-
-@contextmanager
-def _missing_events_raised() -> Iterator[None]:
-    """Raise events that Python does not: torch.save opens its file in C++, and before Python 3.12
-    threads start without one.
+    It is called before the thing is done, so that an error raised in there prevents it. Only steps
+    of ours in this thread count.
     """
     import torch
 
-    def save(given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        path = given[1] if len(given) > 1 else named.get("f")
+    here, busy = threading.get_ident(), False
+
+    def listen(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal busy
+        what = None if busy or threading.get_ident() != here else _what(event, given)
+        if what is not None and _is_of_a_step(sys._getframe(2)):
+            busy = True
+            try:
+                say([TEXT.format(what=what)])
+            finally:
+                busy = False
+
+    if not _INSTALLED:
+        sys.addaudithook(_hear)
+        _INSTALLED.append(True)
+    _LISTENERS.append(listen)
+    try:
+        with patched(torch, "save", _saving), patched(threading.Thread, "start", _starting):
+            yield
+    finally:
+        _LISTENERS.remove(listen)
+
+
+def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise the event that torch.save does not: it opens its file in C++."""
+
+    def call(*given: Any, **more: Any) -> Any:
+        path = given[1] if len(given) > 1 else more.get("f")
         if isinstance(path, str | os.PathLike):
             sys.audit("open", path, "wb", 0)
+        return save(*given, **more)
 
-    def start(given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    return call
+
+
+def _starting(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise the event that threads start without before Python 3.12."""
+
+    def call(thread: threading.Thread) -> None:
         sys.audit("_thread.start_new_thread")
+        start(thread)
 
-    with _announced(torch, "save", save), _announced(threading.Thread, "start", start):
-        yield
-
-
-@contextmanager
-def _announced(holder: Any, name: str, announce: Callable[..., None]) -> Iterator[None]:
-    """Call `announce` with the arguments before each call of a function, in the block."""
-    found = getattr(holder, name)
-
-    @functools.wraps(found)
-    def call(*given: Any, **named: Any) -> Any:
-        announce(given, named)
-        return found(*given, **named)
-
-    setattr(holder, name, call)
-    try:
-        yield
-    finally:
-        if getattr(holder, name) is call:
-            setattr(holder, name, found)
+    return call
 
 
 def _what(event: str, given: tuple[Any, ...]) -> str | None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, Protocol
 
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -80,25 +80,17 @@ class Run:
     async def _give_up_turn(self, blocks: Generator[None, None, None]) -> float:
         """Let others run; return the seconds that handing over and back took."""
         start, given_s = time.perf_counter(), 0.0
-
-        async def others() -> None:
-            nonlocal given_s
-            begin = time.perf_counter()
-            self._told(self)
-            for _ in range(PASSES):
-                await asyncio.sleep(0)
-            given_s = time.perf_counter() - begin
-
         here = guard.in_progress()
-        if here is None:
-            await others()
-        else:
-            try:
-                with here.paused():
-                    await others()
-            except SpeedKitError as error:
-                with suppress(StopIteration):  # it has noted the error and ended
-                    blocks.throw(error)
+        try:
+            with nullcontext() if here is None else here.paused():
+                begin = time.perf_counter()
+                self._told(self)
+                for _ in range(PASSES):
+                    await asyncio.sleep(0)
+                given_s = time.perf_counter() - begin
+        except guard.ChangedMeanwhile as error:
+            with suppress(StopIteration):  # it has noted the error and ended
+                blocks.throw(error)
         return time.perf_counter() - start - given_s
 
     def _blocks(self) -> Generator[None, None, None]:

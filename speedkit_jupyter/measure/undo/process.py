@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.support.torch_private import default_device
 
 # Module, and the functions that read and write. `machines.flags` has the precision flags.
 SWITCHES = (
@@ -77,7 +78,7 @@ def switches() -> Iterator[Setting]:
     yield Setting(
         "torch's switches", flags.snapshot, flags.restore, lambda a, b: not flags.diff(b, a)
     )
-    yield Setting("the default device", _default_device, torch.set_default_device)
+    yield Setting("the default device", default_device, torch.set_default_device)
     yield Setting(
         "deterministic algorithms",
         lambda: (
@@ -109,14 +110,6 @@ def _attribute(path: str, name: str) -> Setting:
         lambda: getattr(sys.modules[path], name),
         lambda value: setattr(sys.modules[path], name, value),
     )
-
-
-def _default_device() -> Any:
-    """Return None if nothing was set: then torch's functions are not wrapped."""
-    import torch
-
-    mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    return None if mode is None else mode.device
 
 
 def surroundings() -> Iterator[Setting]:

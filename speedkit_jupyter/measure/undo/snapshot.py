@@ -49,7 +49,7 @@ class Snapshot:
         import torch
 
         by_handler: dict[StateHandler, list[Memory]] = {handler: [] for handler in HANDLERS}
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
                 for handler in self.walk.handlers(instance):
                     if not handler.has_state:
@@ -82,7 +82,7 @@ class Snapshot:
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         with (
-            torch._C.DisableTorchFunctionSubclass(),
+            torch.DisableTorchFunctionSubclass(),
             torch.inference_mode(False),
             torch.no_grad(),
         ):
@@ -130,7 +130,7 @@ class Snapshot:
         """Return the tensors and arrays that do not hold the copied values any more."""
         import torch
 
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             return [
                 instance
                 for handler, instance, memory in self._memories
@@ -143,7 +143,7 @@ class Snapshot:
 
         if self._settings.changed():
             return "torch's settings"
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch.DisableTorchFunctionSubclass():
             for handler, instance, memory in self._memories:
                 # A plan that is shown and hidden again lays tensors elsewhere.
                 same = handler.same_values if handler.bulky else handler.same

@@ -199,13 +199,12 @@ def decided(
         optimization.switches()
         decision = optimization.decide(request, hardware, facts)
     except (AttributeError, ImportError) as error:
-        missing = moved(error)
-        if not missing:
+        if not (missing := moved(error)):
             raise
-    else:
-        is_rules = decision.active or decision.worth_measuring is not None
-        if optimization.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
-            return request.leave(optimization.as_is(facts), BY_REQUEST)
-        return decision
-    rule = f"torch {hardware.torch} has no {missing}, which this stands on"
-    return request.decline(optimization.as_is(facts), rule, hint="a newer SpeedKit may know it")
+        rule = f"torch {hardware.torch} has no {missing}, which this stands on"
+        hint = "a newer SpeedKit may know it"
+        return request.decline(optimization.as_is(facts), rule, hint=hint)
+    is_rules = decision.active or decision.worth_measuring is not None
+    if optimization.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
+        return request.leave(optimization.as_is(facts), BY_REQUEST)
+    return decision

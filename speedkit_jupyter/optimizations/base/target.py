@@ -78,8 +78,7 @@ class Target:
 
     `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
     user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
-    its own optimizers only, switches `search` off; `made` are such as its step makes. With
-    `remember` one search serves until `forget()`: for as long as no optimizer can be new.
+    its own optimizers only, switches `search` off; `made` are such as its step makes.
     """
 
     model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
@@ -122,42 +121,38 @@ class Target:
         """
         if self._found is not None:
             return list(self._found)
-        optimizers = self._searched()
-        self._found = optimizers if self.remember else None
-        return optimizers
-
-    def _searched(self) -> list[torch.optim.Optimizer]:
-        import gc
-
-        import torch
-
-        candidates = [*self.optimizers]
-        if not self.search:
-            return candidates
-        # By type: isinstance would ask proxies and lazy modules for their __class__. An instance
-        # refers to its class, and the garbage collector finds that faster than a loop would.
-        kinds = _subclasses(torch.optim.Optimizer)
-        candidates += [
-            optimizer for optimizer in gc.get_referrers(*kinds) if type(optimizer) in kinds
-        ]
-        parameters = self._parameters()
-        return [optimizer for optimizer in each_once(candidates) if _holds(optimizer, parameters)]
+        found = [*self.optimizers]
+        if self.search:
+            found = self._held(each_once([*found, *_optimizers_of_the_process()]))
+        self._found = found if self.remember else None
+        return found
 
     def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it holds a parameter of the model."""
-        return _holds(optimizer, self._parameters())
+        return bool(self._held([optimizer]))
 
-    def _parameters(self) -> set[int]:
-        return set() if self.model is None else {id(p) for p in self.model.parameters()}
+    def _held(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+        """Return those that hold a parameter of the model."""
+        own = set() if self.model is None else {id(p) for p in self.model.parameters()}
+        return [
+            optimizer
+            for optimizer in optimizers
+            if any(id(p) in own for g in optimizer.param_groups for p in g["params"])
+        ]
 
 
-def _subclasses(kind: type) -> set[type]:
-    """Return the class and all below it."""
-    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
+def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
+    import gc
 
+    import torch
 
-def _holds(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
-    return any(id(p) in parameters for g in optimizer.param_groups for p in g["params"])
+    def with_subclasses(kind: type) -> set[type]:
+        return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
+
+    # By type: isinstance would ask proxies and lazy modules for their __class__. An instance
+    # refers to its class, and the garbage collector finds that faster than a loop would.
+    kinds = with_subclasses(torch.optim.Optimizer)
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
 
 @contextmanager

@@ -44,9 +44,14 @@ class Call:
         """Return the module that is called; None once it is gone."""
         return cast("torch.nn.Module", self._module())
 
-    def is_here(self) -> bool:
-        """Whether it acts in this thread."""
-        return self.only_in in (None, threading.get_ident())
+    def acts(self) -> bool:
+        """Whether this call is for the layer: in its thread, neither compiled nor traced."""
+        import torch
+
+        if self.only_in not in (None, threading.get_ident()):
+            return False
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        return not traced
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call without this layer."""

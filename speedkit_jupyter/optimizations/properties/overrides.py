@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,10 +77,6 @@ class Property(ABC):
         """Return the layers that are in force; their `original` may become another meanwhile."""
         known = self._layers
         return known.get(thing) if known else None  # to ask even an empty one takes a while
-
-    def comes_back_to(self, thing: Any, original: Any) -> None:
-        """Set another original, for an object that took the place of one that was overridden."""
-        self._all()[thing].original = original
 
     def _all(self) -> MutableMapping[Any, Layers]:
         if self._layers is None:
@@ -155,9 +151,7 @@ class Layer:
         top = layers.top
         del layers.overrides[self]
         if not layers.overrides:
-            with suppress(KeyError):
-                del every[thing]
-        if not layers.overrides:
+            every.pop(thing, None)
             self._property.put_back(thing, layers.original, top, self._optimizers)
         elif self._property.holds(thing, top):
             self._property.put(thing, layers.top, self._optimizers)

@@ -1,7 +1,8 @@
-"""Wrong variants are caught; right ones are not accused."""
+"""Right variants are not accused; what is odd about a step is said."""
 
 from __future__ import annotations
 
+import time
 import weakref
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -46,46 +47,6 @@ def planted(monkeypatch, wrong) -> None:
     monkeypatch.setattr(FusedOptimizer, "applied", applied)
 
 
-@contextmanager
-def corrupts_one_percent_of_outputs(target):
-    def hook(module, args, output):
-        flat = output.clone().flatten()
-        flat[::100] += 0.5
-        return flat.view_as(output)
-
-    handle = target.model.register_forward_hook(hook)
-    yield
-    handle.remove()
-
-
-@contextmanager
-def returns_nan_gradients(target):
-    parameter = next(target.model.parameters())
-    handle = parameter.register_hook(lambda gradient: gradient * float("nan"))
-    yield
-    handle.remove()
-
-
-@contextmanager
-def skips_the_optimizer_step(target):
-    target.optimizers[0].step = lambda *args: None
-    yield
-    del target.optimizers[0].step
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "wrong",
-    [corrupts_one_percent_of_outputs, returns_nan_gradients, skips_the_optimizer_step],
-)
-def test_a_wrong_variant_is_caught_and_never_the_winner(monkeypatch, wrong):
-    model, optimizer, step = parts()
-    planted(monkeypatch, wrong)
-    row = found(step, model, optimizer)
-    assert row["verdict"] == "wrong"
-    assert row["accuracy"]["reason"]
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("variant", ["fused_optimizer", "bf16", "fp16", "threads:1", "sdpa:math"])
 def test_a_right_variant_is_not_accused(variant):
@@ -116,57 +77,6 @@ def test_of_gradients_that_vanish_only_what_is_no_noise_counts(monkeypatch, size
 
     planted(monkeypatch, shifts_gradients)
     assert found(step, model, optimizer)["accuracy"]["verdict"] == verdict
-
-
-def test_channels_last_with_batch_norm_is_right():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
-                          nn.LazyLinear(10))  # fmt: skip
-    x, y = torch.rand(8, 3, 8, 8), torch.randint(10, (8,))
-    model(x)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-    def step():
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    row = found(step, model, optimizer, "baseline,channels_last")
-    assert row["accuracy"]["verdict"] in ("exact", "rounding")
-
-
-def test_an_inference_step_is_judged_by_what_it_returns(monkeypatch):
-    model, optimizer, _ = parts()
-    x = torch.rand(4, 16)
-
-    def infer():
-        with torch.no_grad():
-            return {"logits": model(x)}
-
-    assert found(infer, model, optimizer)["accuracy"]["verdict"] == "exact"
-    planted(monkeypatch, corrupts_one_percent_of_outputs)
-    assert found(infer, model, optimizer)["verdict"] == "wrong"
-
-
-def test_a_step_without_anything_to_compare_is_not_checked():
-    model, optimizer, _ = parts()
-    x = torch.rand(4, 16)
-
-    def step():
-        model.forward(x)  # not called as a module, and nothing is returned
-
-    row = found(step, model, optimizer)
-    assert row["accuracy"]["verdict"] == "not checked"
-
-
-def test_dropout_probabilities_and_dtypes_are_as_before():
-    model, optimizer, step = parts(nn.Dropout(0.3))
-    before = [p.clone() for p in model.parameters()]
-    found(step, model, optimizer)
-    assert model[2].p == 0.3
-    assert all(map(torch.equal, before, model.parameters()))
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert all(p.grad is None for p in model.parameters())
 
 
 def test_gradient_clipping_and_accumulation_are_right_under_fp16():
@@ -215,43 +125,6 @@ def test_a_failed_variant_keeps_nothing_of_its_step_alive():
     assert all(one() is None for one in seen)
 
 
-def several_steps(model, optimizer, x):
-    """Two steps in one."""
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-
-def lbfgs(model, optimizer, x):
-    """An optimizer that runs the step itself."""
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-
-    def closure():
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("step", [several_steps, lbfgs])
-def test_what_follows_the_first_optimizer_step_is_no_part_of_the_check(step):
-    model, optimizer, _ = parts()
-    x = torch.rand(4, 16)
-    found = benchmark(
-        lambda: step(model, optimizer, x),
-        "baseline,sdpa:math",
-        model=model,
-        optimizer=optimizer,
-        budget_s=0.1,
-    )
-    assert [one.accuracy.verdict for one in found.records] == ["exact", "exact"]
-    assert found.records[0].accuracy.gradient_error < 1e-3
-
-
 def test_a_step_that_gives_nan_by_itself_is_not_called_wrong():
     model, optimizer, _ = parts()
     rows = benchmark(
@@ -265,44 +138,20 @@ def test_a_step_that_gives_nan_by_itself_is_not_called_wrong():
     assert "not finite" in rows[1].accuracy.reason
 
 
-def test_torchscript_models_are_measured_and_put_back():
-    traced = torch.jit.trace(nn.Linear(4, 1), torch.rand(2, 4))
-    optimizer = torch.optim.SGD(traced.parameters(), lr=0.1)
-    before = traced.weight.detach().clone()
-    x = torch.rand(2, 4)
+@pytest.mark.parametrize("period_s", [0.05, 0.3])
+def test_a_whole_number_of_the_clock_is_no_fault_of_a_plan(machine, period_s):
+    machine("cpu")
+    torch.manual_seed(0)
+    model, log = nn.Linear(16, 16), {}
+    optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(8, 16)
 
-    def step():
-        traced(x).sum().backward()
+    def step() -> torch.Tensor:
+        log["phase"] = int(time.time() / period_s)
+        loss = model(x).square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss
 
-    found = benchmark(
-        step, "baseline,fused_optimizer", model=traced, optimizer=optimizer, budget_s=0.1
-    )
-    assert found.records[1].failure is None
-    assert torch.equal(traced.weight, before)
-
-
-def test_gradients_that_an_earlier_step_left_behind_are_no_part_of_the_check():
-    torch.manual_seed(0)
-    first, second = nn.Linear(8, 4), nn.Linear(8, 4)
-    optimizers = [torch.optim.Adam(one.parameters()) for one in (first, second)]
-    x = torch.rand(16, 8)
-
-    def step() -> None:
-        for network, optimizer in zip((first, second), optimizers, strict=True):
-            loss = network(x).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-    step()  # both have gradients now
-    comparison = benchmark(
-        step,
-        "baseline,fused_optimizer",
-        model=[first, second],
-        optimizer=optimizers,
-        budget_s=0.5,
-    )
-    for record in comparison.records:
-        assert record.accuracy.verdict in ("exact", "rounding"), record.accuracy
+    found = benchmark(step, "baseline,fused_optimizer,channels_last", budget_s=1)
+    assert "wrong" not in [found.verdict(record) for record in found.records if record.accuracy]

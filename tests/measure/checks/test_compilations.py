@@ -8,6 +8,7 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks.compilations import Compilations
+from speedkit_jupyter.measure.rounds.confinement import patched
 
 pytestmark = pytest.mark.compile
 
@@ -46,13 +47,6 @@ def test_graphs_breaks_and_recompiles_are_counted():
     assert not found.limit_reached
 
 
-def test_nothing_compiled_is_nothing_counted():
-    found = Compilations()
-    with found.counted():
-        Breaking()(torch.rand(2, 4))
-    assert found == Compilations()
-
-
 def test_the_recompile_limit_is_noticed():
     compiled = torch.compile(nn.Linear(4, 4), backend="eager", dynamic=False)
     found = Compilations()
@@ -74,3 +68,39 @@ def test_ten_compiled_variants_of_a_model_that_breaks_its_graph_run_their_own_gr
         assert not record.compilations.limit_reached
         assert record.compilations.recompiles == 0
     assert comparison.baseline.compilations.graphs == 0
+
+
+class Dropping(nn.Module):
+    """Compiled anew for the check, where dropout is off."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.second = nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 2)
+
+    def forward(self, x):
+        """(N, 4) to (N, 2)."""
+        return self.second(self.drop(torch.relu(self.first(x))))
+
+
+def test_what_is_compiled_while_calls_are_watched_has_no_breaks():
+    from torch._dynamo.utils import counters
+
+    model, seen = Dropping(), []
+
+    def make(call):
+        def observed(module, *args, **kwargs):
+            seen.append(type(module).__name__)
+            return call(module, *args, **kwargs)
+
+        return observed
+
+    model._compiled_call_impl = torch.compile(lambda x: model._call_impl(x), backend="eager")
+    model(torch.ones(2, 4))
+    before = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    model.drop.eval()
+    with patched(nn.Module, "__call__", make):
+        result = model(torch.ones(2, 4))
+    after = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    assert (after[0] - before[0], after[1] - before[1]) == (1, 0)
+    assert seen == ["Dropping"]
+    assert torch.allclose(result, model._call_impl(torch.ones(2, 4)))

@@ -74,6 +74,51 @@ def test_a_count_of_hits_that_rounding_moves_is_not_wrong(seed):
     assert word(found) != "wrong", found.accuracy
 
 
+class ConvNext(nn.Module):
+    """(N, 16, H, W) to the same: convolved channel by channel, then widened and narrowed."""
+
+    def __init__(self):
+        super().__init__()
+        self.deep, self.norm = nn.Conv2d(16, 16, 7, padding=3, groups=16), nn.LayerNorm(16)
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        out = self.norm(self.deep(x).permute(0, 2, 3, 1))
+        return x + self.narrow(functional.gelu(self.wide(out))).permute(0, 3, 1, 2)
+
+
+def stem(act):
+    return [nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), act]
+
+
+BLOCKS = {
+    "efficientnet": lambda: stem(nn.SiLU()),
+    "mobilenet": lambda: [
+        *stem(nn.ReLU6()), nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False),
+        nn.BatchNorm2d(16), nn.ReLU6(), nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16),
+    ],
+    "convnext": lambda: [nn.Conv2d(3, 16, 4, 4), ConvNext()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout(one_thread, block):
+    """Half of the batch pulls one way, half the other: kernels leave different rests of zero."""
+    torch.manual_seed(0)
+    head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 1))
+    model = nn.Sequential(*BLOCKS[block](), *head)
+    x, signs = torch.randn(4, 3, 32, 32).repeat_interleave(2, 0), torch.tensor([1.0, -1.0] * 4)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        (1 + (model(x).flatten() * signs).mean()).backward()
+        optimizer.step()
+
+    for found in examined(step, ["channels_last", "bf16+channels_last"], model, optimizer).records:
+        assert word(found) in RIGHT, found.accuracy
+
+
 @pytest.fixture
 def one_process(tmp_path):
     store = distributed.FileStore(str(tmp_path / "store"), 1)
@@ -102,18 +147,45 @@ def test_a_net_in_distributed_data_parallel_is_judged_as_the_bare_one(norm, view
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_sharded_net_is_not_called_wrong_and_trains_on():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10))
-    fully_shard(model)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_sharded_net_is_not_called_wrong_and_trains_on(seed):
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Embedding(50, 32), layer, nn.Linear(32, 10))
+    for part in (*model, model):
+        fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    x = torch.randn(64, 32)
+    x, y = torch.randint(50, (8, 6)), torch.randint(10, (48,))
 
     def step():
         optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
+        functional.cross_entropy(model(x).flatten(0, 1), y).backward()
         optimizer.step()
 
     for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
         assert word(found) != "wrong", found.accuracy
     step()
+
+
+def test_a_frozen_part_in_torchscript_is_judged():
+    class Headed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            backbone = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+            self.backbone = torch.jit.freeze(torch.jit.script(backbone))
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.backbone(x))
+
+    torch.manual_seed(0)
+    model, x = Headed(), torch.randn(4, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    for found in examined(step, ["fused_optimizer"], model, optimizer).records:
+        assert word(found) in RIGHT, found.accuracy

@@ -60,28 +60,6 @@ def test_an_honest_plan_is_not_accused(name, how, precision):
         assert word(record) in ("exact", "rounding") or record.failure, record.accuracy
 
 
-@pytest.mark.slow
-def test_a_bias_that_batch_norm_takes_out_is_noise():
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
-        torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 5),
-    )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    x, y = torch.randn(8, 3, 16, 16), torch.randint(0, 5, (8,))
-    step = step_of(
-        "autocast",
-        "bf16",
-        model,
-        lambda: model(x),
-        lambda out: torch.nn.functional.cross_entropy(out, y),
-        optimizer,
-    )
-    found = examined(step, ["channels_last"], model, optimizer).records[1]
-    assert found.accuracy.verdict in ("exact", "rounding"), found.accuracy
-    assert found.accuracy.explained_gradient > 1e-3  # what bf16 brings
-
-
 @pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("how", ["autocast", "model"])

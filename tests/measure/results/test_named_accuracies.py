@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.scores import Score, Scored
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.report.comparison_report import narrow_comparison_report
+from speedkit_jupyter.report.comparison_report import comparison_report
 
 OTHER = {"rewrites": {"gelu": True}}
 
@@ -160,7 +160,7 @@ def test_what_is_accepted_wins_and_the_report_says_what_was_given_up():
     assert "evaluate 0.912 → 0.908" in shown
     assert "accepted, 0.004 is given up, 0.0091 is allowed (1 % of the baseline's" in shown
     assert "higher is better" in shown
-    assert "evaluate()" in repr(narrow_comparison_report(found))
+    assert "evaluate()" in repr(comparison_report(found))
 
 
 @pytest.mark.parametrize("other", [True, False])
@@ -215,7 +215,7 @@ FAULTS: list[tuple[Callable[[Parts], Any], str]] = [
     (forgets_eval, "accuracy changes the model: 1.running_mean is another after it; is model.eval"),
     (uses_no_model, "accuracy calls no model that the step uses"),
     (raises, "accuracy raises ValueError: no data"),
-    (gives_a_tensor, "accuracy gives a tensor"),
+    (gives_a_tensor, "accuracy gives Tensor"),
     (gives_nan, "accuracy gives nan"),
 ]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.measure.subject.samples import of_a_step
+from speedkit_jupyter.measure.subject.observed import samples_of
 
 
 class Twice(nn.Module):
@@ -47,7 +47,7 @@ def test_it_is_what_the_first_called_model_gets(name):
     step, expected = STEPS[name]
     models = [OTHER, NET, TWICE, TWICE.part]
     before = nn.Module.__call__
-    assert of_a_step(step, models) == expected
+    assert samples_of(step, models) == expected
     assert nn.Module.__call__ is before
 
 
@@ -57,4 +57,4 @@ def test_nothing_is_said_where_a_call_gets_no_tensors():
             return torch.ones(3)
 
     model = Random()
-    assert of_a_step(model, [model]) is None
+    assert samples_of(model, [model]) is None

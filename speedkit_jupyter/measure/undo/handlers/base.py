@@ -44,15 +44,16 @@ class StateHandler:
     back by the same few lines.
     """
 
-    # Whether it holds many bytes of values; whether there is anything to put back; whether it can
-    # hold another object in place of one (`replace`).
+    # The classes of its objects; whether it holds many bytes of values; whether there is anything
+    # to put back; whether it can hold another object in place of one (`replace`).
+    types: tuple[type, ...] = ()
     bulky = False
     has_state = True
     can_replace = False
 
     def recognizes(self, cls: type) -> bool:
         """Return whether instances of this class have this kind of state."""
-        raise NotImplementedError
+        return issubclass(cls, self.types)
 
     def children(self, instance: Any) -> Iterable[Any]:
         """Return the objects that it holds, without running code or computing attributes."""
@@ -85,6 +86,14 @@ class StateHandler:
     def is_unrestorable(self, instance: Any) -> bool:
         """Return whether it can't be put back, which is then said before the run."""
         return False
+
+
+class Holder(StateHandler):
+    """A kind of state that consists of other objects: a memory holds these."""
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        memory = self.copy(instance, Copies())
+        return memory.values() if isinstance(memory, dict) else memory
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:

@@ -1,15 +1,14 @@
-"""Lists, dicts, sets, queues, rows of bytes and what is derived from them."""
+"""Lists, dicts, sets, queues and what is derived from them."""
 
 from __future__ import annotations
 
-import array
 import operator
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.handlers.base import MISSING, Copies, StateHandler
+from speedkit_jupyter.measure.undo.handlers.base import MISSING, Copies, Holder, StateHandler
 from speedkit_jupyter.measure.undo.handlers.iterators import Replay
 from speedkit_jupyter.measure.undo.ownership import PACKAGE
 
@@ -22,10 +21,8 @@ class Dicts(StateHandler):
     A plan's own entries (its hooks, say) stay: it may have been applied anew since.
     """
 
+    types = (dict,)
     can_replace = True
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, dict)
 
     def children(self, instance: Any) -> Iterable[Any]:
         keys, values, factory = self.copy(instance, Copies())
@@ -81,16 +78,11 @@ def _is_a_plans(value: Any) -> bool:
     return home.partition(".")[0] == PACKAGE and type(value) is not Replay
 
 
-class Lists(StateHandler):
+class Lists(Holder):
     """The elements of lists and deques, in order."""
 
+    types = (list, deque)
     can_replace = True
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, list | deque)
-
-    def children(self, instance: Any) -> Iterable[Any]:
-        return self.copy(instance, Copies())
 
     def copy(self, instance: Any, copies: Copies) -> list[Any]:
         iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
@@ -108,14 +100,10 @@ class Lists(StateHandler):
         self.put_back(instance, [new if part is old else part for part in parts])
 
 
-class Sets(StateHandler):
+class Sets(Holder):
     """The elements of sets, by identity, since hashes may be the user's."""
 
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, set)
-
-    def children(self, instance: Any) -> Iterable[Any]:
-        return set.copy(instance)
+    types = (set,)
 
     def copy(self, instance: Any, copies: Copies) -> dict[int, Any]:
         return {id(element): element for element in set.__iter__(instance)}
@@ -123,23 +111,3 @@ class Sets(StateHandler):
     def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
         set.clear(instance)
         set.update(instance, memory.values())
-
-
-class Buffers(StateHandler):
-    """The values of a `bytearray` or an `array.array`."""
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, bytearray | array.array)
-
-    def copy(self, instance: Any, copies: Copies) -> Any:
-        return instance[:] if copies.fits(instance, memoryview(instance).nbytes) else None
-
-    def same(self, instance: Any, memory: Any) -> bool:
-        return memory is None or bytes(memoryview(instance)) == bytes(memoryview(memory))
-
-    def put_back(self, instance: Any, memory: Any) -> None:
-        """Write in place; raise BufferError if the size changed while a view is in use."""
-        if len(instance) == len(memory):
-            memoryview(instance).cast("B")[:] = memoryview(memory).cast("B")
-        else:
-            instance[:] = memory

@@ -9,6 +9,7 @@ from typing import Any
 from speedkit_jupyter.measure.undo.handlers.base import (
     MISSING,
     Copies,
+    Holder,
     StateHandler,
     attribute_dict,
 )
@@ -39,24 +40,18 @@ class Attributes(StateHandler):
             object.__setattr__(instance, "__dict__", attributes)
 
 
-class Slots(StateHandler):
+class Slots(Holder):
     """Attributes without a dictionary."""
 
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)
 
-    def children(self, instance: Any) -> Iterable[Any]:
-        return [value for _, value in self.copy(instance, Copies()) if value is not MISSING]
+    def copy(self, instance: Any, copies: Copies) -> dict[Any, Any]:
+        return {slot: _value(slot, instance) for slot in slots(type(instance))}
 
-    def copy(self, instance: Any, copies: Copies) -> list[tuple[Any, Any]]:
-        return [(slot, _value(slot, instance)) for slot in slots(type(instance))]
-
-    def same(self, instance: Any, memory: list[tuple[Any, Any]]) -> bool:
-        return all(_value(slot, instance) is value for slot, value in memory)
-
-    def put_back(self, instance: Any, memory: list[tuple[Any, Any]]) -> None:
+    def put_back(self, instance: Any, memory: dict[Any, Any]) -> None:
         """Write the slots themselves: frozen classes refuse `setattr`."""
-        for slot, value in memory:
+        for slot, value in memory.items():
             if value is not MISSING:
                 slot.__set__(instance, value)
             elif _value(slot, instance) is not MISSING:
@@ -84,8 +79,7 @@ class Definitions(StateHandler):
     when compiled code runs.
     """
 
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, type | ModuleType)
+    types = (type, ModuleType)
 
     def children(self, instance: Any) -> Iterable[Any]:
         if not _is_the_users(instance):

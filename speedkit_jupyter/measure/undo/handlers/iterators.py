@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import itertools
 from collections.abc import Iterable, Iterator
 from types import FrameType, GeneratorType
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
 from speedkit_jupyter.measure.undo.handlers.names import Names, global_names
 from speedkit_jupyter.measure.undo.ownership import is_installed
+from speedkit_jupyter.support.torch_private import loader_iterator
 
-# Iterators of Python's own tell only the garbage collector what they hold.
-KEPT_IN_C = ("builtins", "itertools")
 # What an iterator of a DataLoader holds of the user's.
 OF_A_LOADER = ("_dataset", "_index_sampler", "_collate_fn")
 
@@ -69,10 +67,8 @@ class Replay:
 class Replays(StateHandler):
     """Ours, which lead to what they replay."""
 
+    types = (Replay,)
     has_state = False
-
-    def recognizes(self, cls: type) -> bool:
-        return cls is Replay
 
     def children(self, instance: Replay) -> Iterable[Any]:
         return (instance.original,)
@@ -84,7 +80,7 @@ class Iterators(StateHandler):
     has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        if issubclass(cls, GeneratorType) or is_a_loaders(cls):
+        if issubclass(cls, GeneratorType) or issubclass(cls, loader_iterator()):
             return True
         if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase):
             return False
@@ -92,28 +88,16 @@ class Iterators(StateHandler):
 
     def children(self, instance: Any) -> Iterable[Any]:
         """Return what a generator of the user's works on, and what one in C calls and gives out."""
-        if is_a_loaders(type(instance)):
+        if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in OF_A_LOADER)
         elif not isinstance(instance, GeneratorType):
-            if type(instance).__module__ in KEPT_IN_C:
-                yield from _behind(instance)
+            # Other iterators are drawn from by this one. Only the collector knows what it holds.
+            behind = gc.get_referents(instance)
+            yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not _is_a_librarys(frame):
             yield from frame.f_locals.values()
             yield Names(frame.f_globals, global_names(instance.gi_code)[0])
 
 
-def is_a_loaders(cls: type) -> bool:
-    """Return whether this is the class of a DataLoader's iterator."""
-    return cls.__name__ in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter")
-
-
 def _is_a_librarys(frame: FrameType) -> bool:
     return is_installed(str(frame.f_globals.get("__name__")).partition(".")[0])
-
-
-def _behind(iterator: Any) -> Iterator[Any]:
-    """Yield all that it holds but other iterators, which this one draws from."""
-    own = (tuple, list) if type(iterator) is itertools.cycle else (tuple,)
-    for referent in gc.get_referents(iterator):
-        parts = referent if type(referent) in own else (referent,)
-        yield from (part for part in parts if not issubclass(type(part), Iterator))

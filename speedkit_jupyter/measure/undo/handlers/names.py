@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from speedkit_jupyter.measure.undo.handlers.base import MISSING, Copies, StateHandler
+from speedkit_jupyter.measure.undo.handlers.base import MISSING, Copies, Holder, StateHandler
 from speedkit_jupyter.measure.undo.ownership import is_machinery, is_the_users_function
 
 
@@ -25,16 +25,11 @@ class Names:
         self.all = [*dict.fromkeys([*read, *self.bound])]
 
 
-class NamesHandler(StateHandler):
+class NamesHandler(Holder):
     """Bindings are compared for all names, and put back for those that the code binds."""
 
+    types = (Names,)
     can_replace = True
-
-    def recognizes(self, cls: type) -> bool:
-        return cls is Names
-
-    def children(self, instance: Names) -> Iterable[Any]:
-        return [instance.space[name] for name in instance.all if name in instance.space]
 
     def copy(self, instance: Names, copies: Copies) -> dict[str, Any]:
         return {name: instance.space.get(name, MISSING) for name in instance.all}
@@ -53,43 +48,32 @@ class NamesHandler(StateHandler):
                 instance.space[name] = new
 
 
-class Cells(StateHandler):
+class Cells(Holder):
     """Variables of an enclosing function (`nonlocal`)."""
 
+    types = (CellType,)
     can_replace = True
 
-    def recognizes(self, cls: type) -> bool:
-        return cls is CellType
-
-    def children(self, instance: CellType) -> Iterable[Any]:
-        value = self.copy(instance, Copies())
-        return () if value is MISSING else (value,)
-
-    def copy(self, instance: CellType, copies: Copies) -> Any:
+    def copy(self, instance: CellType, copies: Copies) -> tuple[Any, ...]:
         try:
-            return instance.cell_contents
+            return (instance.cell_contents,)
         except ValueError:  # no value yet
-            return MISSING
+            return ()
 
-    def same(self, instance: CellType, memory: Any) -> bool:
-        return self.copy(instance, Copies()) is memory
-
-    def put_back(self, instance: CellType, memory: Any) -> None:
-        if memory is MISSING:
-            del instance.cell_contents
+    def put_back(self, instance: CellType, memory: tuple[Any, ...]) -> None:
+        if memory:
+            instance.cell_contents = memory[0]
         else:
-            instance.cell_contents = memory
+            del instance.cell_contents
 
     def replace(self, instance: CellType, old: Any, new: Any) -> None:
-        if self.copy(instance, Copies()) is old:
-            instance.cell_contents = new
+        instance.cell_contents = new
 
 
 class Functions(StateHandler):
     """The code and default arguments of a function; it leads to its closure and its globals."""
 
-    def recognizes(self, cls: type) -> bool:
-        return cls is FunctionType
+    types = (FunctionType,)
 
     def children(self, instance: FunctionType) -> Iterable[Any]:
         if is_machinery(instance.__globals__.get("__name__")):

@@ -28,14 +28,13 @@ from types import (
 )
 from typing import Any
 
-from speedkit_jupyter.measure.undo.handlers.arrays import Arrays
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
-from speedkit_jupyter.measure.undo.handlers.containers import Buffers, Dicts, Lists, Sets
+from speedkit_jupyter.measure.undo.handlers.containers import Dicts, Lists, Sets
 from speedkit_jupyter.measure.undo.handlers.instances import Attributes, Definitions, Slots, slots
 from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replays
 from speedkit_jupyter.measure.undo.handlers.names import Cells, Functions, NamesHandler
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, Tensors
-from speedkit_jupyter.measure.undo.handlers.values import Files, Generators
+from speedkit_jupyter.measure.undo.handlers.values import Arrays, Buffers, Files, Generators
 from speedkit_jupyter.measure.undo.ownership import (
     INNER_MODULES,
     is_elsewhere,
@@ -168,7 +167,7 @@ def _is_left_alone(cls: type) -> bool:
     if issubclass(cls, type) or not is_machinery(home):
         return False
     kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
-    return not (home.startswith(INNER_MODULES) and issubclass(cls, kinds))
+    return not (INNER_MODULES.match(home) and issubclass(cls, kinds))
 
 
 def _hides_memory(cls: type) -> bool:

@@ -7,13 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values.plain_tensors import (
+from speedkit_jupyter.measure.checks.values import (
     has_values,
     is_plain,
-    is_transformed,
     plain,
 )
-from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler, attribute_dict
+from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
+from speedkit_jupyter.support.torch_private import is_made_of_tensors, is_transformed, set_versions
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class Tensors(StateHandler):
 
     def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
         saved = home = None
-        readable = has_values(instance) and not _consists_of_others(instance)
+        readable = has_values(instance) and not is_made_of_tensors(instance)
         if readable and copies.fits(instance, instance.numel() * instance.element_size()):
             once = _flat(instance.detach())
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
@@ -97,7 +97,7 @@ class Tensors(StateHandler):
             instance.requires_grad_(memory.requires_grad)
         if saved is not None and memory.version is not None:
             # An earlier graph goes on from these values: it asks how often they were written.
-            torch._C._autograd._unsafe_set_version_counter((instance,), (memory.version,))
+            set_versions([instance], [memory.version])
 
 
 class Gradients(StateHandler):
@@ -147,19 +147,7 @@ def _behind(tensor: torch.Tensor) -> Iterator[Any]:
         seen.add(node)
         if hasattr(node, "variable"):
             yield node.variable
-        if attribute_dict(node):  # one that the user wrote keeps what it likes
-            yield node
         waiting += [parent for parent, _ in node.next_functions]
-
-
-def _consists_of_others(tensor: torch.Tensor) -> bool:
-    """Return whether its values are those of tensors in its attributes."""
-    import torch
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    if type(tensor) in {torch.Tensor, torch.nn.Parameter}:
-        return False
-    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -1,13 +1,101 @@
-"""State that one function reads and another writes: random generators and files."""
+"""Values in C: NumPy's arrays, rows of bytes, random generators, files."""
 
 from __future__ import annotations
 
+import array
 import io
+import operator
 import random
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
+
+
+class Arrays(StateHandler):
+    """Arrays of every class. Arrays of objects hold them as a list does."""
+
+    bulky = True
+
+    def recognizes(self, cls: type) -> bool:
+        ndarray = getattr(sys.modules.get("numpy"), "ndarray", None)
+        return ndarray is not None and issubclass(cls, ndarray)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return _bare(instance).ravel().tolist() if instance.dtype == object else ()
+
+    def copy(self, instance: Any, copies: Copies) -> tuple[Any, Any]:
+        """Return a copy, or None for an array that is too large, and how it lies."""
+        plain = _bare(instance)
+        if plain.dtype.hasobject and plain.dtype != object:
+            raise TypeError("it holds objects in fields")
+        fits = copies.fits(instance, plain.nbytes)
+        return plain.copy(order="K") if fits else None, _header(plain)
+
+    def same(self, instance: Any, memory: tuple[Any, Any]) -> bool:
+        return bool(_header(instance) == memory[1]) and self.same_values(instance, memory)
+
+    def same_values(self, instance: Any, memory: tuple[Any, Any]) -> bool:
+        saved, plain = memory[0], _bare(instance)
+        if saved is None:
+            return True
+        if plain.shape != saved.shape or plain.dtype != saved.dtype:
+            return False
+        if plain.dtype == object:
+            return all(map(operator.is_, plain.ravel().tolist(), saved.ravel().tolist()))
+        return bool((_bytes(plain) == _bytes(saved)).all())
+
+    def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
+        """Write into its own memory; a read-only array may be a view of one that is not."""
+        import numpy as np
+
+        saved, header = memory
+        if _header(instance)[:3] != header[:3]:
+            raise ValueError("its shape or dtype was changed in place")
+        if saved is not None and not self.same_values(instance, memory):
+            plain = _bare(instance)
+            if not plain.flags.writeable:
+                plain.setflags(write=True)
+            np.copyto(plain, saved)
+        if instance.flags.writeable != header[3]:
+            instance.setflags(write=header[3])
+
+
+def _bare(array: Any) -> Any:
+    """Return a view without what a subclass does."""
+    import numpy as np
+
+    return array.view(np.ndarray)
+
+
+def _header(array: Any) -> tuple[Any, ...]:
+    return array.dtype, array.shape, array.strides, array.flags.writeable
+
+
+def _bytes(plain: Any) -> Any:
+    import numpy as np
+
+    return np.ascontiguousarray(plain).reshape(-1).view(np.uint8)
+
+
+class Buffers(StateHandler):
+    """The values of a `bytearray` or an `array.array`."""
+
+    types = (bytearray, array.array)
+
+    def copy(self, instance: Any, copies: Copies) -> Any:
+        return instance[:] if copies.fits(instance, memoryview(instance).nbytes) else None
+
+    def same(self, instance: Any, memory: Any) -> bool:
+        return memory is None or bytes(memoryview(instance)) == bytes(memoryview(memory))
+
+    def put_back(self, instance: Any, memory: Any) -> None:
+        """Write in place; raise BufferError if the size changed while a view is in use."""
+        if len(instance) == len(memory):
+            memoryview(instance).cast("B")[:] = memoryview(memory).cast("B")
+        else:
+            instance[:] = memory
 
 
 class Generators(StateHandler):
@@ -62,8 +150,7 @@ def _plain(state: Any) -> Any:
 class Files(StateHandler):
     """The contents of files in memory, and the position of those that are read."""
 
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, io.IOBase)
+    types = (io.IOBase,)
 
     def copy(self, instance: Any, copies: Copies) -> tuple[Any, int] | None:
         if instance.closed or not instance.seekable() or self.is_unrestorable(instance):

@@ -1,0 +1,286 @@
+"""%speedkit advise, verify, loader, batch: find the step, measure it, show the result."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.magics.line import Names, Option, command, names_of, whole_number
+from speedkit_jupyter.magics.namespace import (
+    check_result_name,
+    find_function,
+    find_loader,
+    find_model,
+    loaders,
+    models,
+)
+from speedkit_jupyter.magics.options import (
+    ACCURACY,
+    LOADER,
+    MODEL,
+    RESULT,
+    accuracy_of,
+    budget,
+    plans,
+    result,
+    step,
+)
+from speedkit_jupyter.magics.progress import measured
+from speedkit_jupyter.session import MeasuredCell, Session
+from speedkit_jupyter.support.lookup import value_of
+from speedkit_jupyter.support.samples import length_of
+from speedkit_jupyter.support.tracebacks import lets_go
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
+    from speedkit_jupyter.measure.subject.step import Step
+
+NO_STEP = "which step? Run a %%speedbench cell before, or name a function: --step train_step"
+
+
+def last_cell(session: Session) -> MeasuredCell:
+    """Return the last `%%speedbench` cell; raises UsageError without one."""
+    if session.measured is None:
+        raise UsageError(NO_STEP)
+    return session.measured
+
+
+def _number_or_rule(text: str) -> int | str:
+    return text if text.isidentifier() else int(whole_number(text))
+
+
+_number_or_rule.__name__ = "whole number"
+
+
+@command(
+    "what would make a step faster: evidence, expected gain, risk",
+    MODEL,
+    step("the function to look at; without it the last %%speedbench cell"),
+    LOADER,
+    Option(
+        "--try", "NUMBER",
+        "measure the opportunity of this number or rule: the step with it and as it is",
+        type=_number_or_rule, dest="wanted",
+    ),
+    budget("for all of it (10)"),
+    RESULT,
+)  # fmt: skip
+@lets_go
+def advise(names: Names, session: Session, arguments: Namespace) -> None:
+    """Advise, or with --try compare the step with and without a piece of advice."""
+    __tracebackhide__ = True
+    from speedkit_jupyter.advice.advisor import Advised, Advisor
+    from speedkit_jupyter.measure.subject.from_function import step_of
+    from speedkit_jupyter.profiling.api import profiler_of
+
+    check_result_name(arguments.v, names)
+    cell, name, budget_s = session.measured, arguments.step, arguments.budget
+    if arguments.wanted:
+        if session.last_advice is None:
+            raise UsageError("--try: nothing was advised yet: %speedkit advise")
+        if name not in (None, session.last_advice.subject):
+            raise UsageError(f"--try: nothing was advised about {name} yet: %speedkit advise")
+        text = f"%speedkit advise --try {arguments.wanted}"
+        engine = session.last_advice.benchmark(arguments.wanted, budget_s, text)
+        measured(engine, "trying", names, arguments.v)
+        return
+    if name is None:
+        cell = last_cell(session)
+        assert cell.profiler is not None
+        profiler = cell.profiler(budget_s)
+    else:
+        model = None if arguments.model is None else find_model(names, arguments.model)[1]
+        function = _over_batches(names, name, arguments.loader)
+        text = f"%speedkit advise --step {name}"
+        words = {id(value): word for word, value in models(names).items()}
+        profiler = profiler_of(function, model, None, budget_s, text, words)
+    called = {id(value): word for word, value in names.items() if word[:1] != "_"}
+    loader = find_loader(names, arguments.loader)
+    subject = name or (cell.title if cell else "")
+    advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)
+    measured(advisor, "looking for what is slow", names, arguments.v)
+
+    def anew() -> Step:
+        """For --try, with what the names mean by that time."""
+        if name is not None:
+            return step_of(_over_batches(names, name, arguments.loader))
+        assert cell is not None
+        return cell.step()
+
+    session.last_advice = Advised(list(advisor.result().opportunities), anew, subject)
+
+
+def _over_batches(names: Names, name: str, loader: str | None) -> Any:
+    """The function that is named; an epoch of the loader, where it takes batches."""
+    from speedkit_jupyter.advice.advisor import over_batches
+
+    function, given = find_function(names, name), find_loader(names, loader)
+    return over_batches(function, given, name, "name its DataLoader by --loader")
+
+
+@command(
+    "train with and without a plan, and compare the loss curves",
+    Option(
+        "--steps", "NUMBER", "how often each run calls the step (50)",
+        type=whole_number, default=50,
+    ),
+    step("the function that trains; without it the last %%speedbench cell"),
+    Option(
+        "--plan", "NAME",
+        "a plan as for --compare; without it what was tuned, applied or learned, or the rules'",
+        plans,
+    ),
+    *ACCURACY,
+    RESULT,
+)  # fmt: skip
+@lets_go
+def verify(names: Names, session: Session, arguments: Namespace) -> None:
+    """Train with and without a plan, and show the curves."""
+    __tracebackhide__ = True
+    from speedkit_jupyter.tuning.api import verifier_of
+
+    check_result_name(arguments.v, names)
+    accuracy = accuracy_of(names, arguments)
+    step, number, title = _trained(names, session, arguments, accuracy)
+    verifier = verifier_of(step, arguments.plan or _plan(session, step), number, accuracy)
+    verifier.result().subject = f"`{title}`"
+    measured(verifier, f"verifying {title}", names, arguments.v)
+
+
+def _trained(
+    names: Names, session: Session, arguments: Namespace, accuracy: NamedAccuracy | None
+) -> tuple[Step, int, str]:
+    """The step, how often it is called, and its name.
+
+    Where there is none but an accuracy, that is all that is run.
+    """
+    from speedkit_jupyter.measure.subject.from_function import step_of
+    from speedkit_jupyter.measure.subject.named_accuracy import required
+
+    name = arguments.step
+    if accuracy is not None and name in (None, accuracy.name) and (name or not session.measured):
+        models = [find_model(names, None)[1]] if required(accuracy.function) else []
+        return step_of(accuracy.bound(models)), 0, accuracy.name
+    if name is not None:
+        return step_of(find_function(names, name)), arguments.steps, name
+    cell = last_cell(session)
+    return cell.step(), arguments.steps, cell.title
+
+
+def _plan(session: Session, step: Step) -> Any:
+    """What was tuned last, else what is in force, was learned, or what the rules would do."""
+    from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
+    from speedkit_jupyter.plans.applying import plan_applied_to
+    from speedkit_jupyter.tuning import learning
+
+    if not step.models:
+        return AUTO
+    if (found := session.found_for(step.models[0])) and found.is_newer and found.proof:
+        return found.config
+    if any(plan_applied_to(model) is not None for model in step.models):
+        return CURRENT
+    return learning.tuned(step.models, step.optimizers) or AUTO
+
+
+# --- loaders and batch sizes ---
+
+
+@command(
+    "the fastest settings of a DataLoader, measured with your step",
+    Option("loader", "LOADER", "your DataLoader; without it the only one", loaders, nargs="?"),
+    step(
+        "a function that takes a batch, or goes through the loader; without it the last "
+        "%%speedbench cell where that does, else loading alone"
+    ),
+    budget("for all of it (20)"),
+    result("the variable that the rebuilt loader gets"),
+)
+@lets_go
+def loader(names: Names, session: Session, arguments: Namespace) -> None:
+    """Measure the settings of a DataLoader with a step."""
+    __tracebackhide__ = True
+    from speedkit_jupyter.loading.tuner import LoaderTuner
+    from speedkit_jupyter.measure.rounds.timeit_run import device_of
+
+    check_result_name(arguments.v, names)
+    known, name = list(loaders(names)), arguments.loader
+    if name is None:
+        if not known:
+            raise UsageError("there is no DataLoader in this notebook yet: make one first")
+        if len(known) > 1:
+            raise UsageError(f"which one? {', '.join(known)}")
+        name = known[0]
+    found = find_loader(names, name)
+    step, against = _step_with(names, session, arguments.step, found)
+    asked = f" --step {arguments.step}" if arguments.step else ""
+    tuner = LoaderTuner(
+        step, found, device_of(step), arguments.budget,
+        name=name, against=against,
+        command=f"%speedkit loader {name}{asked}",
+    )  # fmt: skip
+    measured(tuner, "loading", names, arguments.v, lambda result: result.loader)
+
+
+def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
+    """The function that is named; the last cell, where it goes through this loader; or nothing."""
+    from speedkit_jupyter.loading.api import step_over
+
+    if name is not None:
+        return step_over(loader, find_function(names, name)), name
+    if session.measured is not None:
+        step = session.measured.step()
+        if any(value is loader for value in step.walk().found.values()):
+            return step, session.measured.title
+    return step_over(loader), ""
+
+
+def _sizes(text: str) -> tuple[int, int]:
+    """From the smallest to the largest: `8:4096`."""
+    least, colon, most = text.partition(":")
+    if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
+        raise argparse.ArgumentTypeError(f"{text} is no range of sizes: give one as in 8:4096")
+    return int(least), int(most)
+
+
+@command(
+    "samples a second and peak memory by batch size: knee, fastest, largest",
+    step("a function that takes a batch, or reads its tensors; without it the last cell"),
+    Option(
+        "--data", "NAMES",
+        "the batch that it takes, or the tensors that it reads by name, with commas: x,y",
+        type=names_of,
+    ),
+    LOADER,
+    Option(
+        "--range", "SIZES",
+        "the smallest and the largest size (8:4096); each is twice the one before",
+        type=_sizes, default=(8, 4096),
+    ),
+    budget("for all of it (20)"),
+    RESULT,
+)  # fmt: skip
+@lets_go
+def batch(names: Names, session: Session, arguments: Namespace) -> None:
+    """Measure batch size by batch size."""
+    __tracebackhide__ = True
+    from speedkit_jupyter.batching.api import sweep_of, sweep_of_step
+
+    check_result_name(arguments.v, names)
+    sizes, budget_s = arguments.range, arguments.budget
+    loader, data = find_loader(names, arguments.loader), None
+    if arguments.data:
+        known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
+        data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
+    if arguments.step is not None:
+        function = find_function(names, arguments.step)
+        text = f"%speedkit batch --step {arguments.step}"
+        sweep = sweep_of(function, data, loader, sizes, budget_s, text)
+    else:
+        cell = last_cell(session)
+        sweep = sweep_of_step(
+            cell.step(), loader, cell.title, sizes, budget_s, "%speedkit batch", data or ()
+        )
+    measured(sweep, "batches", names, arguments.v)

@@ -1,0 +1,466 @@
+"""Watches steps: the first run leaves a trace of values, every other one is compared with it.
+
+Nothing is kept of a run that is compared but a few numbers a tensor. Before each of an optimizer's
+first steps the gradients are compared, and then the trace's are put in their place: so the
+parameters go the same way in every precision, up to rounding, and what the optimizer does with the
+same gradients is compared sharply, Adam's first steps too, which are those of signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.checks.deviations import (
+    LEAST_GRADIENT,
+    Deviation,
+    Sums,
+    of_gradients,
+    sums,
+)
+from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
+from speedkit_jupyter.measure.checks.watching import Watcher, unwatched, watching
+from speedkit_jupyter.support.storage import is_in_memory
+
+if TYPE_CHECKING:
+    import torch
+
+# Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
+# the user has, the second what the first left. The trace holds as many copies of the parameters.
+FOLLOWED = 2
+# Model calls that are compared between two optimizer steps, the first ones and each that follows
+# as many as all before: a loop that generates text makes thousands.
+FIRST_CALLS = 8
+# Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
+MOVES = ("parameter", "moved", "buffer")
+# A parameter that is off by so many roundings of its dtype is where it should be.
+STORED = 4.0
+
+# A moment of a step: the call, optimizer steps until then, kind of look, tag, number.
+Key = tuple[int, int, str, str, int]
+Values = dict[str, Any]
+
+
+@dataclass
+class Look:
+    """The values at one moment, by name; `ways` are how far parameters and buffers went since they
+    were seen before.
+    """
+
+    values: Values
+    ways: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Row:
+    """How far one value is off the trace's; `fits` unless it is there in one only, or in another
+    shape.
+
+    `error` is that of numbers, `sums` what it is made of. Of integers, and of text, `count` is how
+    many of `size` differ, `most` by how much, and `largest` is the trace's largest. After more
+    optimizer steps than are followed only the form is compared, which `is_free` says.
+    """
+
+    kind: str
+    place: str
+    size: int = 0
+    fits: bool = True
+    dtype: str = ""
+    sums: Sums = field(default_factory=lambda: Sums(0))
+    error: Deviation | None = None
+    count: int = 0
+    most: float = 0.0
+    largest: float = 0.0
+    is_text: bool = False
+    is_finite: bool = True
+    is_free: bool = False
+
+
+@dataclass
+class Run:
+    """What a few steps showed; `steps` counts those of optimizers, `ends` are the counts at the end
+    of each call.
+
+    The gradients of a look are a row together, too, without a name. `latest` are the rows by kind
+    and name. `diverged` is whether a model was called with other integers than in the trace, as
+    where a step feeds its own tokens back; `unknown` names what could not be compared.
+    """
+
+    rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
+    latest: dict[tuple[str, str], Row] = field(default_factory=dict)
+    steps: int = 0
+    ends: list[int] = field(default_factory=list)
+    diverged: bool = False
+    unknown: list[str] = field(default_factory=list)
+
+    def add(self, key: Key, name: str, row: Row) -> None:
+        """Add a row."""
+        self.rows[key, name] = row
+        if row.fits and not row.is_free:
+            self.latest[row.kind, name] = row
+
+
+class Enough(BaseException):
+    """Ends a step where all that is needed is known."""
+
+
+@contextmanager
+def observing(
+    models: Sequence[torch.nn.Module],
+    others: Sequence[torch.Tensor],
+    trace: dict[Key, Look],
+    **options: Any,
+) -> Iterator[Observer]:
+    """Watch steps, compare them with the trace, or add to it: see `Observer`."""
+    observer = Observer(models, others, trace, **options)
+    with watching(models, observer), suppress(Enough):
+        yield observer
+
+
+@dataclass
+class Observer(Watcher):
+    """Keeps in `run` how far a step is off the trace, to which it adds where it `extends` that.
+
+    `others` are parameters beside those of the models; gradients of those whose ids are `unread`
+    do not count. `scale` is the loss scale in force. A run that `ends_early` leaves the block
+    after the followed steps of its optimizers, or after one call. Where results are `named`, they
+    are compared in place of all outputs. Gradients are set to zero, which the caller puts back:
+    those of the step are its own then.
+    """
+
+    models: Sequence[Any]
+    others: Sequence[Any]
+    trace: dict[Key, Look]
+    scale: Callable[[], float]
+    loss_is_scaled: bool = False
+    extends: bool = False
+    ends_early: bool = False
+    named: bool = False
+    unread: Collection[int] = ()
+    run: Run = field(default_factory=Run)
+
+    def __post_init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._parameters: Values = {}
+        for model in self.models:
+            for name, parameter in model.named_parameters():
+                self._add(parameter, self._prefix(model) + name)
+        for parameter in self.others:
+            self._add(parameter, "")
+        self._taken: Counter[int] = Counter()  # steps of each optimizer
+        self._stepped: set[str] = set()  # parameters that optimizers moved in this step
+        self._calls = self._depth = 0
+        self._numbers: Counter[tuple[int, int, str, str]] = Counter()
+        self._tag = ""
+        self._within = 0  # steps within a backward pass
+        self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
+        self._drifts = False  # parameters moved by gradients that were not replaced
+        self._before: Values = {}
+        self._keep_before(self._parameters | self._buffers())
+        for gradient in map(self._gradient, self._parameters.values()):
+            if gradient is not None and is_in_memory(gradient):
+                gradient.detach().zero_()
+
+    def _prefix(self, model: Any) -> str:
+        return f"{type(model).__name__}." if len(self.models) > 1 else ""
+
+    def _add(self, parameter: Any, name: str) -> None:
+        if id(parameter) not in self._names:
+            self._names[id(parameter)] = name or f"parameter {len(self._names) + 1}"
+            self._parameters[self._names[id(parameter)]] = parameter
+
+    # What `watching` tells.
+
+    @unwatched
+    def called(self, args: Any, kwargs: Any, result: Any) -> None:
+        self._calls += 1
+        number = self._calls
+        is_compared = number <= FIRST_CALLS or not number & (number - 1)
+        if self._is_free or self.named or self.run.diverged or not is_compared:
+            return
+        given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
+        rows = self._look("given", {name: _checksum(value) for name, value in given.items()})
+        self.run.diverged = any(row.count or not row.fits for row in rows)
+        if not self.run.diverged:
+            self._look("output", leaves(result, "output"))
+
+    @unwatched
+    def before_backward(self, tensors: Any) -> None:
+        self._in_backward = True
+        if not (self._is_free or self.named):
+            divisor = self.scale() if self.loss_is_scaled else 1.0
+            self._look("output", _divided(leaves(tensors, "loss"), divisor))
+
+    @unwatched
+    def after_backward(self) -> None:
+        self._in_backward = False
+        self._is_fresh = True
+        self.run.steps, self._within, self._tag = self.run.steps + self._within, 0, ""
+        if self._in_closure and not self._is_free:
+            self._gradients(list(self._parameters.values()), 1.0, replace=True)
+            self._in_closure = False
+        elif self._depth:  # a closure that is evaluated once more
+            self._drifts = True
+
+    @unwatched
+    def differentiated(self, gradients: Any) -> None:
+        if not self._is_free:
+            self._look("gradient", leaves(gradients, "autograd.grad"))
+
+    @unwatched
+    def before_zero_grad(self) -> None:
+        self._flush()
+
+    @unwatched
+    def before_step(self, optimizer: Any, with_closure: bool) -> None:
+        self._depth += 1
+        if self._depth > 1:  # that of its parent class
+            return
+        self._taken[id(optimizer)] += 1
+        self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        for parameter in own:
+            self._add(parameter, "")
+        # Within the backward pass parameters get their gradients in any order.
+        self._tag = self._names[id(own[0])] if self._in_backward and own else ""
+        if self._is_free:
+            return
+        self._stepped |= {self._names[id(parameter)] for parameter in own}
+        self._keep_before({name: self._parameters[name] for name in self._stepped})
+        # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
+        self._in_closure = with_closure and not self._is_fresh and not self._in_backward
+        if not self._in_closure:
+            # A fused optimizer is handed the scale, for every other it is taken out before.
+            still_in = getattr(optimizer, "grad_scale", None)
+            self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
+
+    @unwatched
+    def after_step(self, optimizer: Any) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        if self._in_backward:
+            self._within += 1
+        else:
+            self.run.steps += 1
+            self._calls = 0
+        self._in_closure = False
+        if self._is_free:
+            return
+        own = {self._names[id(p)] for group in optimizer.param_groups for p in group["params"]}
+        self._moves("parameter", {n: p for n, p in self._parameters.items() if n in own})
+        self._moves("buffer", self._buffers())
+        if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
+            raise Enough
+
+    # What the caller tells.
+
+    @unwatched
+    def step_ended(self, results: Sequence[Any]) -> None:
+        """With what it returned and left in its names."""
+        self._flush()
+        found = leaves([*results], "result")
+        self.run.unknown += [value for value in found.values() if isinstance(value, Unknown)]
+        self._look("output", found | self._modes())
+        if not self._is_free:
+            rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
+            self._drifts = self._moves("moved", rest) or self._drifts
+            self._moves("buffer", self._buffers())
+        self.run.ends.append(self.run.steps)
+        self._calls, self._stepped = 0, set()
+        if self.ends_early:
+            raise Enough
+
+    @property
+    def is_done(self) -> bool:
+        """Whether another step would show nothing new, or begin where rounding led."""
+        followed = any(count >= FOLLOWED for count in self._taken.values())
+        return self._is_free or self._drifts or followed
+
+    # Looks.
+
+    def _flush(self) -> None:
+        """Compare gradients that nobody has looked at: they are cleared, or the step ends."""
+        if self._is_fresh and not self._is_free:
+            self._gradients(list(self._parameters.values()), self.scale())
+
+    def _gradients(self, parameters: Sequence[Any], scale: float, replace: bool = False) -> None:
+        import torch
+
+        self._is_fresh = False
+        gradients = {self._names[id(p)]: self._gradient(p) for p in parameters}
+        values = {n: None if one is None else plain(one) for n, one in gradients.items()}
+        self._look("gradient", _divided(values, scale))
+        expected = self.trace.get(self._key)
+        for name, gradient in gradients.items() if replace and expected is not None else ():
+            value = expected.values.get(name)  # type: ignore[union-attr]
+            # Of a sharded gradient this process has a part.
+            own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            if value is None or type(own) is not torch.Tensor or own.layout is not torch.strided:
+                continue
+            if own.numel() == value.numel():
+                own.copy_((value if scale == 1.0 else value * scale).view_as(own))
+
+    def _gradient(self, parameter: Any) -> Any:
+        if id(parameter) in self.unread or not (parameter.is_leaf or parameter.retains_grad):
+            return None
+        return parameter.grad
+
+    def _moves(self, kind: str, holders: Values) -> bool:
+        """Compare where parameters or buffers are now; returns whether they went anywhere."""
+        values = {name: plain(tensor) for name, tensor in holders.items()}
+        self._look(kind, {name: value for name, value in values.items() if value is not None})
+        look = self.trace.get(self._key)
+        return look is not None and any(look.ways.values())
+
+    def _keep_before(self, holders: Values) -> None:
+        """Remember where these are, in a run that extends the trace: parameters before each step,
+        what no optimizer moves at the beginning of all.
+        """
+        if self.extends and not self._is_free:
+            values = {name: plain(tensor) for name, tensor in holders.items()}
+            self._before |= {n: value.clone() for n, value in values.items() if value is not None}
+
+    def _buffers(self) -> Values:
+        return {
+            self._prefix(model) + name: buffer
+            for model in self.models
+            for name, buffer in model.named_buffers()
+        }
+
+    def _modes(self) -> dict[str, str]:
+        """Which parts are in training mode, and which parameters get gradients, after a step."""
+        modes = {
+            f"{number}.{name}.training": str(getattr(part, "training", False))  # none if frozen
+            for number, model in enumerate(self.models)
+            for name, part in model.named_modules()
+        }
+        return modes | {
+            f"{name}.requires_grad": str(parameter.requires_grad)
+            for name, parameter in self._parameters.items()
+            if id(parameter) not in self.unread
+        }
+
+    def _place(self) -> str:
+        ends = self.run.ends
+        words = [f"in step {len(ends) + 1}"] if ends else []
+        if count := self.run.steps - sum(ends[-1:]):
+            words.append(f"after {count} optimizer step{'s' * (count > 1)}")
+        return " ".join(words)
+
+    def _look(self, kind: str, found: Values) -> list[Row]:
+        """Compare with the trace, or add to it."""
+        moment = (len(self.run.ends), self.run.steps, kind, self._tag)
+        self._numbers[moment] += 1
+        key = self._key = (*moment, self._numbers[moment])
+        look = self.trace.get(key)
+        if look is None and self.extends:
+            self.trace[key], look = self._stored(kind, found), Look(found)
+        rows = _compared(kind, found, look, self._place())
+        for name, row in rows.items():
+            row.is_free = self._is_free
+            self.run.add(key, name, row)
+        return list(rows.values())
+
+    def _stored(self, kind: str, found: Values) -> Look:
+        """Copies: in float32, which is far finer than what is told apart."""
+        import torch
+
+        look = Look(dict(found))
+        for name, value in found.items():
+            if _is_exact(value):
+                look.values[name] = value.clone()
+            elif isinstance(value, torch.Tensor):
+                narrow = torch.complex64 if value.is_complex() else torch.float32
+                look.values[name] = value.detach().to(narrow, copy=True)
+                if kind in MOVES:
+                    old = self._before.get(name)
+                    way = value - old if old is not None and old.shape == value.shape else value
+                    look.ways[name] = float(way.norm())
+        return look
+
+
+def _compared(kind: str, found: Values, look: Look | None, place: str) -> dict[str, Row]:
+    """Return a row for each value of either; of gradients another one for all."""
+    expected = found if look is None else look.values
+    rows, pairs = dict[str, Row](), dict[str, Any]()
+    for name in {**expected, **found}:
+        mine, theirs = found.get(name), expected.get(name)
+        rows[name] = row = Row(kind, place, dtype=str(getattr(mine, "dtype", "")))
+        row.fits = look is not None and name in found and name in expected
+        if _is_of_numbers(row, mine, theirs):
+            pairs[name] = mine, theirs
+    parts = dict(zip(pairs, sums(list(pairs.values())), strict=True))
+    for name, way in (look.ways if look is not None else {}).items():
+        if name in parts:
+            parts[name] = _of_way(parts[name], pairs[name][0], way)
+    every = list(parts.values())
+    # What hardly moves, as the mean of a zero, is compared with how far the others go.
+    together = kind == "gradient" or kind in MOVES
+    errors = of_gradients(every) if together else [part.deviation() for part in every]
+    for name, part, error in zip(parts, every, errors, strict=True):
+        rows[name].sums, rows[name].error = part, error
+        mine, theirs = pairs[name]
+        is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
+        rows[name].is_finite = bool(mine.isfinite().any()) if is_own else math.isfinite(part.off)
+    if kind == "gradient" and len(parts) > 1:
+        whole = sum(every, Sums(0))
+        rows[""] = Row(kind, place, whole.size, error=whole.deviation(LEAST_GRADIENT))
+    return rows
+
+
+def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
+    """Compare text and integers; return whether there are numbers to be reduced."""
+    import torch
+
+    if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
+        row.is_text, row.fits, row.count = True, True, int(mine != theirs)
+        return False
+    tensors: list[Any] = [one for one in (mine, theirs) if isinstance(one, torch.Tensor)]
+    row.size = max((tensor.numel() for tensor in tensors), default=1)
+    row.fits &= len({tensor.shape for tensor in tensors}) < 2
+    if not any(map(_is_exact, tensors)):
+        return row.fits and bool(tensors)
+    if row.fits and row.size:
+        off = (mine.to(theirs.device).double() - theirs.double()).abs()
+        row.count, row.most = int((off > 0).sum()), float(off.max())
+        row.largest = float(theirs.double().abs().max())
+    return False
+
+
+def _is_exact(value: Any) -> bool:
+    import torch
+
+    inexact = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, torch.Tensor) and not inexact
+
+
+def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
+    """Relative to how far it went, without what its dtype rounds."""
+    import torch
+
+    eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
+    size = math.sqrt(part.square)
+    if not math.isfinite(part.off):
+        return part
+    off = max(0.0, math.sqrt(part.off) - STORED * eps * size)
+    return Sums(part.size, off * off, way * way)
+
+
+def _checksum(value: Any) -> Any:
+    """A few numbers that stand for the integers of a tensor and their order."""
+    import torch
+
+    flat = value.flatten()
+    weights = torch.arange(1, flat.numel() + 1)
+    return torch.stack([torch.tensor(value.numel()), flat.sum(), (flat * weights).sum()])
+
+
+def _divided(values: Values, divisor: float) -> Values:
+    if divisor == 1.0:
+        return values
+    return {n: value / divisor if hasattr(value, "numel") else value for n, value in values.items()}

@@ -1,1 +1,0 @@
-"""What a few steps do, seen while they run."""

@@ -1,0 +1,232 @@
+"""The reference: a step in float64, with the same random draws as in every other precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.measure.checks.memory import size, state_tensors
+from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import dispatch_mode, tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    import torch
+
+# Models with more bytes in a lower dtype are not taken to float64: there they have four times as
+# many.
+MOST_BYTES = 2**32
+# A GradScaler's kernels take their scale in float32.
+IN_FLOAT32 = "_amp_"
+# Kernels that draw inside, where no other draw can be put in their place.
+DRAWING_KERNELS = ("scaled_dot_product", "rnn", "attention")
+
+
+def parameters_of(holders: Sequence[Any]) -> list[Any]:
+    """Return the parameters of optimizers and models."""
+    parameters = []
+    for holder in holders:
+        if hasattr(holder, "param_groups"):
+            parameters += [p for group in holder.param_groups for p in group["params"]]
+        elif hasattr(holder, "parameters"):
+            parameters += list(holder.parameters())
+    return parameters
+
+
+def _wider() -> dict[torch.dtype, torch.dtype]:
+    import torch
+
+    low = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
+    return low | {torch.complex64: torch.complex128}
+
+
+@contextmanager
+def in_float64(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[None]:
+    """Models and optimizers in float64, and every tensor of fewer digits that meets them.
+
+    Their tensors get the memory back that they had; gradients that the block makes are the
+    caller's to remove. Raises RuntimeError where they are too large, or not in memory.
+    """
+    import torch
+
+    tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers)]
+    if not all(map(is_in_memory, tensors)):
+        raise RuntimeError("the memory of a parameter is given back")
+    held = {id(t): t for t in tensors if t.dtype in _wider() and t.layout is torch.strided}
+    if size(t for t in held.values() if t.element_size() == 2) > MOST_BYTES:
+        raise RuntimeError("the model is too large for float64")
+    before = [(tensor, tensor.data) for tensor in held.values() if tensor.dim()]
+    try:
+        for tensor, data in before:
+            tensor.data = data.to(_wider()[data.dtype])
+        with _wide_inputs(), _promoting():
+            yield
+    finally:
+        for tensor, data in before:
+            tensor.data = data
+
+
+@contextmanager
+def _wide_inputs() -> Iterator[None]:
+    """Modules are called with float64: some layers check their inputs' dtype themselves."""
+    import torch
+
+    def make(call: Any) -> Any:
+        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+            args, kwargs = tree_map(_promoted, (args, kwargs))
+            return call(module, *args, **kwargs)
+
+        return called
+
+    with patched(torch.nn.Module, "__call__", make):
+        yield
+
+
+@contextmanager
+def _promoting() -> Iterator[None]:
+    """Operations of several dtypes are made in the widest one."""
+
+    class Promoting(dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            given = args, kwargs or {}
+            name = function._schema.name.partition("::")[2]
+            if name.startswith(IN_FLOAT32) or name == "copy_" or not _is_mixed(given):
+                return function(*args, **(kwargs or {}))
+            copies: dict[int, Any] = {}
+
+            def promoted(value: Any) -> Any:
+                return copies.setdefault(id(value), _promoted(value))
+
+            now = tree_map(promoted, given)
+            result = function(*now[0], **now[1])
+            if not function._schema.is_mutable:
+                return result
+            for value in tree_leaves(given):  # what was written into a copy
+                copy = copies[id(value)]
+                if copy is not value and value.shape == copy.shape:
+                    value.copy_(copy)
+                    result = value if result is copy else result
+            return result
+
+    with Promoting():
+        yield
+
+
+def _is_mixed(given: Any) -> bool:
+    """Whether there are numbers in float64 beside others."""
+    import torch
+
+    dtypes = {value.dtype for value in tree_leaves(given) if isinstance(value, torch.Tensor)}
+    return bool(dtypes & {torch.float64, torch.complex128} and dtypes & _wider().keys())
+
+
+def _promoted(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dtype not in _wider():
+        return value
+    return value.to(_wider()[value.dtype]) if is_in_memory(value) else value
+
+
+@contextmanager
+def without_wrappers() -> Iterator[None]:
+    """DistributedDataParallel reduces nothing: its buckets have a fixed dtype."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    def make(forward: Any) -> Any:
+        return lambda wrapper, *args, **kwargs: wrapper.module(*args, **kwargs)
+
+    with patched(DistributedDataParallel, "forward", make):
+        yield
+
+
+# Random draws.
+
+
+@contextmanager
+def replayed(drawn: set[str]) -> Iterator[None]:
+    """Make every draw from torch's generators in float32, in contiguous memory.
+
+    So a generator that starts from the same state gives the same numbers in float64, bf16 and
+    channels_last. `drawn` gets the names of the operations that drew; compiled code draws its own
+    numbers.
+    """
+    import torch
+
+    class Replaying(dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if torch.Tag.nondeterministic_seeded not in function.tags:
+                return function(*args, **kwargs)
+            name = function._schema.name.partition("::")[2]
+            if not draws_inside(name):
+                drawn.add(name)
+                return _drawn(function, args, kwargs)
+            names = [argument.name for argument in function._schema.arguments]
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            if given.get("dropout_p") or given.get("dropout"):  # said to draw, and mostly does not
+                drawn.add(name)
+            return function(*args, **kwargs)
+
+    with Replaying():
+        yield
+
+
+def draws_inside(name: str) -> bool:
+    """Return whether an operation of this name draws inside a kernel of its own."""
+    return any(part in name for part in DRAWING_KERNELS)
+
+
+def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
+    """Return the operation on float32 copies, its result in the dtype that was asked for."""
+    import torch
+
+    floats = [v for v in args if isinstance(v, torch.Tensor) and v.is_floating_point()]
+    asked = kwargs.get("dtype") or (floats[0].dtype if floats else None)
+    if kwargs.get("dtype") is not None and kwargs["dtype"].is_floating_point:
+        kwargs = {**kwargs, "dtype": torch.float32}
+    plain = [_in_float32(value) for value in args]
+    result = function(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
+    if args and function._schema.name.endswith("_"):  # in place
+        return args[0].copy_(plain[0])
+    if isinstance(result, tuple):  # native_dropout: the numbers keep their precision
+        return args[0] * result[1] / max(1 - args[1], 1e-9), result[1]
+    is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
+    return result.to(asked) if is_float and asked is not None else result
+
+
+def _in_float32(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    if not is_in_memory(value):  # only its shape is asked for
+        return torch.empty_like(value, dtype=torch.float32)
+    return value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+
+
+@contextmanager
+def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
+    """Dropout layers off for the block, since each kernel draws other masks; yields if any was."""
+    import torch
+
+    dropouts: Any = torch.nn.Dropout.__base__
+    kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
+    layers: list[tuple[Any, str, float]] = []
+    for module in (part for model in models for part in model.modules()):
+        name = "p" if isinstance(module, dropouts) else "dropout"
+        if isinstance(module, kinds) and getattr(module, name) and module.training:
+            layers.append((module, name, getattr(module, name)))
+            setattr(module, name, 0.0)
+    try:
+        yield bool(layers)
+    finally:
+        for module, name, value in layers:
+            setattr(module, name, value)

@@ -1,1 +1,0 @@
-"""What a step is set against: in float64, and rounded as each precision rounds."""

@@ -1,0 +1,173 @@
+"""What can be compared in a result, wherever it lies in it: numbers, and all that is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support.storage import is_in_memory
+from speedkit_jupyter.support.torch_private import is_transformed, tree_leaves
+
+if TYPE_CHECKING:
+    import torch
+
+# An evenly spaced sample of a larger tensor is compared: it tells as much, and is quick to copy.
+MOST_ELEMENTS = 2**20
+# Containers within containers; deeper ones are not searched.
+DEEPEST = 8
+
+
+class Unknown(str):
+    """The name of a type in which nothing can be compared."""
+
+    __slots__ = ()
+
+
+def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
+    """Return what can be compared in a value that is called `name`, by its place in it.
+
+    Numbers are detached floating-point tensors, complex ones as pairs; integers are int64 tensors
+    in main memory; all else that can only be equal is text.
+    """
+    found: dict[str, torch.Tensor | str] = {}
+    _search(found, value, name, DEEPEST)
+    return found
+
+
+def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
+    import torch
+
+    value = _without_numpy(value)
+    if isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
+        _add(found, name, _comparable(value))
+    elif value is not None and depth:
+        before = len(found)
+        for inner, part in _inside(value):
+            _search(found, part, ".".join(filter(None, (name, inner))), depth - 1)
+        containers = (list, tuple, Mapping, set, frozenset)
+        if len(found) == before and not isinstance(value, containers):
+            _add(found, name, Unknown(type(value).__name__))
+
+
+def _add(found: dict[str, Any], name: str, value: torch.Tensor | str) -> None:
+    while name in found:
+        name += "'"
+    found[name] = value
+
+
+def _comparable(value: Any) -> torch.Tensor | str:
+    import torch
+
+    if isinstance(value, numbers.Integral):  # bool too
+        value = torch.tensor(int(value) % 2**63)
+    elif isinstance(value, numbers.Number):
+        with suppress(TypeError):  # a library's own kind of number
+            pair = complex(value)  # type: ignore[call-overload]
+            value = torch.tensor([pair.real, pair.imag], dtype=torch.float64)
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    values = plain(value)
+    if values is None:
+        return Unknown(f"{type(value).__name__} without values")
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
+        values = values.float()
+    if values.numel() > MOST_ELEMENTS:
+        values = values.flatten()[:: values.numel() // MOST_ELEMENTS | 1]
+    return values if values.is_floating_point() else values.to("cpu", torch.int64)
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return what a container or an object holds, each with its name."""
+    import torch
+
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, (set, frozenset)):  # by size: rounding would put digits in another order
+        return [("", item) for item in sorted(value, key=_rank)]
+    if isinstance(value, (list, tuple)):
+        names = getattr(value, "_fields", map(str, range(len(value))))
+        return zip(names if len(value) > 1 else [""], value, strict=False)
+    parts = tree_leaves(value)
+    if not (len(parts) == 1 and parts[0] is value):  # a container that torch knows
+        return [("", part) for part in parts]
+    if isinstance(value, enum.Enum):
+        return [("", value.name)]
+    if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):
+        return []
+    if dataclasses.is_dataclass(value):
+        return [(one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value)]
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _rank(value: Any) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, numbers.Real) else (float("inf"), repr(value))
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a NumPy array or scalar as a tensor, or as text; anything else as it is."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+        return value
+    array = numpy.asarray(value)
+    if array.dtype.kind not in "fciub":
+        return repr(array.tolist())
+    wide = array.astype("int64") if array.dtype.kind in "iub" else array
+    return torch.from_numpy(numpy.array(wide, dtype=wide.dtype.newbyteorder("=")))
+
+
+# Tensors of every layout and kind as plain ones.
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the same values in a strided tensor; None where it has none, or won't give them.
+
+    Sparse and MKL-DNN tensors become dense, quantized ones numbers; the parts of nested tensors,
+    and of those made of others, lie one after the other.
+    """
+    import torch
+
+    values = tensor.detach() if has_values(tensor) else None
+    if values is None or is_plain(values):
+        return values
+    with suppress(RuntimeError, TypeError):  # a layout, or a class, without this operation
+        if values.is_nested:
+            return torch.cat([part.reshape(-1) for part in values.unbind()])
+        if values.layout is not torch.strided:
+            return values.to_dense()
+        if values.is_quantized:
+            return values.dequantize()
+        if hasattr(values, "get_mask"):
+            return torch.where(values.get_mask(), values.get_data(), 0)  # type: ignore[attr-defined]
+        names = values.__tensor_flatten__()[0] if hasattr(values, "__tensor_flatten__") else ()
+        inner = [getattr(values, name) for name in names]  # a DTensor's mesh is one, too
+        parts = [plain(part) for part in inner if isinstance(part, torch.Tensor)]
+        return torch.cat([part.flatten() for part in parts if part is not None]) if parts else None
+    return None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether it is strided memory and nothing else, of no class with its own operations."""
+    import torch
+
+    strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return whether it can be read.
+
+    Not on the meta device, not a fake, not out of one of `torch.func`'s transforms, and with
+    memory behind it: to read a tensor whose memory was given back ends the process.
+    """
+    if tensor.is_meta or hasattr(tensor, "fake_mode"):
+        return False
+    return not is_transformed(tensor) and is_in_memory(tensor)

@@ -1,1 +1,0 @@
-"""What a step gives, as values that can be compared."""

@@ -1,0 +1,193 @@
+"""Steps of unusual forms: transforms of torch.func, optimizers that step within the backward pass
+or run it, gradients of no leaf. Rounding is not accused, a fault is, and nothing warns.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from planted import examined
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
+
+from speedkit_jupyter import benchmark
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FEATURES = 3
+
+
+def per_sample(model, x):
+    def loss(parameters, one):
+        return functional_call(model, parameters, (one,)).square().mean()
+
+    return vmap(grad(loss), (None, 0))(dict(model.named_parameters()), x)["0.weight"]
+
+
+def dual(model, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+def with_noise(model, x):
+    return vmap(lambda one: model(one + torch.randn(FEATURES)), randomness="different")(x)
+
+
+def second(model, x):
+    return torch.autograd.functional.jacobian(
+        lambda a: model(a).sum(0), x, create_graph=True, vectorize=True
+    )
+
+
+def backward_through(model, x):
+    given, back = vjp(model, x)
+    return back(torch.ones_like(given))[0]
+
+
+TRANSFORMS = {
+    "vmap": lambda model, x: vmap(model)(x),
+    "vmap, random": with_noise,
+    "vmap of grad": per_sample,
+    "vjp": backward_through,
+    "jvp": lambda model, x: jvp(model, (x,), (torch.ones_like(x),))[1],
+    "jacrev": lambda model, x: vmap(jacrev(model))(x),
+    "hessian": lambda model, x: vmap(hessian(lambda a: model(a).sum()))(x),
+    "dual numbers": dual,
+    "vectorized jacobian": second,
+}
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_step_with_transforms_is_measured_and_judged(name, trains):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x = torch.randn(6, FEATURES)
+
+    def train():
+        loss = TRANSFORMS[name](model, x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    def infer():
+        return TRANSFORMS[name](model, x).detach()
+
+    plans = ["fused_optimizer", "bf16"] if trains else ["bf16"]
+    for record in examined(train if trains else infer, plans, model, optimizer).records:
+        assert record.failure is None, record.failure
+        assert record.accuracy.verdict in ("exact", "rounding"), record.accuracy
+        assert record.accuracy.output_error is not None
+
+
+def in_force():
+    return not torch.backends.cuda.flash_sdp_enabled()
+
+
+def judged(seed, spoil=None):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8)
+    )
+    x, y = torch.randn(64, 32), torch.randint(0, 8, (64,))
+    optimizers = {one: torch.optim.Adam([one], 1e-3, foreach=False) for one in model.parameters()}
+
+    def hook(one):
+        if spoil is not None and in_force() and one is model[0].weight:
+            spoil(one)
+        optimizers[one].step()
+        optimizers[one].zero_grad()
+
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(hook)
+
+    def step():
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return examined(step, ["bf16+sdpa:math"], model, list(optimizers.values())).records[1].accuracy
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_sign_that_rounding_turns_is_not_accused(seed):
+    found = judged(seed)
+    assert found.verdict == "rounding", found
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    "spoil", [lambda one: one.grad.zero_(), lambda one: one.grad.neg_()], ids=["stays", "turns"]
+)
+def test_a_parameter_that_goes_elsewhere_is_seen(spoil):
+    found = judged(0, spoil)
+    assert found.verdict == "wrong", found
+
+
+LEAF = "not a leaf"
+
+
+def closure_of(optimizer, model):
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    return closure
+
+
+@pytest.mark.parametrize("given", ["its own", "another"])
+def test_no_warning_where_the_optimizer_runs_the_step(given):
+    model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    closure = closure_of(optimizer, model)
+
+    def step():
+        other(torch.ones(1, 3))
+        return optimizer.step(closure)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f".*{LEAF}.*")
+        result = benchmark(
+            step,
+            "baseline,threads:1",
+            model=model if given == "its own" else other,
+            budget_s=0.3,
+        )
+    assert not [record for record in result.records if LEAF in (record.failure or "")]
+
+
+def test_no_warning_with_a_buffer_that_hangs_in_a_graph():
+    model = nn.Linear(3, 3)
+    model.register_buffer("state", model.weight * 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step():
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f".*{LEAF}.*")
+        benchmark(step, "baseline,bf16", budget_s=0.3)
+
+
+def test_no_warning_with_a_weight_that_is_no_leaf():
+    model = nn.Linear(3, 3)
+    weight = model._parameters["weight"]
+    model._parameters["weight"] = weight * 1.0
+
+    def step():
+        model(torch.ones(2, 3)).sum().backward(retain_graph=True)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=f".*{LEAF}.*")
+        benchmark(step, "baseline,channels_last", model=model, budget_s=0.3)
