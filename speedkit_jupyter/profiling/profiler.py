@@ -11,11 +11,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.machines.devices import synchronize
-from speedkit_jupyter.measure.checks.counted_columns import LEAST_S, QUANTITIES
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -182,9 +180,6 @@ class Profiler:
         """
         profile, number, slowest_s = self._profile, 1, 0.0
         profile.timed_s = profile.cpu_s = profile.held_up_s = 0.0
-        metered = ((one.name, one.meter(self._device)) for one in QUANTITIES)
-        meters = {name: read for name, read in metered if read is not None}
-        counted = dict.fromkeys(meters, 0.0)
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -192,10 +187,7 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
-                before = {name: read() for name, read in meters.items()}
                 plain_s.append(self._watched(self._plain))
-                for name, read in meters.items():
-                    counted[name] += read() - before[name]
             with self._installed() as recorder:
                 with instruments.installed_within(recorder):
                     for _ in range(number):
@@ -211,22 +203,19 @@ class Profiler:
                 affordable = min(ENOUGH - 1, max(budget.left_s, 0.0) / (2 * slowest_s))
                 number = max(1, round(affordable / TURNS))
             yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
-        # Counters move rarely: shorter calls tell nothing.
-        if counted and (counted_s := sum(profile.plain_s)) >= LEAST_S:
-            profile.counted = {name: value / counted_s for name, value in counted.items()}
-            state.restore()
-            profile.samples = self._aside(lambda: samples_of(self._call, self.step.models))
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
         samples, taken_s = list[LineSample](), 0.0
-        with self._sampled() as recorder:
-            while not taken_s or (taken_s < enough_s and budget.allows(2 * self._call_s)):
-                state.restore()
-                split = self._profiled(recorder)
-                samples += split.samples
-                taken_s += split.total_s
-                self._find_lines(samples)
+        try:
+            with self._sampled() as recorder:
+                while not taken_s or (taken_s < enough_s and budget.allows(2 * self._call_s)):
+                    state.restore()
+                    split = self._profiled(recorder)
+                    samples += split.samples
+                    taken_s += split.total_s
+        finally:
+            self._find_lines(samples)
 
     def _find_lines(self, samples: list[LineSample]) -> None:
         shares = {part: self._profile.share(part) for part in PARTS}

@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from speedkit_jupyter import StateWarning, StepError, advise, benchmark, profile
-from speedkit_jupyter.measure.checks.counted_columns import Quantity
-from speedkit_jupyter.profiling import instruments, profiler
+from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.instruments import WAITING, installed
 from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
 from speedkit_jupyter.profiling.split import PARTS
@@ -474,22 +473,6 @@ def test_steps_of_an_optimizer_that_a_scheduler_has_wrapped_are_seen():
 
     found = profile(epoch, budget_s=2)
     assert found.steps == 4
-
-
-def test_a_profile_says_its_joules_where_they_are_counted(monkeypatch, made_time):
-    counted, net = [0.0], nn.Linear(2, 2)
-    energy = Quantity("energy_j", "energy", "J", "", lambda device: lambda: sum(counted))
-    monkeypatch.setattr(profiler, "QUANTITIES", (energy,))
-
-    def step() -> None:
-        net(torch.ones(5, 2))
-        made_time.sleep(0.2)
-        counted.append(0.5)
-
-    found = profile(step, budget_s=8, model=net)
-    assert found.to_dict()["energy_j"] == pytest.approx(0.5, rel=0.1)
-    assert found.to_dict()["energy_per_sample_j"] == pytest.approx(0.1, rel=0.1)
-    assert "Energy: 0.5 J a step, 0.1 J a sample" in str(found)
 
 
 class Wrapped:
