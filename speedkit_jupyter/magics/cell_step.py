@@ -65,8 +65,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
     """Return the profiler of a cell whose loops tell what they wait for."""
+    from speedkit_jupyter.profiling.instruments import Loops
     from speedkit_jupyter.profiling.lines import cells
-    from speedkit_jupyter.profiling.loops import Loops
     from speedkit_jupyter.profiling.profile import Profile
     from speedkit_jupyter.profiling.profiler import Profiler
 
