@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from isolation import isolated
 from planted import examined
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
 from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
-from speedkit_jupyter.measure.undo.snapshot import isolated
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
