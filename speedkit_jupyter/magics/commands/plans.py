@@ -162,7 +162,8 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
         plan, listed = as_of_now(context, asked or {})
         optimizers = words_for(names, listed)
         found = session.found_for(model)
-        if found and found.proof and found.is_newer and not found.is_in_force(model):
+        is_other = found and found.config.to_dict() != context.config.to_dict()
+        if found and found.proof and found.is_newer and is_other:
             plan = preview(model, found.config, listed).plan
             note = f"Tuned, and not in force yet: {found.proof}. {found.line} puts it into force."
     optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
