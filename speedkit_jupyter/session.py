@@ -66,14 +66,13 @@ class Session:
     """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
 
     `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
-    what the panels of one model share, by the model's id; `last_advice` is the name of a step and
-    what was advised for it.
+    what the panels of one model share, by the model's id.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.contexts: dict[str, SpeedContext] = {}
-        self.last_advice: tuple[str, Any] | None = None
+        self.last_advice: Any = None
         self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
         self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()

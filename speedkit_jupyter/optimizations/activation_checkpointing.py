@@ -24,6 +24,7 @@ from speedkit_jupyter.optimizations.properties.calls import (
     has_forward_hooks,
     is_compiled,
 )
+from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.marks import are_changed, marks, version
 
@@ -101,8 +102,7 @@ class ActivationCheckpointing(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put a layer around the calls of each block; in a benchmark for its own thread alone."""
-        import torch._dynamo  # noqa: F401  (checkpoint loads it, for a second, in the first step)
-
+        torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
         blocks = _chosen(target.model, decision)
         layers = [(block, Recomputed(block, target)) for block in blocks]
         del blocks
@@ -186,7 +186,7 @@ class Recomputed(Call):
         return (
             torch.is_grad_enabled()
             and self.acts()
-            and torch._C._autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined]
+            and torch_private.can_hook_saved_tensors()
             and not has_forward_hooks(self.module)
         )
 

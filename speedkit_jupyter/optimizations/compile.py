@@ -23,6 +23,7 @@ from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
 from speedkit_jupyter.optimizations.properties.overrides import Layer
+from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.exceptions import did_you_mean
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 # By name: the module, and another value than the usual one.
 SWITCHES = {
-    "dynamo.skip_nnmodule_hook_guards": ("torch._dynamo.config", False),
+    "dynamo.skip_nnmodule_hook_guards": (torch_private.DYNAMO_CONFIG, False),
     "compiler.cache_key_tag": ("torch.compiler.config", "another"),
 }
 INDUCTOR = "inductor"
@@ -56,11 +57,11 @@ def registered(name: str) -> str:
     """
     if name in OWN:
         return name
-    from torch._dynamo import list_backends
+    import torch
 
     packages = entry_points(group="torch_dynamo_backends")
     absent = {entry.name for entry in packages if entry.module not in sys.modules}
-    known = [one for one in list_backends(None) if one not in absent]
+    known = [one for one in torch.compiler.list_backends(()) if one not in absent]
     spelled = {one.lower(): one for one in (*OWN, *known)} | {one: one for one in known}
     if found := spelled.get(name, spelled.get(name.lower())):
         return found
@@ -149,7 +150,7 @@ class Compile(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put compiled calls on the modules; the compiled code is kept for the context's life."""
-        import torch._dynamo.config as config
+        config = torch_private.dynamo_config()
 
         def change() -> None:  # else hooks that are registered after compiling never fire
             config.skip_nnmodule_hook_guards = False

@@ -50,8 +50,10 @@ def debug(text: str) -> None:
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Raise a Python warning that points to the user's line, so that its filters decide."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+    level, frame, torchs = 1, sys._getframe(), f"{os.sep}torch{os.sep}"
+    while frame.f_back is not None and (
+        frame.f_code.co_filename.startswith(PACKAGE) or torchs in frame.f_code.co_filename
+    ):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
 

@@ -9,9 +9,8 @@ catalog that needs it is declined, and anything else raises the AttributeError o
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -347,6 +346,11 @@ def loader_iterator() -> type:
     return dataloader._BaseDataLoaderIter
 
 
+def end_workers(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, if it has some; its destructor does so later."""
+    getattr(iterator, "_shutdown_workers", lambda: None)()
+
+
 # torch.compile.
 
 
@@ -355,14 +359,6 @@ def dynamo_config() -> Any:
     from torch._dynamo import config
 
     return config
-
-
-def registered_backends() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the functions and the packages' entry points that are backends of torch.compile; none
-    while Dynamo is not loaded. The public `torch.compiler.list_backends` loads it, for seconds.
-    """
-    registry = sys.modules.get(f"{COMPILERS[0]}.backends.registry")
-    return getattr(registry, "_COMPILER_FNS", {}), getattr(registry, "_BACKENDS", {})
 
 
 def lookups() -> list[Any]:
@@ -416,17 +412,3 @@ def forget_builds() -> None:
         for remembered in list(vars(holder).values()):
             if hasattr(remembered, "cache_clear"):
                 remembered.cache_clear()
-
-
-def begun_builds() -> Iterator[tuple[Path, Path]]:
-    """Yield the libraries that a build has begun and not finished, and the file that locks each.
-
-    A build leaves a scratch folder beside its library, which only a finished one takes away.
-    """
-    from torch._inductor import codecache, cpp_builder
-
-    cache: Any = codecache
-    scratch = getattr(cpp_builder, "_BUILD_TEMP_DIR", None)
-    for folder in Path(cache.cache_dir()).rglob(f"*_{scratch}") if scratch else ():
-        library = folder.with_name(f"{folder.name.removesuffix(f'_{scratch}')}.so")
-        yield library, Path(cache.get_lock_dir()) / f"{library.name.partition('.')[0]}.lock"

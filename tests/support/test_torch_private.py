@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import sys
 from pathlib import Path
@@ -207,16 +208,15 @@ def test_hooks_on_saved_tensors_may_be_forbidden():
         assert not torch_private.can_hook_saved_tensors()
 
 
-def test_a_loaders_iterator_has_its_class():
-    loader = torch.utils.data.DataLoader([1, 2])
-    assert isinstance(iter(loader), torch_private.loader_iterator())
+def test_a_loaders_iterator_has_its_class_and_its_workers_end():
+    iterator = iter(torch.utils.data.DataLoader([1, 2], num_workers=1))
+    assert isinstance(iterator, torch_private.loader_iterator())
+    torch_private.end_workers(iterator)
+    assert multiprocessing.active_children() == []
 
 
 def test_the_compilers_tell_of_themselves():
     assert torch_private.dynamo_config() is sys.modules[torch_private.DYNAMO_CONFIG]
-    torch.compiler.list_backends()
-    functions, _ = torch_private.registered_backends()
-    assert "eager" in functions
     assert torch_private.lookups()
     assert not torch_private.is_compiler_error(ValueError())
 
@@ -238,7 +238,6 @@ def test_a_compilation_is_told_and_its_error_known():
         torch.compile(lambda x: torch._dynamo.graph_break() or x, fullgraph=True)(torch.ones(2))
     assert torch_private.is_compiler_error(error.value)
     torch_private.forget_builds()
-    assert all(library.suffix == ".so" for library, _ in torch_private.begun_builds())
 
 
 def test_writes_are_counted_where_torch_counts_them():

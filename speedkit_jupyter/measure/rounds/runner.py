@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observer import Look, Run, observing
+from speedkit_jupyter.measure.checks.observer import Key, Look, Run, observing
 from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, other_threads
@@ -187,7 +187,7 @@ class Runner:
         return float(scalers[0].get_scale()) if scalers else 1.0
 
     def observed(
-        self, trace: dict[str, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
+        self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
     ) -> Run:
         """Return how far some calls of the step are off the trace; see `observing`.
 

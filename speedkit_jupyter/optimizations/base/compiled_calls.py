@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties.calls import Call
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -45,21 +46,20 @@ class CompiledCode:
                 return self._compiled(module, args, kwargs)
             return self._first_run(module, args, kwargs)
         except KeyboardInterrupt:
-            forget_broken_builds()
+            torch_private.forget_builds()
             raise
         except Exception as error:
-            if not is_compiler_error(error):
+            if not torch_private.is_compiler_error(error):
                 raise
             if was_interrupted(error):
-                forget_broken_builds()
+                torch_private.forget_builds()
                 raise KeyboardInterrupt from error
             if removed_half_written_build(error):
                 return self.run(module, args, kwargs)
             return self._run_plainly(error, module, args, kwargs)
 
     def _first_run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.utils import counters
-
+        counters = torch_private.compile_counters()
         before = counters["stats"]["unique_graphs"]
         result = self._compiled(module, args, kwargs)  # type: ignore[misc]
         self._checked = True
@@ -126,13 +126,6 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
-def is_compiler_error(error: BaseException) -> bool:
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import CppCompileError
-
-    return isinstance(error, TorchDynamoException | CppCompileError)
-
-
 def was_interrupted(error: BaseException | None) -> bool:
     """Whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
     while error is not None:
@@ -142,20 +135,6 @@ def was_interrupted(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def forget_broken_builds() -> None:
-    """Make Inductor forget builds that were killed, which it remembers as failed."""
-    from torch._inductor import cpu_vec_isa
-    from torch._inductor.codecache import CppCodeCache, CppPythonBindingsCodeCache
-
-    for cache in (CppCodeCache, CppPythonBindingsCodeCache):
-        cache.cache_clear()
-    # A killed probe of the vector instructions is remembered as "there are none".
-    for holder in (cpu_vec_isa, cpu_vec_isa.VecISA):
-        for remembered in list(vars(holder).values()):
-            if hasattr(remembered, "cache_clear"):
-                remembered.cache_clear()
 
 
 def removed_half_written_build(error: BaseException) -> bool:
@@ -169,5 +148,5 @@ def removed_half_written_build(error: BaseException) -> bool:
     if match is None or not Path(match[1]).is_file():
         return False
     Path(match[1]).unlink()
-    forget_broken_builds()
+    torch_private.forget_builds()
     return True
