@@ -36,12 +36,6 @@ def test_a_saved_name_stands_for_its_best_plan(shell, monkeypatch):
     assert "mine" in shown
 
 
-def test_forget_deletes_a_name(shell):
-    shell.run("%%speedbench -n1 -r1 --save one\n1")
-    assert "Deleted 1 result" in shell.run("%speedkit history one --forget")
-    assert "Nothing saved yet" in shell.run("%speedkit history")
-
-
 def test_a_folder_that_cannot_be_written_is_one_line(shell, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "file" / "data"))
