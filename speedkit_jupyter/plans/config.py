@@ -13,10 +13,16 @@ from pydantic import PrivateAttr, ValidationError
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.optimizations.base.decision import Request, Source
 from speedkit_jupyter.optimizations.base.options import Fields
-from speedkit_jupyter.plans.fields import ALONE, FromCatalog, Origin, problems_of
-from speedkit_jupyter.plans.sources import prepared
-from speedkit_jupyter.support import arguments, yaml_lines
-from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
+from speedkit_jupyter.plans.sources import (
+    ALONE,
+    FromCatalog,
+    Origin,
+    from_file,
+    prepared,
+    problems_of,
+)
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.tracebacks import lets_go
 
 
@@ -41,8 +47,8 @@ class SpeedConfig(FromCatalog):
         problems = list(origin.problems)
         alone = values.pop(ALONE, False)
         if not isinstance(alone, bool):
-            where, shown = origin.where((ALONE,)), yaml_lines.shown(alone)
-            problems.append(f"{where}{ALONE}: {shown} is not allowed; allowed: true, false.")
+            wrong = f"{ALONE}: {arguments.shown(alone)} is not allowed; allowed: true, false."
+            problems.append(origin.where((ALONE,)) + wrong)
         known, variables = prepared(values, origin, problems)
         try:
             super().__init__(**known)
@@ -67,22 +73,8 @@ class SpeedConfig(FromCatalog):
 
         An empty file is all-auto.
         """
-        name = str(arguments.path("path", path))
-        try:
-            text = yaml_lines.read(path)
-        except FileNotFoundError:
-            siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")]
-            hint = did_you_mean(Path(path).name, siblings)
-            raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
-            why = getattr(error, "strerror", None) or error
-            raise ConfigError([f"{name}: can't be read: {why}"]) from None
-        raw, lines, duplicates = yaml_lines.load(text, name)
-        twice = tuple(
-            f"{name}, line {line}: {'.'.join(path)}: this key stands twice"
-            for path, line in duplicates
-        )
-        return cls(Origin(name, lines, twice), **raw)
+        values, origin = from_file(path)
+        return cls(origin, **values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that `from_dict` takes without loss; defaults are left out."""

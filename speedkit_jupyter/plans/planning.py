@@ -17,7 +17,7 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.optimization import decided
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.fields import ALONE
+from speedkit_jupyter.plans.sources import ALONE
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.tracebacks import lets_go
 

@@ -1,56 +1,139 @@
-"""What a config is given: options under whichever name, and the environment laid over them."""
+"""Where a config's values come from (YAML, dicts, the environment), and mistakes in words."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
+from pydantic import AliasChoices, ConfigDict, ValidationError, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.plans.fields import Origin, allowed_keys
-from speedkit_jupyter.support import database, messages
-from speedkit_jupyter.support.exceptions import did_you_mean
+from speedkit_jupyter.support import arguments, database, messages
+from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
+
+# The key of `SpeedConfig.alone()` in files and dicts.
+ALONE = "alone"
+# A config has a dozen options; what is much longer is another file.
+MOST_BYTES = 64 * 1024
+KeyPath = tuple[str, ...]
+
+FromCatalog: Any = create_model(
+    "_Fields",
+    __config__=ConfigDict(frozen=True, extra="forbid"),
+    **{item.name: (item.Options, item.default) for item in CATALOG},  # type: ignore[call-overload]
+)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where values come from, for messages: a name and the line of each key's path."""
+
+    name: str = "SpeedConfig"
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    firm: frozenset[str] = frozenset()  # fields that no environment variable changes
+
+    def where(self, path: KeyPath) -> str:
+        """Return the name, with the line of that key or of what it stands in."""
+        entry = find(path[0])
+        names = (path[0], *(entry.aliases if entry else ()))
+        paths = [(name, *path[1:]) for name in names] + [(name,) for name in names]
+        line = next((self.lines[one] for one in paths if one in self.lines), None)
+        return f"{self.name}: " if line is None else f"{self.name}, line {line}: "
+
+
+def from_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Origin]:
+    """Read YAML, safely; raises ConfigError with the file's name and the line."""
+    name = str(arguments.path("path", path))
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise ValueError(f"a config has at most {MOST_BYTES // 1024} KiB")
+        text = raw.decode("utf-8")
+    except FileNotFoundError:
+        siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")]
+        hint = did_you_mean(Path(path).name, siblings)
+        raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError([f"{name}: can't be read: {why}"]) from None
+    return _loaded(text, name)
+
+
+def _loaded(text: str, name: str) -> tuple[dict[str, Any], Origin]:
+    lines: dict[KeyPath, int] = {}
+    twice: list[str] = []
+
+    def walk(node: Any, path: KeyPath) -> None:
+        """Note the line of each key; `on:` and `1:` are words too where keys stand."""
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode):
+                key.tag = "tag:yaml.org,2002:str"
+                here, line = (*path, str(key.value)), key.start_mark.line + 1
+                if here in lines:
+                    twice.append(f"{name}, line {line}: {'.'.join(here)}: this key stands twice")
+                lines[here] = line
+                walk(value, here)
+
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        walk(node, ())
+        values = {} if node is None else loader.construct_document(node)
+    # PyYAML's own constructors raise KeyError and others for `!!bool no-bool`.
+    except Exception as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        what = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError([f"{name}{where}: YAML syntax: {what:.300}"]) from None
+    if not isinstance(values, dict):
+        must_be = "a config is a mapping, as in 'precision: auto'"
+        shown = arguments.shown(values)
+        raise ConfigError([f"{name}, line 1: {must_be}; this is {shown}"])
+    return values, Origin(name, lines, tuple(twice))
 
 
 def prepared(
     values: Mapping[str, Any], origin: Origin, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values under their names, with the environment laid over; add wrong keys to
-    `problems`.
+    """Return the values under their names, with the environment laid over, and the variables that
+    were; add wrong keys to `problems`.
     """
     known: dict[str, Any] = {}
-    spelled: dict[str, str] = {}
     for key, value in values.items():
-        where = origin.where((key,))
         optimization = find(key)
         if optimization is None:
-            problems.append(f"{where}{key}: unknown key; {allowed_keys(key)}")
-        elif optimization.name in spelled:
-            spelling = spelled[optimization.name]
-            problems.append(f"{where}{key}: the same as {spelling!r}, which stands there too")
+            names = [*(entry.name for entry in CATALOG), ALONE]
+            near = did_you_mean(key, [*names, *(a for entry in CATALOG for a in entry.aliases)])
+            allowed = f"allowed: {', '.join(names)}.{near}"
+            problems.append(f"{origin.where((key,))}{key}: unknown key; {allowed}")
+        elif optimization.name in known:
+            same = f"the same as {optimization.name!r}, which stands there too"
+            problems.append(f"{origin.where((key,))}{key}: {same}")
         else:
-            spelled[optimization.name] = key
             known[optimization.name] = value
-    _warn_of_unknown_variables()
-    variables = {}
-    for optimization in CATALOG:
-        if optimization.name in origin.firm:
-            continue
-        if optimization.variable and os.environ.get(optimization.variable):
-            variables[optimization.name] = optimization.variable
-            word = os.environ[optimization.variable]
-            known[optimization.name] = from_word(word, optimization.words)
-    return known, variables
-
-
-def _warn_of_unknown_variables() -> None:
-    variables = {optimization.variable for optimization in CATALOG if optimization.variable}
-    variables |= {database.FOLDER, machines.VARIABLE}
+    variables = {entry.variable: entry for entry in CATALOG if entry.variable}
+    others = (database.FOLDER, machines.VARIABLE, messages.VARIABLE)
     for name in os.environ:
-        if name.startswith("SPEEDKIT_") and name not in variables:
-            hint = did_you_mean(name, variables)
+        if name.startswith("SPEEDKIT_") and name not in (*variables, *others):
+            hint = did_you_mean(name, (*variables, *others))
             messages.warn(f"{name}: no such environment variable.{hint}")
+    used = {
+        entry.name: variable
+        for variable, entry in variables.items()
+        if os.environ.get(variable) and entry.name not in origin.firm
+    }
+    for name, variable in used.items():
+        known[name] = from_word(os.environ[variable], variables[variable].words)
+    return known, used
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
@@ -65,3 +148,51 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     if "false" in allowed and word in ("0", "false", "off", "no"):
         return False
     return int(word) if word.isdecimal() else word
+
+
+def problems_of(
+    error: ValidationError, origin: Origin, variables: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield a line for each key that pydantic refuses: where, what was given, what is allowed."""
+    paths = set()
+    for detail in error.errors():
+        path, allowed = _allowed(detail["loc"])
+        if path in paths:  # each branch of a union complains by itself
+            continue
+        paths.add(path)
+        variable = variables.get(path[0])
+        where = f"environment variable {variable}: " if variable else origin.where(path)
+        yield f"{where}{'.'.join(path)}: {_mistake(detail, path, allowed)}"
+
+
+def _mistake(detail: ErrorDetails, path: KeyPath, allowed: str) -> str:
+    if detail["type"] == "value_error":  # said by whoever knows what there is
+        return str(detail["ctx"]["error"])
+    unknown = detail["type"] == "extra_forbidden"
+    word = path[-1] if unknown else detail["input"]
+    hint = did_you_mean(word, allowed.split(", ")) if isinstance(word, str) else ""
+    mistake = "unknown key" if unknown else f"{arguments.shown(word)} is not allowed"
+    return f"{mistake}; allowed: {allowed}.{hint}"
+
+
+def _allowed(location: tuple[int | str, ...]) -> tuple[KeyPath, str]:
+    """Return the key's path (without pydantic's union branches) and the words that are allowed
+    there.
+    """
+    name, fields = str(location[0]), getattr(find(str(location[0])), "fields", {})
+    if not fields:
+        return (name,), _described(FromCatalog.model_fields[name])
+    if len(location) == 1:
+        return (name,), _described(next(iter(fields.values())))
+    key = str(location[1])
+    info = next((info for field, info in fields.items() if key in (field, *_aliases(info))), None)
+    return (name, key), _described(info) if info else ", ".join(fields)
+
+
+def _aliases(info: FieldInfo) -> tuple[str, ...]:
+    alias = info.validation_alias
+    return tuple(map(str, alias.choices)) if isinstance(alias, AliasChoices) else ()
+
+
+def _described(info: FieldInfo) -> str:
+    return info.description or str(info.annotation)

@@ -17,13 +17,16 @@ from speedkit_jupyter.support.exceptions import (
 )
 from speedkit_jupyter.support.wrappers import is_optimizer
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxlevel = 60, 2
+
 
 def seconds(name: str, value: Any) -> float | None:
     """Return a positive number of seconds, or None; raises StepError."""
     number = None if value is None else _number(value)
     if number is not None and not 0 < number < math.inf:
         must_be = "the budget must be a positive number of seconds"
-        raise StepError(f"{name}: {must_be}, not {_of(value)}")
+        raise StepError(f"{name}: {must_be}, not {shown(value)}")
     return number
 
 
@@ -31,21 +34,21 @@ def amount(name: str, value: Any) -> float | None:
     """Return a finite number that is not below 0, or None; raises StepError."""
     number = None if value is None else _number(value)
     if number is not None and not 0 <= number < math.inf:
-        raise StepError(f"{name} must be a number from 0 on, not {_of(value)}")
+        raise StepError(f"{name} must be a number from 0 on, not {shown(value)}")
     return number
 
 
 def whole(name: str, value: Any) -> int:
     """Return a whole number of a size that can be counted to; raises StepError."""
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > sys.maxsize:
-        raise StepError(f"{name} must be a whole number, not {_of(value)}")
+        raise StepError(f"{name} must be a whole number, not {shown(value)}")
     return value
 
 
 def flag(name: str, value: Any) -> bool:
     """Return True or False; raises StepError."""
     if not isinstance(value, bool):
-        raise StepError(f"{name} must be True or False, not {_of(value)}")
+        raise StepError(f"{name} must be True or False, not {shown(value)}")
     return value
 
 
@@ -54,19 +57,19 @@ def names(name: str, value: Any) -> list[str]:
     listed = value.split(",") if isinstance(value, str) else value
     must_be = f"{name} must be names, as in 'baseline,bf16'"
     if not isinstance(listed, list | tuple) or not listed:
-        raise StepError(f"{must_be}, not {_of(value)}")
+        raise StepError(f"{must_be}, not {shown(value)}")
     for item in listed:
         if not isinstance(item, str):
-            raise StepError(f"{must_be}: {_of(item)} is none")
+            raise StepError(f"{must_be}: {shown(item)} is none")
     if not all(item.strip() for item in listed):
-        raise StepError(f"{must_be}: one is empty in {_of(value)}")
+        raise StepError(f"{must_be}: one is empty in {shown(value)}")
     return [item.strip() for item in listed]
 
 
 def name(label: str, value: Any) -> str:
     """Return a plan's name; raises StepError."""
     if not isinstance(value, str):
-        raise StepError(f"{label} must be a variant's name or a SpeedConfig, not {_of(value)}")
+        raise StepError(f"{label} must be a variant's name or a SpeedConfig, not {shown(value)}")
     return value
 
 
@@ -80,7 +83,7 @@ def word(name: str, value: Any) -> str:
     except SpeedKitError:
         raise ArgumentError(
             f"{name} must be your word for an object, as net, trainer.model, models['lm'] or "
-            f"layers[0], not {_of(value)}"
+            f"layers[0], not {shown(value)}"
         ) from None
 
 
@@ -92,7 +95,7 @@ def modules(name: str, value: Any) -> list[Any]:
     for model in listed:
         if not isinstance(model, torch.nn.Module):
             must_be = "must be a torch.nn.Module, or a list of them"
-            raise StepError(f"{name} {must_be}, not {_of(model)}")
+            raise StepError(f"{name} {must_be}, not {shown(model)}")
     return listed
 
 
@@ -116,7 +119,7 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
     """Return a path; raises ConfigError."""
     if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
         return value
-    raise ConfigError([f"{name} must be a path, not {_of(value)}"])
+    raise ConfigError([f"{name} must be a path, not {shown(value)}"])
 
 
 def _number(value: Any) -> float:
@@ -127,11 +130,11 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _of(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value in a few words and in one line."""
     if isinstance(value, bool | int | float | str | bytes | list | tuple | dict) or value is None:
         try:
-            return " ".join(reprlib.repr(value).split())
-        except ValueError:  # too many digits
+            return " ".join(_SHORT.repr(value).split())
+        except ValueError:  # Python writes no number of more than some thousand digits
             return "so large a number"
-    return type(value).__name__ if not isinstance(value, type) else f"the type {value.__name__}"
+    return f"the type {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -2,54 +2,116 @@
 
 Each write is one transaction with SQLite's rollback journal (which, unlike a write-ahead log, also
 works on network folders): two kernels may write at once, and a process that is killed while it
-writes loses nothing that was saved before.
+writes loses nothing that was saved before. A row that an editor, a disk or another version has
+spoilt is left out, and named.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
-from speedkit_jupyter.support import database_rows
-from speedkit_jupyter.support.database_rows import ENGINE as ENGINE
-from speedkit_jupyter.support.database_rows import Learned as Learned
-from speedkit_jupyter.support.database_rows import Saved as Saved
-from speedkit_jupyter.support.exceptions import SpeedKitError, is_text
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
-Kept = TypeVar("Kept")
+from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # A folder of the user's choice in place of the platform's own.
 FOLDER = "SPEEDKIT_DATA"
 # Another kernel's write takes milliseconds, and several may wait in a row.
 PATIENCE_S = 10.0
-LONGEST_NAME = 200
+# How results and plans are found, not the package's version: it is raised where what an earlier
+# engine found can't be trusted or compared.
+ENGINE = 3
+# `kind` is result, plan or rates; `name` that of a result, a plan's setting or a machine.
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS results (
+CREATE TABLE IF NOT EXISTS entries (
     id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
     name TEXT NOT NULL,
-    saved_at TEXT NOT NULL,
-    result TEXT NOT NULL
-);
-CREATE TABLE IF NOT EXISTS plans (
-    id INTEGER PRIMARY KEY,
-    setting TEXT NOT NULL,
     task TEXT NOT NULL,
-    learned_at TEXT NOT NULL,
-    plan TEXT NOT NULL,
-    UNIQUE (setting, task)
-);
-CREATE TABLE IF NOT EXISTS rates (
-    machine TEXT PRIMARY KEY,
-    measured_at TEXT NOT NULL,
-    rates TEXT NOT NULL
-);
+    saved_at TEXT NOT NULL,
+    value TEXT NOT NULL
+)
 """
+Figure = FiniteFloat | None  # a number that is shown or divided by; None: not measured yet
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A result as it was kept; `saved_at` in UTC, `result` as its `to_dict` gave it."""
+
+    number: int
+    name: str
+    saved_at: datetime
+    result: Mapping[str, Any]
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier engine found it."""
+        return self.result.get("engine") != ENGINE
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A plan that was proven, as it was kept.
+
+    `setting` stands for model, optimizers, machine and torch version; `task` for the shapes that
+    went in and what was aimed at.
+    """
+
+    number: int
+    setting: str
+    task: str
+    learned_at: datetime
+    plan: Mapping[str, Any]
+
+    @property
+    def is_earlier(self) -> bool:
+        """Whether an earlier engine found it: it is listed, and not used."""
+        return self.plan.get("engine") != ENGINE
+
+
+class _Shape(BaseModel):
+    """What others read of a value; the rest of it is as it may be."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class _Variant(_Shape):
+    name: str
+    times_s: list[Annotated[FiniteFloat, Field(ge=0)]]
+    speedup: Figure = None
+    verdict: str = ""
+    plan: dict[str, Any] = {}
+
+
+class _Result(_Shape):
+    """What `to_dict` of a Comparison or a Timing gives."""
+
+    variants: list[_Variant]
+    environment: dict[str, Any] = {}
+
+
+class _Plan(_Shape):
+    """What tuning keeps of a plan."""
+
+    name: str
+    values: dict[str, Any]
+    speedup: Figure
+    low: Figure
+    high: Figure
+    parameters: int
+    device: str
+    model: str
+    inputs: list[str]
+    trains: bool
 
 
 def folder() -> Path:
@@ -62,12 +124,8 @@ def folder() -> Path:
 
 def save(name: str, result: Mapping[str, Any]) -> None:
     """Keep a result under a name; earlier ones of that name stay. Raises SpeedKitError."""
-    if len(name) > LONGEST_NAME or not is_text(name):
-        raise SpeedKitError(
-            f"no result can be saved as {name[:20]!r}: give it a shorter, plain name"
-        )
-    row = (name, _now(), json.dumps({**result, "engine": ENGINE}))
-    _write("INSERT INTO results (name, saved_at, result) VALUES (?, ?, ?)", row)
+    with _database() as database:
+        _insert(database, "result", name, "", json.dumps({**result, "engine": ENGINE}))
 
 
 def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Saved]:
@@ -75,22 +133,21 @@ def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Sav
 
     A row that can't be read is left out; a line about it is added to `skipped`.
     """
-    if not is_text(name or ""):
-        return []
-    rows = _read("SELECT id, name, saved_at, result FROM results", "name", name)
-    return _readable(rows, database_rows.saved, "result", skipped)
+    rows = _readable("result", name, _Result, skipped)
+    return [Saved(number, name, when, value) for number, name, _, when, value in rows]
 
 
 def forget(name: str) -> int:
     """Delete everything of that name; return how many results there were."""
-    return _write("DELETE FROM results WHERE name = ?", (name,)) if is_text(name) else 0
+    return _delete("kind = 'result' AND name = ?", name)
 
 
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
     """Keep a plan in place of an earlier one for the same. Raises SpeedKitError."""
-    row = (setting, task, _now(), json.dumps({**plan, "engine": ENGINE}))
-    columns = "plans (setting, task, learned_at, plan)"
-    _write(f"INSERT OR REPLACE INTO {columns} VALUES (?, ?, ?, ?)", row)
+    with _database() as database:
+        of_same = "DELETE FROM entries WHERE kind = 'plan' AND name = ? AND task = ?"
+        database.execute(of_same, (setting, task))
+        _insert(database, "plan", setting, task, json.dumps({**plan, "engine": ENGINE}))
 
 
 def learned(setting: str | None = None, skipped: list[str] | None = None) -> list[Learned]:
@@ -98,88 +155,98 @@ def learned(setting: str | None = None, skipped: list[str] | None = None) -> lis
 
     A row that can't be read is left out; a line about it is added to `skipped`.
     """
-    rows = _read("SELECT id, setting, task, learned_at, plan FROM plans", "setting", setting)
-    return _readable(rows, database_rows.learned, "learned plan", skipped)
+    return [Learned(*row) for row in _readable("plan", setting, _Plan, skipped)]
 
 
 def unlearn(numbers: Iterable[int] | None) -> int:
     """Delete these plans, or all; return how many there were."""
     if numbers is None:
-        return _write("DELETE FROM plans")
-    return sum(_write("DELETE FROM plans WHERE id = ?", (number,)) for number in numbers)
+        return _delete("kind = 'plan'")
+    return sum(_delete("kind = 'plan' AND id = ?", number) for number in numbers)
 
 
 def keep_rates(machine: str, rates: str) -> None:
     """Keep what was measured of a machine, as JSON, in place of what was before. Raises
     SpeedKitError.
     """
-    _write("INSERT OR REPLACE INTO rates VALUES (?, ?, ?)", (machine, _now(), rates))
+    with _database() as database:
+        database.execute("DELETE FROM entries WHERE kind = 'rates' AND name = ?", (machine,))
+        _insert(database, "rates", machine, "", rates)
 
 
 def rates(machine: str) -> str | None:
     """Return what was measured of this machine, as JSON; None without. Raises SpeedKitError."""
-    rows = _read("SELECT rowid AS id, rates FROM rates", "machine", machine)
-    text = rows[0][1] if rows else None
-    return text.decode(errors="replace") if isinstance(text, bytes) else None
+    rows = _rows("rates", machine)
+    return str(rows[0][4]) if rows else None
 
 
-def _readable(
-    rows: Iterable[tuple[Any, ...]],
-    read: Callable[..., Kept],
-    kind: str,
-    skipped: list[str] | None,
-) -> list[Kept]:
-    entries = []
-    for row in rows:
-        try:
-            entries.append(read(*row))
-        except ValueError as error:
-            if skipped is not None:
-                skipped.append(f"{kind} {row[0]} can't be read and is left out: {error}")
-    return entries
+def _insert(database: sqlite3.Connection, *values: str) -> None:
+    kind, name, task, value = values
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    columns = "entries (kind, name, task, saved_at, value)"
+    database.execute(
+        f"INSERT INTO {columns} VALUES (?, ?, ?, ?, ?)", (kind, name, task, now, value)
+    )
 
 
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+def _delete(where: str, *values: object) -> int:
+    with _database() as database:
+        return database.execute(f"DELETE FROM entries WHERE {where}", values).rowcount
 
 
-def _read(query: str, column: str, value: str | None) -> list[tuple[Any, ...]]:
-    """Return the rows, or those that have this value in the column; makes no file."""
+def _rows(kind: str, name: str | None) -> list[tuple[Any, ...]]:
+    """Return number, name, task, time and value of each row; makes no file."""
     try:
         (folder() / "speedkit.sqlite").stat()
     except (FileNotFoundError, NotADirectoryError):
         return []
     except (OSError, RuntimeError):
         pass  # opening it says why
-    where, values = ("", ()) if value is None else (f"WHERE {column} = ?", (value,))
-    with _database("BEGIN") as database:
-        return database.execute(f"{query} {where} ORDER BY id", values).fetchall()
+    query = "SELECT id, name, task, saved_at, value FROM entries WHERE kind = ?"
+    where, values = ("", (kind,)) if name is None else (" AND name = ?", (kind, name))
+    with _database() as database:
+        return database.execute(f"{query}{where} ORDER BY id", values).fetchall()
 
 
-def _write(statement: str, values: tuple[Any, ...] = ()) -> int:
-    """Return how many rows it changed."""
-    with _database("BEGIN IMMEDIATE") as database:
-        return database.execute(statement, values).rowcount
+def _readable(
+    kind: str, name: str | None, shape: type[BaseModel], skipped: list[str] | None
+) -> Iterator[tuple[int, str, str, datetime, Mapping[str, Any]]]:
+    """Yield the rows whose time and value are as they were written."""
+    for number, *texts, when, value in _rows(kind, name):
+        try:
+            moment = datetime.fromisoformat(when).astimezone(timezone.utc)
+            read = json.loads(value)
+            shape.model_validate(read)
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                why = f"{'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']}"
+            else:
+                why = f"it is no JSON, or has no date: {error!s:.100}"
+            if skipped is not None:
+                skipped.append(f"{kind} {number} can't be read and is left out: {why}")
+            continue
+        yield number, *texts, moment, read  # type: ignore[misc]
 
 
 @contextmanager
-def _database(begin: str) -> Iterator[sqlite3.Connection]:
+def _database() -> Iterator[sqlite3.Connection]:
     """Open a connection and a transaction: all of the block is written, or nothing."""
     file: Path | str = "speedkit.sqlite"
     try:
         file = folder() / "speedkit.sqlite"
         file.parent.mkdir(parents=True, exist_ok=True)
         connection = sqlite3.connect(file, timeout=PATIENCE_S, isolation_level=None)
-        connection.text_factory = bytes  # one row that is no text must not hide the others
+        # One row that is no text must not hide the others.
+        connection.text_factory = lambda raw: raw.decode(errors="replace")
         try:
             with connection:
-                connection.execute(begin)
-                for table in SCHEMA.split(";"):  # `executescript` would end the transaction
-                    connection.execute(table)
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(SCHEMA)
                 yield connection
         finally:
             connection.close()
-    except (sqlite3.Error, OSError, RuntimeError) as error:  # the last: `~nobody` has no home
+    except (sqlite3.Error, OSError, RuntimeError, UnicodeError) as error:  # `~nobody` has no home
         raise SpeedKitError(f"the history in {file} can't be used: {_why(error)}") from None
 
 
@@ -190,6 +257,4 @@ def _why(error: Exception) -> str:
         return f"it is damaged ({error}): delete it or move it away, and a new one begins"
     if "locked" in str(error):
         return f"another program has held it for {PATIENCE_S:g} s: try again, or {advice}"
-    if "column" in str(error):
-        return f"another version of SpeedKit made it ({error}): {advice}"
     return f"{error} ({advice})"

@@ -230,11 +230,13 @@ def tree_leaves(value: Any) -> list[Any]:
     return _pytree.tree_leaves(value)
 
 
-def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return the same containers with the function's result in place of each leaf."""
+def tree_map(function: Callable[..., Any], value: Any, *more: Any) -> Any:
+    """Return the same containers with the function's result in place of each leaf, or of those at
+    the same place in all.
+    """
     from torch.utils import _pytree
 
-    return _pytree.tree_map(function, value)
+    return _pytree.tree_map(function, value, *more)
 
 
 def tree_flatten(value: Any) -> tuple[list[Any], Any]:

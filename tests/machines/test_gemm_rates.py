@@ -91,7 +91,7 @@ def test_a_row_that_is_none_of_ours_is_measured_anew(text, monkeypatch):
     database.keep_rates("here", "{}")
     connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
     with connection:
-        connection.execute("UPDATE rates SET rates = ?", (text,))
+        connection.execute("UPDATE entries SET value = ?", (text,))
     connection.close()
     assert gemm_rates.known("here") is None
 

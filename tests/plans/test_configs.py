@@ -12,7 +12,7 @@ from speedkit_jupyter import Facts, SpeedConfig, machines, plan
 from speedkit_jupyter.optimizations import CATALOG, named
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.plans.fields import ALONE
+from speedkit_jupyter.plans.sources import ALONE
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

@@ -31,13 +31,12 @@ def learned(model: nn.Module) -> tasks.Task:
 def as_found_by(engine: Any) -> None:
     """Everything in the store, as another engine would have left it; None: before it had one."""
     with sqlite3.connect(database.folder() / "speedkit.sqlite") as connection:
-        for table, column in (("plans", "plan"), ("results", "result")):
-            for number, text in connection.execute(f"SELECT id, {column} FROM {table}").fetchall():
-                row = {k: v for k, v in json.loads(text).items() if k != "engine"}
-                row |= {} if engine is None else {"engine": engine}
-                connection.execute(
-                    f"UPDATE {table} SET {column} = ? WHERE id = ?", (json.dumps(row), number)
-                )
+        for number, text in connection.execute("SELECT id, value FROM entries").fetchall():
+            row = {k: v for k, v in json.loads(text).items() if k != "engine"}
+            row |= {} if engine is None else {"engine": engine}
+            connection.execute(
+                "UPDATE entries SET value = ? WHERE id = ?", (json.dumps(row), number)
+            )
     connection.close()
 
 

@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.checks.rounding import lowest, noted_autocast, of_parameters, unit
 from speedkit_jupyter.measure.checks.trials import Trials
 from speedkit_jupyter.measure.checks.values import is_plain
-from speedkit_jupyter.measure.rounds import other_threads
+from speedkit_jupyter.measure.rounds import confinement
 from speedkit_jupyter.measure.rounds.runner import Runner
 
 # What is beyond its limit by less may be the net or the plan: it is not accused, and can't win.
@@ -63,18 +63,18 @@ class Judge:
         __tracebackhide__ = True
         models, trials = self.first.step.models, self.trials
         held = parameters_of([*models, *self.first.step.optimizers])
-        with other_threads.noted(models) as calls:
+        with confinement.calls_noted(models) as calls:
             # An error inside its forward pass breaks a sharded model.
             if all(map(is_plain, held)):
                 trials.reference(self.first, self.trace)
         if calls.in_pythons:  # float64 would reach the model there, and not its input
             self.trace.clear()
         covered = set(self.trace)
-        with noted_autocast() as entered, other_threads.noted(models) as calls:
+        with noted_autocast() as entered, confinement.calls_noted(models) as calls:
             self.baseline = trials.run(self.first, self.trace, extends=True)
         self.lowered = lowest(*entered, *of_parameters(held))
         if calls.only_elsewhere:
-            self.void = other_threads.NOT_REACHED
+            self.void = confinement.NOT_REACHED
             return
         for (key, name), row in self.baseline.rows.items():
             if key in covered:

@@ -96,7 +96,7 @@ class Trials:
 
 def _plainly(runner: Runner) -> tuple[Surrounding, ...]:
     """Surroundings in which neither compiled code nor wrappers are in the way of float64."""
-    return runner.guarded, roofline.eager, reference.without_wrappers
+    return roofline.eager, reference.without_wrappers
 
 
 def is_compiled(runner: Runner) -> bool:

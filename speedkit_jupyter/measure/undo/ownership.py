@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from functools import cache
@@ -9,8 +10,6 @@ from itertools import islice
 from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
-
-from speedkit_jupyter.support.torch_private import COMPILERS
 
 PACKAGE = __name__.partition(".")[0]
 # Threads, event loops, shells and loggers: not what a step trains, and endless to walk.
@@ -24,11 +23,9 @@ MACHINERY = frozenset(
     ]
 )  # fmt: skip
 # Parts of torch that compile, record and communicate: their objects fit one another.
-INNER_MODULES = (
-    *COMPILERS, "torch._subclasses", "torch._ops",
-    "torch._higher_order_ops", "torch._library", "torch.fx", "torch.cuda.graphs",
-    "torch.cuda.streams", "torch.distributed", "torch.profiler", "torch.multiprocessing",
-)  # fmt: skip
+INNER_MODULES = re.compile(
+    r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
+)
 # Modules of objects that have another end, in another thread or process.
 CHANNELS = (
     "concurrent.futures", "multiprocessing.queues", "multiprocessing.managers",
@@ -68,7 +65,7 @@ def is_machinery(home: Any) -> bool:
     """Return whether code of this module is part of a compiler, a shell or the like."""
     if not isinstance(home, str):
         return False
-    return home.startswith(INNER_MODULES) or home.partition(".")[0] in MACHINERY
+    return bool(INNER_MODULES.match(home)) or home.partition(".")[0] in MACHINERY
 
 
 def is_elsewhere(cls: type) -> bool:

@@ -167,7 +167,7 @@ def _is_left_alone(cls: type) -> bool:
     if issubclass(cls, type) or not is_machinery(home):
         return False
     kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
-    return not (home.startswith(INNER_MODULES) and issubclass(cls, kinds))
+    return not (INNER_MODULES.match(home) and issubclass(cls, kinds))
 
 
 def _hides_memory(cls: type) -> bool:
