@@ -80,4 +80,4 @@ def repair(names: Names, session: Session, arguments: Namespace) -> None:
     """Make the TF32 settings in force agree."""
     mixed = flags.repair()
     text = "The two agree again; TF32 stays on where it was on" if mixed else "Nothing to repair"
-    display(Document(f"torch's TF32 settings: {text}", (), {"repaired": mixed}))
+    display(Document(f"torch's TF32 settings: {text}"))

@@ -45,7 +45,7 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
         "save": f"Saved to {file}",
     }[action]
     body = Code(session.config.to_yaml().rstrip())
-    display(Document(headline, [body], session.config.to_dict()))
+    display(Document(headline, [body]))
 
 
 @command(
