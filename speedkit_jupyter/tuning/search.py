@@ -173,8 +173,8 @@ class Search:
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
             self._looked = None
-        if tuning.is_settled:
-            current(notebook()).tuned(tuning.models, tuning.found)
+            if tuning.is_settled:
+                current(notebook()).tuned(tuning.models, tuning.found)
 
     def _check_learned(self, known: Candidate) -> Generator[Progress, None, None]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds import clock, repetition
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
-from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.observed import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
@@ -128,7 +128,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
                 times_s.append(clock.timed(runner.once, runner.device))
             runner.warm = runner.state()
         if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
-            step.repeats = repetition.of_runner(runner, start)
+            step.repeats = compared_calls(runner, start)
         if step.afresh:
             times_s = [runner.restarted(start)]
     task = Task(
