@@ -20,7 +20,7 @@ MOST = 6
 
 
 def choose(prover: Prover, accuracy: NamedAccuracy) -> Generator[Progress, None, None]:
-    """Take the fastest that the user's number accepts, where it is proven faster than what was found.
+    """Take the fastest that the user's number accepts, where it leads what was found.
 
     It is not remembered: the number decides anew each time.
     """

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
-from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.results.timing import Timing
@@ -69,30 +67,6 @@ def test_a_budget_asks_for_more_runs(shell, made_time):
     began = made_time.now_s()
     assert timed(shell, "-n 1 --budget 0.5", "1").repeat > 7
     assert made_time.now_s() - began >= 0.5
-
-
-def test_a_timing_is_saved_as_json_with_the_command_to_repeat_it(shell, tmp_path):
-    timing = timed(shell, "-n 2 -r 2 a = 1", "a + 1")
-    values = json.loads(timing.save(tmp_path / "timing.json").read_text())
-    assert values["command"].startswith("%%speedbench")
-    assert "a + 1" in values["command"]
-    assert len(values["all_runs_s"]) == 2
-
-
-def test_batches_from_an_iterator_begin_anew_when_they_are_used_up(shell):
-    shell.run("batches = iter([1, 2, 3])")
-    timing = timed(shell, "-n 10 -r 2", "next(batches)")
-    assert timing.loops == 10
-    assert list(shell.names["batches"]) == [1, 2, 3]
-
-
-def test_an_iterator_that_nothing_can_stand_in_for_is_named_and_its_end_is_one_line(shell):
-    shell.run("loader = (iter([1, 2, 3]),)")
-    error = shell.fails("%%speedbench -n 20 -r 2\nnext(loader[0])")
-    assert isinstance(error, UsageError)
-    assert "ran out of data" in str(error)
-    shell.run("loader = (iter(range(10_000)),)")
-    assert "loader[0] (range_iterator)" in shell.run("%%speedbench -n 2 -r 2\nnext(loader[0])")
 
 
 @pytest.mark.smoke
