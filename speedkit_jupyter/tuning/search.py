@@ -221,7 +221,7 @@ class Search:
                     for plan in asked:
                         tried.pop(plan.name, None)
             queue = [plan for plan in queue if self._is_new(plan)]
-            if not allowance.has_time(1):
+            if not allowance.can_check():  # nothing more could be proven
                 break
         self._left_out = queue
         if queue:
