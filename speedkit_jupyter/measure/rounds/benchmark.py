@@ -100,11 +100,6 @@ class Benchmark:
         self.begun_s: float | None = None
         self.budget = Budget(self.budget_s, within=within)
 
-    @property
-    def judging_s(self) -> float:
-        """What the accuracy that the user names took; the budget does not count it."""
-        return 0.0 if self._scorer is None else self._scorer.took_s
-
     def result(self) -> Comparison:
         """What is known so far."""
         sampler = self._sampler
