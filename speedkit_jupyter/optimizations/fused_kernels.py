@@ -19,21 +19,25 @@ from pydantic import Field
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.optimization import Optimization, lacks
+from speedkit_jupyter.optimizations.base.optimization import (
+    Optimization,
+    imported,
+    lacks,
+    no_triton,
+)
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
 
 LIBRARY = "liger-kernel"
-# The first that was looked at; Triton's own limit.
-SINCE, CAPABILITY = (0, 8), (7, 0)
+# The first that was looked at.
+SINCE = (0, 8)
 # Types of transformers' models whose patches were compared with the models.
 TYPES = (
     *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
@@ -70,7 +74,7 @@ class FusedKernels(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Where Triton runs and Liger knows the model; rules offer it on NVIDIA's GPUs alone."""
+        """Offer it on NVIDIA's GPUs, where Triton runs and Liger knows the model."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
@@ -93,18 +97,18 @@ class FusedKernels(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """What Liger's patch puts on the model's modules.
+        """Put on the model's modules what Liger's patch puts there.
 
         Raises SpeedKitError where Liger can't be imported.
         """
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
-        patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else []
-        with SWAPPED.overriding(patches):
+        patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else {}
+        with SWAPPED.overriding(patches.items()):
             patches.clear()  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Liger's own patch, or Trainer's own word for it."""
+        """Return Liger's own patch, or Trainer's argument for it."""
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         names = [name for kind in kinds for name in ARGUMENTS[kind]]
         others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]
@@ -132,22 +136,16 @@ class FusedKernels(Optimization):
 
 def patched_by_liger(
     model: torch.nn.Module, kinds: list[str]
-) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
+) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
     """Return what Liger's patch of this instance puts on which module; nothing of it stays.
 
     Raises SpeedKitError where Liger can't be imported.
     """
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", "") not in TYPES:
-        return []
-    try:
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-    except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise SpeedKitError(
-            f"{LIBRARY} can't be imported: {type(error).__name__}: {first}"
-        ) from None
-    patch = MODEL_TYPE_TO_APPLY_LIGER_FN[config.model_type]
+        return {}
+    patches = imported("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    patch = patches[config.model_type]
     named = {n for n, p in inspect.signature(patch).parameters.items() if type(p.default) is bool}
     wanted = {argument for kind in kinds for argument in ARGUMENTS[kind]}
     namespaces = [vars(sys.modules[kind.__module__]) for kind in type(model).__mro__[:-2]]
@@ -159,12 +157,12 @@ def patched_by_liger(
     finally:
         for holder, entries in before:
             _put_back(holder, entries)
-    patches = [
-        (module, {("", name): StandIn(getattr(value, "__func__", value), "liger")
-                  for name, value in now.items() if name not in own or own[name] is not value})
-        for module, (_, own), now in zip(modules, before[len(namespaces):], after, strict=True)
-    ]  # fmt: skip
-    return [(module, found) for module, found in patches if found]
+    found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+    for module, (_, own), now in zip(modules, before[len(namespaces) :], after, strict=True):
+        new = {name: v for name, v in now.items() if name not in own or own[name] is not v}
+        put = {("", n): StandIn(getattr(v, "__func__", v), "liger") for n, v in new.items()}
+        found |= {module: put} if put else {}
+    return found
 
 
 def _put_back(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
@@ -184,16 +182,12 @@ def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
 
 
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
-    """Why Liger's kernels are nothing for this model here; empty where they can be."""
-    kind, gpu = devices.kind_of(facts.device), hardware.accelerator(facts.device)
+    """Return why Liger's kernels can't run here; empty where they can."""
+    kind = devices.kind_of(facts.device)
     if facts.model_type not in TYPES:
         return f"Liger patches models of transformers: {', '.join(TYPES)}"
     if facts.compiled != "no":
         return "compiled code fuses such operations itself"
     if kind is None or not kind.has_triton:
         return f"its kernels are written in Triton, for GPUs; this is {facts.device}"
-    if not hardware.triton:
-        return f"no working Triton on {hardware.system}: pip install triton"
-    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < CAPABILITY:
-        return f"Triton needs compute capability 7.0; this is {gpu.name}"
-    return lacks(hardware, LIBRARY, SINCE)
+    return no_triton(hardware, facts) or lacks(hardware, LIBRARY, SINCE)

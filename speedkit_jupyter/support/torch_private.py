@@ -206,13 +206,6 @@ def set_attention_order(order: Sequence[int]) -> None:
     torch._C._set_sdp_priority_order(list(order))
 
 
-def attention_kernel(*args: Any, **kwargs: Any) -> int:
-    """Return the number of the kernel that scaled_dot_product_attention would take now."""
-    import torch
-
-    return torch._fused_sdp_choice(*args, **kwargs)
-
-
 def int8_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of two int8 matrices in int32, as torchao's layers call it."""
     import torch

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.lines import LineSampler, LineTimes, Spot, models_of
+from speedkit_jupyter.profiling.api import models_of
+from speedkit_jupyter.profiling.lines import LineTimes, Spot, sampled
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import Split
+from speedkit_jupyter.profiling.split import Recorder
 
 pytestmark = pytest.mark.real_time
 
@@ -43,17 +44,11 @@ def slow_step() -> None:
 @pytest.mark.slow
 def test_lines_have_the_shares_of_the_time_that_goes_by_in_them():
     found = profile(slow_step, budget_s=2)
-    by_text = shares(found, slow_step)
+    by_text, inner = shares(found, slow_step), sum(shares(found, slow_metric).values())
     assert by_text["time.sleep(0.01)"] > 0.15
-    assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
-
-
-@pytest.mark.slow
-def test_what_a_line_calls_is_the_time_of_the_line_that_is_called():
-    found = profile(slow_step, budget_s=2)
-    inner = sum(shares(found, slow_metric).values())
     assert inner > 0.1
-    assert shares(found, slow_step)["slow_metric(out)"] < inner / 2
+    assert by_text["slow_metric(out)"] < inner / 2
+    assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
 
 
 def test_a_call_that_takes_all_of_the_budget_has_its_lines_too():
@@ -66,17 +61,22 @@ def test_a_call_that_takes_all_of_the_budget_has_its_lines_too():
     assert shares(found, step)["time.sleep(0.3)"] > 0.5
 
 
-def test_only_the_measured_thread_is_looked_at():
-    ends = threading.Event()
-    other = threading.Thread(target=lambda: ends.wait(5))
+def test_only_the_measured_thread_is_looked_at_and_only_if_it_is_the_main_one():
+    ends, there, here = threading.Event(), Recorder(), Recorder()
+
+    def look() -> None:
+        with sampled(there), there.run():
+            ends.wait(5)
+
+    other = threading.Thread(target=look)
     other.start()
-    sampler, split = LineSampler(), Split()
-    with split.run(), sampler.sampling(split):
+    with sampled(here), here.run() as split:
         time.sleep(0.05)
     ends.set()
     other.join()
-    assert sampler.seen
-    assert {look.spot.file for look in sampler.seen if look.spot} <= {__file__}
+    assert split.samples
+    assert {sample.spot.file for sample in split.samples if sample.spot} <= {__file__}
+    assert there.split.samples == []
 
 
 def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
@@ -93,7 +93,7 @@ def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(m
     for handler in (signal.SIG_DFL, own):
         before = signal.signal(signal.SIGALRM, handler)
         try:
-            with Split().run(), suppress(ZeroDivisionError), LineSampler().sampling(Split()):
+            with suppress(ZeroDivisionError), sampled(Recorder()):
                 time.sleep(0.01)
                 raise ZeroDivisionError
             assert signal.getsignal(signal.SIGALRM) is handler
@@ -103,11 +103,10 @@ def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(m
 
 
 def test_a_time_out_that_the_step_sets_is_its_own():
-    rung = []
-    sampler, split = LineSampler(), Split()
+    rung, recorder = [], Recorder()
     before = signal.getsignal(signal.SIGALRM)
     try:
-        with split.run(), sampler.sampling(split):
+        with sampled(recorder), recorder.run():
             signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
             signal.setitimer(signal.ITIMER_REAL, 0.01)
             time.sleep(0.05)
@@ -117,30 +116,12 @@ def test_a_time_out_that_the_step_sets_is_its_own():
         signal.signal(signal.SIGALRM, before)
 
 
-def test_in_another_thread_than_the_main_one_no_line_is_looked_at():
-    sampler, split = LineSampler(), Split()
-
-    def look() -> None:
-        with split.run(), sampler.sampling(split):
-            time.sleep(0.02)
-
-    other = threading.Thread(target=look)
-    other.start()
-    other.join()
-    assert sampler.total_s > 0.01
-    assert sampler.seen == []
-
-
 def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
     spot = Spot("a.py", 3)
     times = LineTimes({(spot, "rest"): 0.1, (spot, "forward"): 0.3})
     assert times.part(spot) == "forward"
     assert times.costliest() == [(spot, pytest.approx(0.4))]
     assert times.costliest("rest") == [(spot, 0.1)]
-
-
-def test_without_a_look_nothing_is_said():
-    assert LineSampler().result({}).costliest() == []
 
 
 critic = nn.Sequential(nn.Linear(2, 1))

@@ -6,17 +6,19 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.options import choices, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import moved
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
@@ -36,6 +38,8 @@ class Optimization(ABC):
     `lowers` marks what lowers the precision of products, `rivals` whose values are a choice among
     equals, none of them the strongest.
     `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
+    `bare` is the word that the name alone stands for, where it is not `true`; `none` the value that
+    changes nothing.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
     """
@@ -59,6 +63,8 @@ class Optimization(ABC):
     lowers: ClassVar[bool] = False
     rivals: ClassVar[bool] = False
     library: ClassVar[str] = ""
+    bare: ClassVar[str] = ""
+    none: ClassVar[Any] = False
 
     def __init_subclass__(cls) -> None:
         if "variable" not in vars(cls):
@@ -82,7 +88,7 @@ class Optimization(ABC):
 
     def changes(self) -> dict[str, Any]:
         """Return the words for changes in comparisons, each with the config's value."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {self.name: self.bare} if self.bare else {}
         for word in self.words:
             if word == "true":
                 changes[self.name] = True
@@ -111,7 +117,7 @@ class Optimization(ABC):
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that stands for leaving everything as it is."""
-        return False
+        return self.none
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """Return the facts that later optimizations decide upon."""
@@ -180,6 +186,27 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
         return f"needs {library}: pip install {library}"
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
         return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
+    return ""
+
+
+def imported(module: str) -> Any:
+    """Return a library's module. Raises SpeedKitError where it can't be imported."""
+    try:
+        return import_module(module)
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        library = module.partition(".")[0]
+        raise SpeedKitError(f"{library} can't be imported: {first}") from None
+
+
+def no_triton(hardware: Hardware, facts: Facts) -> str:
+    """Return why Triton can't serve the model's device; empty where it can, or need not."""
+    gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
+    if kind is not None and kind.has_triton and not hardware.triton:
+        triton = "triton-windows" if hardware.system == "Windows" else "triton"
+        return f"no working Triton on {hardware.system}: pip install {triton}"
+    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < (7, 0):
+        return f"Triton needs compute capability 7.0; {gpu.name} has {dotted(gpu.capability)}"
     return ""
 
 
