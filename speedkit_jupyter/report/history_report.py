@@ -37,8 +37,7 @@ def history_list(results: Sequence[Saved]) -> Document:
         rows.append((name, str(len(entries)), day(entries[-1].saved_at), variants))
     table = Table(("name", "results", "newest", "what it found"), rows, ("results",))
     note = "`%speedkit history NAME` compares the newest with those before it."
-    data = {"names": {name: len(entries) for name, entries in names.items()}}
-    return Document(count(len(names), "saved name"), [table, note], data)
+    return Document(count(len(names), "saved name"), [table, note])
 
 
 def history_report(results: Sequence[Saved]) -> Document:
@@ -56,8 +55,7 @@ def history_report(results: Sequence[Saved]) -> Document:
         if entry is newest or _where(entry) != _where(newest)
     ]
     content = [Table(columns, rows, columns[2:4]), "\n".join(dict.fromkeys(lines))]
-    data = [{"saved_at": entry.saved_at.isoformat(), **entry.result} for entry in results]
-    return Document(f"{newest.name}: {count(len(results), 'result')}", content, {"results": data})
+    return Document(f"{newest.name}: {count(len(results), 'result')}", content)
 
 
 def _row(entry: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -> Row:
@@ -128,11 +126,7 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
     if any(entry.is_earlier for entry in plans):
         note += " What an earlier version found is not used."
     table = Table(columns, [_learned(one) for one in reversed(plans)], columns[:1], columns[1:5])
-    data = [
-        {"number": entry.number, "learned_at": entry.learned_at.isoformat(), **entry.plan}
-        for entry in plans
-    ]
-    return Document(count(len(plans), "learned plan"), [table, note], {"plans": data})
+    return Document(count(len(plans), "learned plan"), [table, note])
 
 
 def _learned(entry: Learned) -> tuple[str, ...]:

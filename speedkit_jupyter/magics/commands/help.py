@@ -65,11 +65,8 @@ def _magic(topic: str) -> str:
 
 @command(
     "how much is said beside results",
-    Option(
-        "level", "LEVEL", "quiet, normal or debug; without it the present one is shown",
-        nargs="?", choices=tuple(messages.LEVELS),
-    ),
-)  # fmt: skip
+    Option("level", "LEVEL", "without it: as it is", nargs="?", choices=tuple(messages.LEVELS)),
+)
 def verbosity(names: Names, session: Session, arguments: Namespace) -> None:
     """Choose how much is said beside results, or say how much it is."""
     if arguments.level is not None:
@@ -83,4 +80,4 @@ def repair(names: Names, session: Session, arguments: Namespace) -> None:
     """Make the TF32 settings in force agree."""
     mixed = flags.repair()
     text = "The two agree again; TF32 stays on where it was on" if mixed else "Nothing to repair"
-    display(Document(f"torch's TF32 settings: {text}", (), {"repaired": mixed}))
+    display(Document(f"torch's TF32 settings: {text}"))
