@@ -84,6 +84,8 @@ def _headline(comparison: Comparison) -> str:
 
 def _nothing(comparison: Comparison) -> str:
     """What may be fast and was not checked is not recommended: the reason says what to do."""
+    if not comparison.baseline.times_s:
+        return "There was no time for a round, so nothing is known"
     nothing = f"Nothing is proven faster than {comparison.baseline.name}"
     unknown, others = (
         [record for record in comparison.records if comparison.verdict(record) == verdict]

@@ -105,7 +105,8 @@ def _notes(profile: Profile) -> Iterator[str]:
         yield "Interrupted: what was found until then."
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
-        yield f"{calls}: the first one took too long for a second."
+        if not profile.is_interrupted:
+            yield f"{calls}: the first one took too long for a second."
         return
     yield f"{calls}, each of them {profile.cost:.2f} times as long as a plain one in between."
     if profile.cost > DEAR:

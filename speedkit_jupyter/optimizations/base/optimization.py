@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
@@ -17,6 +18,7 @@ from speedkit_jupyter.optimizations.base.options import choices, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import moved
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
@@ -185,6 +187,16 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
         return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
     return ""
+
+
+def imported(module: str) -> Any:
+    """Return a library's module. Raises SpeedKitError where it can't be imported."""
+    try:
+        return import_module(module)
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        library = module.partition(".")[0]
+        raise SpeedKitError(f"{library} can't be imported: {first}") from None
 
 
 def no_triton(hardware: Hardware, facts: Facts) -> str:
