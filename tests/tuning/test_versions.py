@@ -7,10 +7,9 @@ import sqlite3
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tuned
+from speedkit_jupyter import Facts, Hardware, plan, tuned
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.report.history_report import history_report, tuned_list
 from speedkit_jupyter.support import database
