@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,63 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad
 
-import speedkit_jupyter
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, plan
 from speedkit_jupyter.machines import flags
-
-PACKAGE = Path(speedkit_jupyter.__file__).parent
-# What is asked for only where it is there.
-OPTIONAL = {
-    "torch._C._functorch.peek_interpreter_stack",
-    "torch._C._accelerator_getAllocatorSettings",
-    "torch._C._accelerator_setAllocatorSettings",
-}
-
-
-def chains(tree: ast.AST) -> Iterator[str]:
-    """Each dotted name below torch with a private part, as it is imported or read."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("torch"):
-            for name in node.names:
-                yield f"{node.module}.{name.name}"
-        parts, inner = [], node
-        while isinstance(inner, ast.Attribute):
-            parts.append(inner.attr)
-            inner = inner.value
-        if isinstance(inner, ast.Name) and inner.id == "torch" and parts:
-            yield ".".join(["torch", *reversed(parts)])
-
-
-def private() -> set[str]:
-    """All that the package names."""
-    every = (chains(ast.parse(path.read_text())) for path in PACKAGE.rglob("*.py"))
-    names = {name for each in every for name in each}
-    return {name for name in names if any(part.startswith("_") for part in name.split(".")[1:])}
-
-
-def resolved(name: str) -> Any:
-    """The object that the dotted name means; raises where there is none."""
-    here: Any = torch
-    path = name.split(".")[1:]
-    for at, part in enumerate(path, 1):
-        if not hasattr(here, part):
-            importlib.import_module(".".join(["torch", *path[:at]]))
-        here = getattr(here, part)
-    return here
-
-
-def is_there(name: str) -> bool:
-    try:
-        resolved(name)
-    except (ImportError, AttributeError):
-        return False
-    return True
-
-
-def test_this_torch_has_each_internal_name_that_is_used() -> None:
-    names = private()
-    assert len(names) > 50
-    assert [name for name in sorted(names - OPTIONAL) if not is_there(name)] == []
 
 
 @pytest.mark.parametrize(

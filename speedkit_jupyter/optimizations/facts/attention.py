@@ -14,7 +14,6 @@ from speedkit_jupyter.machines import flags
 from speedkit_jupyter.support.torch_private import (
     attention_kernel,
     attention_order,
-    set_attention_order,
 )
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -170,9 +169,7 @@ def switches() -> Mapping[str, flags.Switch]:
         ),
         "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
         "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
-        "sdp.priority_order": flags.Switch(
-            attention_order, set_attention_order, ([0, 1, 2, 3, 4],)
-        ),
+        "sdp.priority_order": flags.Switch(*attention_order(), ([0, 1, 2, 3, 4],)),
     }
 
 
@@ -185,7 +182,8 @@ def choose(word: str) -> None:
     cuda.enable_mem_efficient_sdp(not only_math)
     cuda.enable_cudnn_sdp(not only_math)
     cuda.enable_math_sdp(True)
-    set_attention_order(order(word, attention_order()))
+    read, write = attention_order()
+    write(order(word, read()))
 
 
 def order(word: str, now: Sequence[int]) -> list[int]:
@@ -201,7 +199,7 @@ def in_order(word: str) -> tuple[str, ...]:
     from torch.nn.attention import SDPBackend
 
     known = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
-    every = order(word, attention_order())
+    every = order(word, attention_order()[0]())
     return tuple(known[number] for number in every if number in known)
 
 
