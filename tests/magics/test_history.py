@@ -62,11 +62,11 @@ def test_what_can_not_be_read_is_a_line_below_what_can(shell):
         database.learn("setting", "task", {"name": "x"})
     connection = sqlite3.connect(database.folder() / "speedkit.sqlite")
     with connection:
-        connection.execute("UPDATE results SET result = '{bad' WHERE id = 1")
+        connection.execute("UPDATE entries SET value = '{bad' WHERE id = 1")
     connection.close()
     for line in ("history", "history kept"):
         shown = shell.run(f"%speedkit {line}")
         assert "result 1 can't be read and is left out: it is no JSON" in shown
-    assert "learned plan 2 can't be read" in " ".join(shell.run("%speedkit tuned").split())
-    assert "Forgot 1" in shell.run("%speedkit tuned forget 2")
+    assert "plan 4 can't be read" in " ".join(shell.run("%speedkit tuned").split())
+    assert "Forgot 1" in shell.run("%speedkit tuned forget 4")
     assert "Deleted 2 results" in shell.run("%speedkit history kept --forget")
