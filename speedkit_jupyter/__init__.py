@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.advice.api import advise as advise
+    from speedkit_jupyter.advice.advisor import advise as advise
     from speedkit_jupyter.batching.api import batch_sizes as batch_sizes
     from speedkit_jupyter.batching.micro_batch import micro_batch as micro_batch
     from speedkit_jupyter.codegen.forms import code as code
@@ -51,7 +51,7 @@ _HOMES = {  # where each public name lives
     "SpeedKitError": "support.exceptions",
     "StateWarning": "measure.subject.step",
     "StepError": "support.exceptions",
-    "advise": "advice.api",
+    "advise": "advice.advisor",
     "batch_sizes": "batching.api",
     "benchmark": "measure.subject.from_function",
     "code": "codegen.forms",

@@ -71,7 +71,7 @@ class Session:
     """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
 
     `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
-    what the panels of one model share, by the model's id.
+    what the panels of one model share, by the model's id; `last_advice` is what was advised last.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:

@@ -1,18 +1,118 @@
-"""The result: opportunities, ranked, and the profile that they come from."""
+"""What would make a step faster: opportunities with their expected gain, ranked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.lines import Spot
 from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.split import Part
 
-# What gains less than this at best is not worth a line.
-LEAST = 1.03
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import DataLoader
+
+# No remedy is expected to remove more of a step than this; what gains less than LEAST at best is
+# not worth a line.
+MOST, LEAST = 0.995, 1.05
+
+
+class Gain(NamedTuple):
+    """The expected speed-up of the whole step: old time over new time, from `low` to `high`."""
+
+    low: float
+    high: float
+
+    @property
+    def saved(self) -> float:
+        """Return the share of the time that is expected to go, 0 to 1: opportunities' order."""
+        return 1 - (1 / self.low + 1 / self.high) / 2
+
+    def within(self, most: float) -> Gain:
+        """Return the part of the range that is not above `most`."""
+        return Gain(min(self.low, most), min(self.high, most))
+
+    def __str__(self) -> str:
+        return f"{self.low:.2f}× to {self.high:.2f}×"
+
+
+def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
+    """Return the gain where a part with this share gets `least` to `most` times as fast.
+
+    (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
+    """
+    share = min(max(share, 0.0), MOST)
+    return Gain(1 / (1 - share + share / least), 1 / (1 - share + share / most))
+
+
+def without(share: float) -> float:
+    """Return the speed-up of the step where a part with this share goes."""
+    return amdahl(share, math.inf).low
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The objects that a remedy changes. They are looked up when it is tried: an opportunity keeps
+    no model alive.
+    """
+
+    models: Sequence[torch.nn.Module] = ()
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    loaders: Sequence[DataLoader[Any]] = ()
+
+    @property
+    def held(self) -> set[int]:
+        """Return the ids of what optimizers step."""
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return {id(one) for group in groups for one in group["params"]}
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Return those of all models, each once."""
+        return list({id(one): one for model in self.models for one in model.parameters()}.values())
+
+
+# Makes what is in force while the step runs as the remedy has it; made anew for each block.
+Trial = Callable[[Subject], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Opportunity:
+    """What was seen (`evidence`), what to write instead (`remedy`), what it may cost (`risk`).
+
+    `gain` is that of the whole step, of which it concerns a `share`. What can be tried at once has
+    a word of the catalog (`variant`), or a `trial`, which takes the gradients of what `unread`
+    gives away. `spots` are the lines and `part` the part of the step that it is about, of which
+    nothing more general need be said.
+    """
+
+    title: str
+    evidence: str
+    gain: Gain
+    remedy: str
+    risk: str = "none: the results are the same"
+    rule: str = ""
+    variant: str = ""
+    trial: Trial | None = field(default=None, repr=False)
+    unread: Callable[[Subject], list[torch.nn.Parameter]] | None = field(default=None, repr=False)
+    spots: tuple[Spot, ...] = ()
+    part: Part | None = None
+    share: float = 1.0
+
+    @property
+    def allowed(self) -> Opportunity:
+        """Return the same, with no more gain than if its share of the step took no time."""
+        return replace(self, gain=self.gain.within(without(self.share)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        words = ("rule", "title", "evidence", "remedy", "risk")
+        return {"gain": self.gain._asdict(), **{word: getattr(self, word) for word in words}}
 
 
 @dataclass(repr=False)
@@ -42,7 +142,9 @@ class Advice(Shown):
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
-    """Return what is worth a line, the largest first; of the same lines the first one alone."""
+    """Return what is worth a line, the largest first, and the rules `always` in any case; of the
+    same lines the first one alone.
+    """
     said = (one.allowed for one in _not_said_before(found))
     kept = [one for one in said if one.gain.high >= LEAST or one.rule in always]
     return sorted(kept, key=lambda one: -one.gain.saved)

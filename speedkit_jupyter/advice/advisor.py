@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.advice.advice import Advice, ranked
+from speedkit_jupyter.advice.advice import Advice, Opportunity, Subject, ranked
 from speedkit_jupyter.advice.code import Code
-from speedkit_jupyter.advice.opportunity import Opportunity, Subject
-from speedkit_jupyter.advice.rules import RULES
+from speedkit_jupyter.advice.rules import ALWAYS, RULES
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import watched
+from speedkit_jupyter.loading.api import arguments_of, loop
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import paired_ratio
 from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import BASELINE, Variant, variant
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.planning import plan
+from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.module_calls import names_of
 from speedkit_jupyter.profiling.profiler import Isolated, Profiler
+from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.database import Learned
-from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import lets_go
 from speedkit_jupyter.tuning import learning
 
 if TYPE_CHECKING:
+    import torch
     from torch.utils.data import DataLoader
 
 # A trial takes this many pairs of calls at most.
@@ -83,23 +91,22 @@ class Advisor:
         for rule in RULES:
             seen.said = found
             try:
-                found += [replace(one, rule=rule.name) for one in rule.find(seen)]
+                found += [replace(one, rule=rule.__name__) for one in rule(seen)]
             except Exception as error:
                 line = f"{type(error).__name__}: {error}".partition("\n")[0]
-                self._advice.skipped[rule.name] = line
-        always = frozenset(rule.name for rule in RULES if rule.saves_memory)
-        self._advice.opportunities = ranked(_tried(found, isolated, seen.subject), always)
+                self._advice.skipped[rule.__name__] = line
+        self._advice.opportunities = ranked(_tried(found, isolated, seen.subject), ALWAYS)
 
     def _situation(self, isolated: Isolated) -> Situation:
         __tracebackhide__ = True
         step, hardware = self.step, Hardware.current()
-        subject = Subject(step.models, step.optimizers)
-        what = watched(isolated.call, subject.parameters)
+        what = watched(isolated.call, Subject(step.models).parameters)
         known = [*(self._loaders or loaders_of(step))]
         ids = {id(one) for one in known}
         # As the profile's modules are called, whose shares are looked up by these names.
         names, _ = names_of(step.models, self._profiler.called)
         facts = [Facts.read(model, step.holders(model)) for model in step.models]
+        applied = [found for model in step.models if (found := plan_applied_to(model)) is not None]
         return Situation(
             profile=self._profiler.result(),
             watched=what,
@@ -112,7 +119,7 @@ class Advisor:
             lasting=len(known),
             plans=[plan(hardware=hardware, facts=one) for one in facts],
             learned=_learned(step, hardware),
-            in_force=_in_force(step),
+            in_force=frozenset(one.name for plan in applied for one in plan if one.active),
             names={**self._names, **names},
             settle=isolated.settle,
             affords=isolated.affords,
@@ -155,12 +162,6 @@ def _most(isolated: Isolated, trial: Callable[[], Any], begun_s: float) -> float
     return paired_ratio(plain_s[1:], tried_s[1:]).high if len(plain_s) > 1 else math.inf
 
 
-def _in_force(step: Step) -> frozenset[str]:
-    """Return what of the catalog is applied to a model of the step already."""
-    plans = [found for model in step.models if (found := plan_applied_to(model)) is not None]
-    return frozenset(decision.name for one in plans for decision in one if decision.active)
-
-
 def _learned(step: Step, hardware: Hardware) -> Learned | None:
     try:
         return learning.newest(step.models, step.optimizers, hardware) if step.models else None
@@ -173,3 +174,91 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
     from torch.utils.data import DataLoader
 
     return [value for value in step.walk().found.values() if is_a(value, DataLoader)]
+
+
+@dataclass(frozen=True)
+class Advised:
+    """What was advised last, about what: opportunities by their numbers, and what makes their step
+    again.
+    """
+
+    opportunities: list[Opportunity]
+    step: Callable[[], Step]
+    subject: str = ""
+
+    def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
+        """Return the benchmark of one, by its number or rule: the step as it is beside the step as
+        it would be. Raises StepError where there is none, or only the user can write it.
+        """
+        one = self._find(wanted)
+        if not (one.variant or one.trial):
+            raise StepError(
+                f"%speedkit advise --try: {wanted} has to be written by hand: {one.remedy}; "
+                "%%speedbench --save NAME before and after says what it brought"
+            )
+        step = self.step()
+        subject = Subject(step.models, step.optimizers, loaders_of(step))
+        if one.unread is not None:
+            step.unread = frozenset(map(id, one.unread(subject)))
+        tried = variant(one.variant) if one.trial is None else Variant(
+            one.rule, around=partial(one.trial, subject)
+        )  # fmt: skip
+        return Benchmark(step, [Variant(BASELINE), tried], budget_s, command=command)
+
+    def _find(self, wanted: int | str) -> Opportunity:
+        rules = [one.rule for one in self.opportunities]
+        if wanted in rules:
+            return self.opportunities[rules.index(str(wanted))]
+        if isinstance(wanted, int) and 1 <= wanted <= len(rules):
+            return self.opportunities[wanted - 1]
+        known = ", ".join(f"{number} or {rule}" for number, rule in enumerate(rules, 1))
+        raise StepError(f"%speedkit advise --try: there is no {wanted}: {known or 'nothing found'}")
+
+
+@lets_go
+@in_windows
+def advise(
+    step: Callable[..., object],
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    loader: DataLoader[Any] | None = None,
+    budget_s: float | None = None,
+) -> Advice:
+    """Return what would make `step()` faster: opportunities with their evidence, the expected
+    speed-up of the whole step, the risk, and what to write.
+
+    A step that takes a batch needs the `loader` that gives it: a call is an epoch then. It is
+    profiled for `budget_s` seconds (10 without it) as `profile` does, one more call is watched, and
+    every rule is asked. Models, optimizers and loaders that are not given are those that the
+    function's code reaches. Nothing is changed. Raises StepError where the step can't be measured.
+    """
+    begun_s = clock.now()
+    budget_s = arguments.seconds("budget_s", budget_s)
+    name = getattr(step, "__name__", "step")
+    step = over_batches(step, loader, name, "give loader=…")
+    profiler = profiler_of(step, model, optimizer, budget_s, f"advise({name})")
+    profiler.begun_s = begun_s
+    advisor = Advisor(profiler, loaders=[] if loader is None else [loader], subject=name)
+    for _ in advisor.run():
+        pass
+    return advisor.result()
+
+
+def over_batches(
+    step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
+) -> Callable[..., object]:
+    """Return an epoch of the loader for a step that takes batches; another step as it is."""
+    takes = arguments_of(step) if callable(step) else 0
+    if not takes or _is_context(step):
+        return step
+    if loader is None:
+        words = "a batch" if takes == 1 else f"{takes} arguments"
+        raise StepError(f"{name} takes {words}: {advice}, or name a function that takes none")
+    return partial(loop, loader, step, takes > 1)
+
+
+def _is_context(step: Callable[..., object]) -> bool:
+    """Return whether what it takes is SpeedKit's own, as in a benchmark."""
+    parameters = [*inspect.signature(step).parameters.values()] if arguments_of(step) == 1 else []
+    return bool(parameters) and parameters[0].name in ("ctx", "context")

@@ -65,10 +65,13 @@ class Code:
     def __init__(self, ran: Iterable[CodeType]) -> None:
         trees: dict[str, ast.Module | None] = {}
         self.parts: list[Part] = []
-        for code in sorted(ran, key=_place):
-            if code.co_filename not in trees:
-                trees[code.co_filename] = _parsed(code.co_filename)
-            tree = _tree(trees[code.co_filename], code)
+        for code in sorted(ran, key=lambda one: (one.co_filename, one.co_firstlineno, one.co_name)):
+            file = code.co_filename
+            if file not in trees:
+                trees[file] = None
+                with suppress(SyntaxError, ValueError, RecursionError):
+                    trees[file] = ast.parse("".join(linecache.getlines(file)))
+            tree = _tree(trees[file], code)
             if tree is not None:
                 self.parts.append(Part(code, tree))
 
@@ -100,11 +103,6 @@ def dotted(node: ast.AST) -> str:
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
 
 
-def names_in(node: ast.AST) -> set[str]:
-    """Return all plain names in it."""
-    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-
-
 def what_ran(call: Callable[[], object]) -> set[CodeType]:
     """Return the functions of the user's that are called meanwhile, in this thread.
 
@@ -125,16 +123,6 @@ def what_ran(call: Callable[[], object]) -> set[CodeType]:
     finally:
         sys.setprofile(None)
     return ran
-
-
-def _place(code: CodeType) -> tuple[str, int, str]:
-    return code.co_filename, code.co_firstlineno, code.co_name
-
-
-def _parsed(file: str) -> ast.Module | None:
-    with suppress(SyntaxError, ValueError, RecursionError):
-        return ast.parse("".join(linecache.getlines(file)))
-    return None
 
 
 def _tree(module: ast.Module | None, code: CodeType) -> ast.AST | None:

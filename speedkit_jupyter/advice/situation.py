@@ -10,8 +10,8 @@ from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.advice.advice import Opportunity, Subject
 from speedkit_jupyter.advice.code import Code, Part
-from speedkit_jupyter.advice.opportunity import Opportunity, Subject
 from speedkit_jupyter.advice.watched import Watched
 from speedkit_jupyter.loading import samples
 from speedkit_jupyter.machines.hardware import Hardware
@@ -59,6 +59,15 @@ class Situation:
     said: Sequence[Opportunity] = ()
     _samples: dict[int, samples.Samples | None] = field(default_factory=dict, init=False)
 
+    def __post_init__(self) -> None:
+        self.step_s, self.steps = self.profile.step_s, self.profile.steps
+        self.cores, self.on_cpu = self.hardware.cpu.usable_cores, self.device.type == "cpu"
+        self.trains = bool(self.watched.backwards) or self.watched.gradients_asked
+        self.subject = Subject(self.models, self.optimizers, self.loaders)
+        self.parameters = self.subject.parameters
+        # Those that the step makes itself included.
+        self.held = self.subject.held | self.watched.held
+
     def share(self, *parts: PartOfStep) -> float:
         """Return that of parts of the step, 0 to 1."""
         return sum(self.profile.share(part) for part in parts)
@@ -68,31 +77,6 @@ class Situation:
         """Return the share of forward and backward passes."""
         return self.share("forward", "backward")
 
-    @property
-    def step_s(self) -> float:
-        """Return the seconds of one step."""
-        return self.profile.step_s
-
-    @property
-    def steps(self) -> int:
-        """Return how many a call makes."""
-        return self.profile.steps
-
-    @property
-    def cores(self) -> int:
-        """Return how many may be used."""
-        return self.hardware.cpu.usable_cores
-
-    @property
-    def on_cpu(self) -> bool:
-        """Return whether the step computes on the CPU."""
-        return self.device.type == "cpu"
-
-    @property
-    def trains(self) -> bool:
-        """Return whether gradients are computed in a step."""
-        return bool(self.watched.backwards) or self.watched.gradients_asked
-
     def line_share(self, part: Part, *nodes: ast.AST) -> float:
         """Return that of the user's statements, with what they call of libraries; without what
         other lines of the user's do meanwhile, nor models and optimizers.
@@ -101,15 +85,18 @@ class Situation:
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in BESIDE)
 
+    @cached_property
+    def _operators(self) -> Sequence[Any]:
+        return () if self.profile.costs is None else self.profile.costs.operators
+
     def operators(self, *names: str) -> float:
         """Return the share of operators whose names begin so, as `aten::softmax`."""
-        found = [] if self.profile.costs is None else self.profile.costs.operators
-        return sum(one.share for one in found if one.name.rpartition("#")[2].startswith(names))
+        found = (one for one in self._operators if one.name.rpartition("#")[2].startswith(names))
+        return float(sum(one.share for one in found))
 
     def operator_calls(self) -> float:
         """Return how many operators run in a step."""
-        found = [] if self.profile.costs is None else self.profile.costs.operators
-        return sum(one.times for one in found if "::" in one.name) / self.steps
+        return float(sum(one.times for one in self._operators if "::" in one.name)) / self.steps
 
     def modules(self, names: Collection[str] | None = None) -> tuple[float, float]:
         """Return the share of modules by name (of all without names), and that of their backward
@@ -135,21 +122,6 @@ class Situation:
         """Return how the user calls it."""
         return self.names.get(id(value)) or otherwise
 
-    @cached_property
-    def subject(self) -> Subject:
-        """Return what a remedy may change."""
-        return Subject(self.models, self.optimizers, self.loaders)
-
-    @cached_property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Return those of all models, each once."""
-        return self.subject.parameters
-
-    @cached_property
-    def held(self) -> set[int]:
-        """Return the ids of what optimizers step, those that the step makes itself included."""
-        return self.subject.held | self.watched.held
-
     def place(self, part: Part, node: ast.AST) -> str:
         """Return `cell 4, line 12`."""
         return self.profile.place(Spot(part.file, getattr(node, "lineno", 0)))
@@ -162,12 +134,15 @@ class Situation:
         """
         import torch
 
+        pairs: list[tuple[float, float]] = []
         self.settle()
         try:
             with nullcontext() if grads else torch.no_grad():
-                pairs = [self._pair(first, second)]
-                for _ in range(PAIRS if self.affords(PAIRS * sum(pairs[0])) else 0):
-                    pairs.append(self._pair(first, second))
+                while len(pairs) <= PAIRS and (
+                    len(pairs) != 1 or self.affords(PAIRS * sum(pairs[0]))
+                ):
+                    first_s = clock.timed(first, self.device)
+                    pairs.append((first_s, clock.timed(second, self.device)))
         except Exception:  # a model for this input alone
             return None
         finally:
@@ -175,8 +150,3 @@ class Situation:
         if len(pairs) == 1:
             return None
         return median(one for one, _ in pairs[1:]) / median(two for _, two in pairs[1:])
-
-    def _pair(
-        self, first: Callable[[], object], second: Callable[[], object]
-    ) -> tuple[float, float]:
-        return clock.timed(first, self.device), clock.timed(second, self.device)

@@ -17,7 +17,12 @@ from speedkit_jupyter.batching.parts import (
 )
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.torch_private import tree_leaves, tree_map
+from speedkit_jupyter.support.torch_private import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 from speedkit_jupyter.support.tracebacks import door, lets_go
 
 if TYPE_CHECKING:
@@ -54,7 +59,8 @@ def micro_batch(
     the same arguments that says over how much; with `reduction="sum"` it is a sum. The first call
     checks with a few samples that the parts' losses make that of the whole. `whole` are positions
     or names of arguments that are not cut. `scaler` scales the loss before the backward pass.
-    Dropout draws other masks for parts than for the whole.
+    Dropout draws other masks for parts than for the whole, and a module that changes its own state
+    in each call (a buffer, a cache) does so once a part.
 
     Raises StepError where parts don't make up the whole, for BatchNorm that trains (it would see
     each part's statistics) unless `batch_norm=True`, and for a function that writes to its
@@ -155,10 +161,9 @@ class MicroBatch:
     def _moved(self, result: Any) -> Any:
         import torch
 
-        def moved(leaf: Any) -> Any:
-            return leaf.to(self.to) if isinstance(leaf, torch.Tensor) else leaf
-
-        return result if self.to is None else tree_map(moved, result)
+        if self.to is None:
+            return result
+        return tree_map(lambda one: one.to(self.to) if torch.is_tensor(one) else one, result)
 
     def _refuse_batch_norm(self, batch: Batch) -> None:
         """Raise StepError where BatchNorm trains and there is more than one part."""
@@ -177,14 +182,16 @@ def joined(parts: list[Any]) -> Any:
     """
     import torch
 
-    def together(first: Any, *others: Any) -> Any:
-        return first if first is None else torch.cat([first, *others])
+    def together(*leaves: Any) -> Any:
+        return None if leaves[0] is None else torch.cat(leaves)
 
+    flat = [tree_flatten(part) for part in parts]
     try:
-        return tree_map(together, *parts)
+        joined = [together(*leaves) for leaves in zip(*(each for each, _ in flat), strict=True)]
     except (TypeError, ValueError, RuntimeError) as error:
         why = str(error).partition("\n")[0]
         raise StepError(
             f"the results of parts can't be joined ({why:.80}): take them one by one with "
             ".stream(…)"
         ) from None
+    return tree_unflatten(joined, flat[0][1])

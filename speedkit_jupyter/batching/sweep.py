@@ -25,6 +25,7 @@ from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.interrupts import in_a_window
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import door
 
@@ -163,9 +164,10 @@ class Sweep:
             with self._feed.of(size.number):
                 size.received = received(self._call)
                 size.samples = size.number * self._feed.drawn()
-                if not self._grows(size):
-                    size.why_not = SAME_BATCH
-                    return
+            if not self._grows(size):
+                size.why_not = SAME_BATCH
+                return
+            with self._feed.of(size.number):
                 tensors = memory.state_tensors(self.step.models, self.step.optimizers)
                 size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
                 size.first_s = min(self._timed() for _ in range(2))
@@ -228,7 +230,7 @@ class Sweep:
         __tracebackhide__ = True
         with self.step.around_blocks():
             try:
-                self.step.run(self._context)
+                in_a_window(lambda: self.step.run(self._context))
             except StopIteration:  # would look like the end of a generator of ours
                 raise StepError(OUT_OF_DATA) from None
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from speedkit_jupyter.freeing.holders import Holder
 from speedkit_jupyter.freeing.reach import Reach, is_large, reached, size, without
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.results.presentable import Shown
 
 # Names that hold less than this are not listed, and no more than this number of names.
 LEAST_BYTES, MOST_NAMES = 1 << 20, 8
+# Where Python keeps the last error.
+LAST = ("last_traceback", "last_value", "last_exc", "last_type")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """`roots` gives what it holds now, `let_go` makes it hold nothing; `loses` is what is gone
+    afterwards.
+    """
+
+    name: str
+    roots: Callable[[], list[Any]]
+    let_go: Callable[[], object]
+    loses: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,16 +92,22 @@ def free(holders: Iterable[Holder], names: Mapping[str, Any], apart: Sequence[An
     reaches = {name: reached([value], apart) for name, value in names.items()}
     users = [value for reach in reaches.values() for value in reach.values()]
     process_bytes, on_devices = _resident_bytes(), _allocated_bytes()
-    loose = _collected()
+    loose_bytes = _living_bytes()
+    gc.collect()
+    loose_bytes -= _living_bytes()
     # Nothing here refers to what they held by the end: so they come one by one.
     held = [one for holder in holders if (one := _let_go(holder, users, apart)) is not None]
-    held += [] if loose is None else [loose]
+    if loose_bytes > 0:
+        word = "circles of objects that nothing refers to"
+        held.append(Held(word, loose_bytes, 0, "found by gc.collect()"))
     _give_back()
+    kept = sorted(_own(reaches), key=lambda one: -one.bytes)[:MOST_NAMES]
+    after = _allocated_bytes()
     return Freed(
         held,
-        sorted(_own(reaches), key=lambda one: -one.bytes)[:MOST_NAMES],
+        kept,
         (process_bytes, _resident_bytes()),
-        {name: (on_devices.get(name, 0), after) for name, after in _allocated_bytes().items()},
+        {name: (on_devices.get(name, 0), now) for name, now in after.items()},
     )
 
 
@@ -104,18 +123,8 @@ def _let_go(holder: Holder, users: Sequence[Any], apart: Sequence[Any]) -> Held 
     return held
 
 
-def _collected() -> Held | None:
-    """Collect what only circles of objects held, that nothing refers to."""
-
-    def living() -> int:
-        return size(value for value in gc.get_objects() if is_large(value))
-
-    before = living()
-    gc.collect()
-    freed = before - living()
-    if freed <= 0:
-        return None
-    return Held("circles of objects that nothing refers to", freed, 0, "found by gc.collect()")
+def _living_bytes() -> int:
+    return size(value for value in gc.get_objects() if is_large(value))
 
 
 def _own(reaches: Mapping[str, Reach]) -> Iterator[Own]:
@@ -154,6 +163,27 @@ def _give_back() -> None:
     gc.collect()
     devices.release_cached()
     if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+
+
+def of_process() -> Iterator[Holder]:
+    """Yield Python's own: the last error, and figures that pyplot keeps open."""
+
+    def forget_error() -> None:
+        for name in LAST:
+            vars(sys).pop(name, None)
+
+    yield Holder(
+        "the last error",
+        lambda: [getattr(sys, name) for name in LAST if hasattr(sys, name)],
+        forget_error,
+        "%debug and %tb of it",
+    )
+    helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
+    for manager in list(helpers.Gcf.get_all_fig_managers()) if helpers is not None else ():
+        yield Holder(
+            f"figure {manager.num}, which pyplot keeps open",
+            lambda manager=manager: [manager.canvas.figure],  # type: ignore[misc]
+            lambda manager=manager: helpers.Gcf.destroy(manager),  # type: ignore[misc]
+            "drawing into it with plt",
+        )

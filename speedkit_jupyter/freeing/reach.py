@@ -6,9 +6,9 @@ import gc
 import itertools
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from types import CellType, FrameType, FunctionType, ModuleType
+from types import CellType, FrameType, ModuleType
 from typing import Any
 
 # More objects are not looked at, and smaller arrays do not matter.
@@ -34,7 +34,7 @@ class Reach:
         while id(chain[-1]) in self.before:
             chain.append(self.before[id(chain[-1])])
         chain.reverse()
-        return "".join(_word(chain, at) for at in range(len(chain) - 1))
+        return "".join(map(_word, chain, chain[1:]))
 
 
 def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> Reach:
@@ -108,12 +108,8 @@ def _has_parts(value: Any) -> bool:
     return bool(getattr(value, "__dict__", None)) or hasattr(value, "grad_fn")
 
 
-def _word(chain: Sequence[Any], at: int) -> str:
-    """Return what leads from an object of the chain to the next one."""
-    holder, part = chain[at : at + 2]
-    if isinstance(part, CellType):  # between a function and its cells lies a tuple
-        function = chain[at - 1]
-        return _of_closure(function, part) if isinstance(function, FunctionType) else ""
+def _word(holder: Any, part: Any) -> str:
+    """Return what leads from an object to the next one."""
     if isinstance(holder, FrameType):
         names = [name for name, value in holder.f_locals.items() if value is part]
         return f" ({names[0]} in {holder.f_code.co_name})" if names else ""
@@ -122,14 +118,6 @@ def _word(chain: Sequence[Any], at: int) -> str:
         if isinstance(key, str) and key.isidentifier():
             return "" if key in OF_MODULES else f".{key}"
         return "" if key is None else f"[{key!r:.30}]"
-    if isinstance(holder, list | tuple):
+    if isinstance(holder, list | tuple) and not isinstance(part, CellType):
         return next((f"[{n}]" for n, value in enumerate(holder) if value is part), "")
     return ""
-
-
-def _of_closure(function: FunctionType, cell: CellType) -> str:
-    pairs: Iterator[tuple[str, CellType]] = zip(
-        function.__code__.co_freevars, function.__closure__ or (), strict=False
-    )
-    name = next((name for name, one in pairs if one is cell), "")
-    return f" ({name} in the closure of {function.__name__})"

@@ -22,8 +22,6 @@ from speedkit_jupyter.support.tracebacks import lets_go
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
-    from speedkit_jupyter.loading.tuned_loader import TunedLoader
-
 
 @lets_go
 @in_windows
@@ -32,28 +30,25 @@ def tune_loader(
     step: Callable[..., object] | None = None,
     *,
     budget_s: float | None = None,
-    keep: bool = True,
-) -> TunedLoader:
+) -> DataLoader[Any]:
     """Return the loader, rebuilt with the settings that are fastest with this step: workers,
-    prefetching, pinned memory, samples kept in memory; the same samples in the same order for the
-    same seed.
+    prefetching, pinned memory; the same samples in the same order for the same seed.
 
     `step` takes a batch (`step(batch)`, or `step(images, labels)` where a batch is a tuple), or
     goes through the loader itself (`step()`); without it loading alone is measured. Other settings
     are taken only where they are proven faster, else the loader that is returned has the user's
     own; its `tuning` says what was measured. `budget_s` is the total budget in seconds (20 without
-    it). `keep=False` keeps no samples in memory. Raises StepError where the step can't be measured.
+    it). Raises StepError where the step can't be measured.
     Everything that it changes is put back, and no worker is left.
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
-    keep = arguments.flag("keep", keep)
     check_loader(loader)
     against = "" if step is None else getattr(step, "__name__", "step")
     command = f"tune_loader(loader{f', {against}' if against else ''})"
     measured = step_over(loader, step)
     tuner = LoaderTuner(
-        measured, loader, device_of(measured), budget_s, keep=keep, against=against, command=command
+        measured, loader, device_of(measured), budget_s, against=against, command=command
     )
     tuner.begun_s = begun_s
     for _ in tuner.run():

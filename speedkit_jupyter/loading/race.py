@@ -10,8 +10,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import end_workers
+from speedkit_jupyter.loading.settings import Settings, end_workers
 from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, paired_ratio
 
 if TYPE_CHECKING:

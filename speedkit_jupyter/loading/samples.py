@@ -12,8 +12,7 @@ from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import copied, end_workers, rebuilt
+from speedkit_jupyter.loading.settings import Settings, end_workers, rebuilt
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.lookup import attributes_of
@@ -31,15 +30,12 @@ EPOCHS, BATCHES, VALUES = 2, 64, 4
 
 @dataclass(frozen=True)
 class Samples:
-    """`keys` are the indices that were drawn; `draw_s` the seconds and `size_bytes` the size of a
-    sample, `copy_s` the seconds of a copy of it. `is_random` where one differs from draw to draw,
-    or draws random numbers; `own_generator` is the name of a generator of the data set's that it
-    draws them from.
+    """`draw_s` are the seconds and `size_bytes` the size of a sample. `is_random` where one differs
+    from draw to draw, or draws random numbers; `own_generator` is the name of a generator of the
+    data set's that it draws them from.
     """
 
-    keys: tuple[Any, ...] = ()
     draw_s: float = 0.0
-    copy_s: float = 0.0
     size_bytes: int = 0
     is_random: bool = False
     own_generator: str = ""
@@ -80,29 +76,22 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     What drawing changes is left so: call it while the step is isolated. Errors of the data set are
     the user's to see.
     """
-    keys, first, drawn_s, copied_s = list[Any](), list[Any](), list[float](), list[float]()
+    first, drawn_s, is_random, begun_s = list[Any](), list[float](), False, clock.now()
     walk, shared = Walk(drawing(loader)), _shared_generators()
     own = {walk.name(value): value for value in walk.found.values() if _is_own(value, shared)}
-    before = _states([*shared, *own.values()])
-    is_random, begun_s = False, clock.now()
+    before = _states(own.values())
     for key in islice(_indices(loader), MOST):
-        if keys and clock.now() - begun_s > LONGEST_S:
+        if first and clock.now() - begun_s > LONGEST_S:
             break
         before_each, at_s = _states(shared), clock.now()
-        sample = _drawn(loader.dataset, key)
+        first.append(_drawn(loader.dataset, key))
         drawn_s.append(clock.now() - at_s)
-        again, at_s = _drawn(loader.dataset, key), clock.now()
-        copied(sample)
-        copied_s.append(clock.now() - at_s)
-        is_random |= _states(shared) != before_each or not same(sample, again)
-        keys.append(key)
-        first.append(sample)
-    used = zip(own, _states(own.values()), before[len(shared) :], strict=True)
+        again = _drawn(loader.dataset, key)
+        is_random |= _states(shared) != before_each or not same(first[-1], again)
+    used = zip(own, _states(own.values()), before, strict=True)
     generator = next((name for name, now, then in used if now != then), "")
     return Samples(
-        tuple(keys),
         median(drawn_s or [0.0]),
-        median(copied_s or [0.0]),
         sum(map(_size, tree_leaves(first))) // max(len(first), 1),
         is_random or bool(generator),
         generator,
@@ -181,7 +170,7 @@ def _same(one: Any, other: Any) -> bool:
         return same(dict(one), dict(other))
     if is_dataclass(one):
         return same(attributes_of(one), attributes_of(other))
-    if type(one).__eq__ is object.__eq__:
+    if type(one).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return True  # an object of the user's that says nothing of what it holds
     with suppress(Exception):  # of tensors in it, say, which are not one truth
         return bool(one == other)

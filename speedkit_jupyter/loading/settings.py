@@ -1,10 +1,12 @@
-"""The settings of a DataLoader, in torch's own words, and the code that makes it so."""
+"""The settings of a DataLoader, in torch's own words: a loader that has them, and its code."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.words import count
 
 if TYPE_CHECKING:
@@ -12,21 +14,13 @@ if TYPE_CHECKING:
 
 # torch's default (torch.utils.data.DataLoader): each worker loads this many batches ahead.
 PREFETCH = 2
-ONCE_MORE = (
-    "# where the data set is set to something else (an epoch, a switch), once more from here:"
-)
-STAY = (
-    "\n# persistent_workers=True saves starting them for each epoch, where the data set never "
-    "changes;\n# it shuffles otherwise from the second epoch on"
-)
 
 
 @dataclass(frozen=True)
 class Settings:
     """What changes how batches are loaded, and not which.
 
-    `whole_batches` draws each batch by one index. `kept` keeps samples in main memory as they were
-    first drawn.
+    `whole_batches` draws each batch by one index.
     """
 
     num_workers: int = 0
@@ -35,7 +29,6 @@ class Settings:
     pin_memory: bool = False
     multiprocessing_context: str | None = None
     whole_batches: bool = False
-    kept: bool = False
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Settings:
@@ -50,9 +43,8 @@ class Settings:
         )
 
     def with_workers(self, number: int) -> Settings:
-        """Return these settings with `number` workers, which stay between epochs."""
-        factor = self.prefetch_factor or PREFETCH
-        return replace(self, num_workers=number, prefetch_factor=factor, persistent_workers=True)
+        """Return these settings with `number` workers."""
+        return replace(self, num_workers=number, prefetch_factor=self.prefetch_factor or PREFETCH)
 
     def without_workers(self, **others: Any) -> Settings:
         """Return these settings without workers, and with `others`."""
@@ -64,31 +56,47 @@ class Settings:
         said = [count(self.num_workers, "worker")]
         if self.num_workers and self.prefetch_factor not in (None, PREFETCH):
             said.append(f"prefetch_factor={self.prefetch_factor}")
-        if self.num_workers and not self.persistent_workers:
-            said.append("started for each epoch")
-        said += [self.multiprocessing_context] * (self.multiprocessing_context is not None)
+        said += ["persistent_workers"] * self.persistent_workers
+        said += [self.multiprocessing_context] if self.multiprocessing_context else []
         said += ["pin_memory"] * self.pin_memory + ["whole batches"] * self.whole_batches
-        said += ["kept in memory"] * self.kept
         return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
+
+
+def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
+    """Return a loader like this one with other settings; all else stays, also its class.
+
+    The constructor of a subclass, whose arguments nobody knows, is not called. What torch refuses
+    to set after construction is set in `__dict__`.
+    """
+    from torch.utils.data import default_convert
+
+    other = copy.copy(loader)
+    other._iterator = None
+    other.num_workers = settings.num_workers
+    other.prefetch_factor = settings.prefetch_factor
+    other.pin_memory = settings.pin_memory
+    other.multiprocessing_context = settings.multiprocessing_context
+    inside: dict[str, Any] = {"persistent_workers": settings.persistent_workers}
+    if settings.whole_batches:
+        inside |= {"sampler": loader.batch_sampler, "batch_sampler": None}
+        other.collate_fn = default_convert
+    other.__dict__ |= inside
+    return other
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End the workers that stay; the next epoch starts new ones."""
+    iterator, loader._iterator = loader._iterator, None
+    torch_private.end_workers(iterator)
 
 
 def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
     """Return plain torch that gives the same batches as `settings`, from the loader that the user
     calls `name`.
-
-    torch's workers that stay keep the data set as it is when they start, and shuffle otherwise from
-    the second epoch on: those of the code are started for each epoch.
     """
-    lines, data = [], f"{name}.dataset"
-    if settings.kept:
-        samples = "samples = [data[index] for index in range(len(data))]"
-        lines, data = [f"data = {data}", ONCE_MORE, samples], "samples"
     words = {**_which(loader, settings, name), **_how(loader, settings, name)}
-    arguments = ", ".join([data, *(f"{key}={value}" for key, value in words.items())])
-    call = f"{name} = {type(loader).__name__}({arguments})"
-    if settings.num_workers and settings.persistent_workers:
-        call += STAY
-    return "\n".join([*lines, call])
+    arguments = ", ".join(f"{key}={value}" for key, value in words.items())
+    return f"{name} = {type(loader).__name__}({name}.dataset, {arguments})"
 
 
 def _which(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, str]:
@@ -120,11 +128,11 @@ def _how(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, st
     if settings.num_workers:
         if loader.worker_init_fn is not None:
             given["worker_init_fn"] = f"{name}.worker_init_fn"
-        given["num_workers"] = str(settings.num_workers)
-        if settings.prefetch_factor not in (None, PREFETCH):
-            given["prefetch_factor"] = str(settings.prefetch_factor)
-        if settings.multiprocessing_context is not None:
-            given["multiprocessing_context"] = repr(settings.multiprocessing_context)
+        plain = {"prefetch_factor": PREFETCH, "persistent_workers": False, "num_workers": 0}
+        plain["multiprocessing_context"] = None  # type: ignore[assignment]
+        for key, default in plain.items():
+            value = getattr(settings, key)
+            given |= {key: repr(value)} if value not in (None, default) else {}
         if not getattr(loader, "in_order", True):
             given["in_order"] = "False"
     return given | ({"pin_memory": "True"} if settings.pin_memory else {})

@@ -10,15 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.race import Block, Candidate
-from speedkit_jupyter.loading.samples import Samples, index_sampler, is_iterable
-from speedkit_jupyter.loading.tuned_loader import (
-    KeptSome,
-    TunedLoader,
-    end_workers_of,
-    prepare_epoch,
-    rebuilt,
-    wait_for_workers,
-)
+from speedkit_jupyter.loading.samples import index_sampler, is_iterable
+from speedkit_jupyter.loading.settings import rebuilt
 from speedkit_jupyter.loading.ways import length
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
@@ -27,7 +20,9 @@ from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.interrupts import held_back, in_a_window
 from speedkit_jupyter.support.samples import EMPTY
+from speedkit_jupyter.support.torch_private import end_workers
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -98,13 +93,14 @@ class Draw:
     opened_s: float | None = None
     closed_s: float | None = None
 
-    def batches(self, loader: TunedLoader) -> Iterator[Any]:
+    def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Give the batches for one loop of the user's."""
         from torch.utils.data import DataLoader
 
         begun_s = clock.now()
-        prepare_epoch(loader)
-        iterator = DataLoader.__iter__(loader)  # a subclass's own is in the user's loop already
+        with held_back():  # no worker is left half started
+            # A subclass's own is in the user's loop already.
+            iterator = DataLoader.__iter__(loader)
         self.begun_s += clock.now() - begun_s
         given, has_ended = 0, False
         try:
@@ -116,9 +112,10 @@ class Draw:
         finally:
             self.was_left |= not has_ended
             if not loader.persistent_workers:
-                end_workers_of(iterator)
+                with held_back():
+                    end_workers(iterator)
 
-    def _next(self, iterator: Any) -> tuple[Any] | None:
+    def _next(self, iterator: Iterator[Any]) -> tuple[Any] | None:
         """Return the next batch in a tuple; None at the end."""
         if self.timed >= self.most or (self.timed >= LEAST and clock.now() > self.until_s):
             self.was_cut = True
@@ -213,16 +210,14 @@ class Timed:
         except Exception as error:  # it can't be called again from where it is: a schedule ends
             self._step.tell([ended(error).line])
 
-    def enter(self, one: Candidate, seen: Samples) -> None:
-        """Make its loader, and draw a batch; samples that are kept are there already."""
+    def enter(self, one: Candidate) -> None:
+        """Make its loader, and draw a batch."""
         __tracebackhide__ = True
         loader = rebuilt(self._loader, one.settings)
         if one.settings.num_workers:
             most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
             stuck_s = min(max(STUCK_S, STUCK * self.batch_s), most_s)
             loader.timeout = max(loader.timeout, stuck_s)
-        if one.settings.kept:
-            loader.__dict__["dataset"] = KeptSome(self._loader.dataset, seen.keys)
         self._install(one, loader)
         self._restore()
         whole = math.isinf(self._most)
@@ -287,14 +282,13 @@ class Timed:
             for _ in range(calls):
                 before = draw.drawn
                 with self._step.around_blocks():
-                    self._run()
+                    in_a_window(self._run)
                 if draw.drawn == before:
                     raise StepError(NO_LOOP)
             draw.close()
             return draw, clock.now() - begun_s
         finally:
             self._draw = self._one = None
-            wait_for_workers(one.loader, self._is_iterable)
 
     @door
     def _run(self) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import samples
-from speedkit_jupyter.loading.loader_tuning import LoaderTuning, remarks
 from speedkit_jupyter.loading.race import Candidate, Race
 from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.loading.settings import Settings, source
+from speedkit_jupyter.loading.settings import Settings, rebuilt, source
 from speedkit_jupyter.loading.timed import Timed
-from speedkit_jupyter.loading.tuned_loader import TunedLoader, rebuilt
 from speedkit_jupyter.loading.ways import Ways, length
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
@@ -31,6 +31,68 @@ DEFAULT_S = 20.0
 # The share of the budget that is kept for variations of the best of the first race, and then for
 # the proof: the fastest beside the user's own alone.
 NEAR, PROOF = 0.65, 0.35
+# What looks faster by less than this is not worth a longer search.
+WORTH_KNOWING = 1.03
+
+
+@dataclass(repr=False)
+class LoaderTuning(Shown):
+    """`loader` is the one that was rebuilt, with the user's own settings where nothing was proven
+    faster. `epoch` is its length in batches. `declined` says what was not tried, and why; `remarks`
+    what the choice changes beside time; `source` makes the same in plain torch. `against` is the
+    step that it was measured with, `name` the user's word for the loader.
+    """
+
+    loader: DataLoader[Any]
+    race: Race
+    chosen: Candidate
+    samples: Samples
+    epoch: int = 0
+    name: str = "loader"
+    against: str = ""
+    declined: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    source: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    command: str = ""
+
+    @property
+    def own(self) -> Candidate:
+        """The loader as its user made it."""
+        return self.race.own
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether another one was proven faster."""
+        return self.chosen is not self.own
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """How many times as fast the choice is."""
+        return self.race.ratio(self.chosen) if self.is_changed else None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each way to load."""
+        return [self._row(one) for one in self.race.candidates]
+
+    def _row(self, one: Candidate) -> dict[str, Any]:
+        ratio = self.race.ratio(one)
+        return {
+            "settings": one.words,
+            "batch_s": one.batch_s if one.times_s else None,
+            "waiting": one.waiting if one.times_s else None,
+            "ratio": None if ratio is None else ratio.median,
+            "low": None if ratio is None else ratio.low,
+            "high": None if ratio is None else ratio.high,
+            "rounds": len(one.times_s),
+            "chosen": one is self.chosen,
+            "note": one.failure or one.why_out,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        plain = ("against", "epoch", "declined", "remarks", "source", "environment", "command")
+        return {"loader": self.name, "rows": self.rows(), **{n: getattr(self, n) for n in plain}}
 
 
 class LoaderTuner:
@@ -47,15 +109,13 @@ class LoaderTuner:
         loader: DataLoader[Any],
         device: torch.device,
         budget_s: float | None = None,
-        *,
-        keep: bool = True,
         **words: str,
     ) -> None:
         """`words` are the `name`, `against` and `command` of the result."""
         self.step, self._loader, self._device = step, loader, device
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
-        self._keep, self._words = keep, {"name": "loader", **words}
+        self._words = {"name": "loader", **words}
         self._result: LoaderTuning | None = None
 
     def result(self) -> LoaderTuning:
@@ -99,12 +159,12 @@ class LoaderTuner:
         """First what differs most, then variations of the best, then the fastest alone."""
         __tracebackhide__ = True
         cores = Hardware.current().cpu.usable_cores
-        ways = Ways(self._loader, seen, cores, self._device, length(self._loader), self._keep)
-        enter = partial(timed.enter, seen=seen)
-        race.admit(ways.first(), enter)
+        ways = Ways(self._loader, seen, cores, self._device, length(self._loader))
+        race.admit(ways.first(), timed.enter)
         self._result = self._outcome(race, race.own, ways, timed.epoch)
         yield from _rounds(race, budget, NEAR * self.budget_s)
-        race.admit([one for best in race.promising() for one in ways.near(best.settings)], enter)
+        near = [one for best in race.promising() for one in ways.near(best.settings)]
+        race.admit(near, timed.enter)
         yield from _rounds(race, budget, PROOF * self.budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
         same: set[Candidate] = set()
@@ -130,7 +190,7 @@ class LoaderTuner:
         return seen
 
     def _outcome(self, race: Race, chosen: Candidate, ways: Ways, epoch: int) -> LoaderTuning:
-        loader: TunedLoader = rebuilt(self._loader, chosen.settings)  # type: ignore[assignment]
+        loader: Any = rebuilt(self._loader, chosen.settings)
         tuning = loader.tuning = LoaderTuning(
             loader=loader,
             race=race,
@@ -138,7 +198,7 @@ class LoaderTuner:
             samples=ways.samples,
             epoch=epoch,
             declined=ways.declined,
-            remarks=[*remarks(race, chosen, ways)],
+            remarks=[*_remarks(race, chosen, ways)],
             source=source(self._loader, chosen.settings, self._words["name"]),
             environment=environment(self._device),
             **self._words,
@@ -157,3 +217,19 @@ def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress
         for one in race.round():
             yield Progress(budget.share, f"round {race.rounds + 1}: {one.words}")
         longest_s = clock.now() - begun_s
+
+
+def _remarks(race: Race, chosen: Candidate, ways: Ways) -> Iterator[str]:
+    """Give what the choice changes beside time; and what looked faster, and how to know."""
+    settings, own = chosen.settings, race.own.settings
+    if settings.num_workers != own.num_workers and ways.samples.is_random:
+        yield (
+            "random numbers that the data set draws are each worker's own: as random as before, "
+            "and the same again for the same seed and number of workers, but other ones"
+        )
+    if settings.whole_batches:
+        yield "its sampler gives whole batches: loader.batch_sampler is None"
+    best = race.best()
+    ratio = None if best is chosen else race.ratio(best)
+    if ratio is not None and ratio.median >= WORTH_KNOWING:
+        yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {LONGER}"

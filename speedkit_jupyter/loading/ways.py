@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 FARTHER = (4, 8)
-# A data set that is kept may take this share of the memory that is free.
-KEPT_SHARE = 0.25
 # What is open for one process alone; libraries by name, which need not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
@@ -44,11 +42,10 @@ class Ways:
     cores: int
     device: torch.device
     length: int | None = None
-    keep: bool = True
     declined: dict[str, str] = field(default_factory=dict)
 
     def first(self) -> Iterator[Settings]:
-        """Give whole batches, other numbers of workers, and no loading at all."""
+        """Give whole batches, and other numbers of workers."""
         from torch.utils.data import TensorDataset, default_collate
 
         own = Settings.of(self.loader)
@@ -58,10 +55,6 @@ class Ways:
             yield own.without_workers(whole_batches=True)
         workers = (own.with_workers(number) for number in self._numbers(own))
         yield from (one for one in (own.without_workers(), *workers) if one != own)
-        if why := self.why_not_kept():
-            self.declined["kept in memory"] = why
-        else:
-            yield own.without_workers(kept=True)
 
     def near(self, best: Settings) -> Iterator[Settings]:
         """Give variations of the best of them."""
@@ -89,30 +82,6 @@ class Ways:
                 else f"an epoch has {count(most, 'batch')}"
             )
         return [number for number in WORKERS if number <= most]
-
-    @property
-    def kept_bytes(self) -> int:
-        """What all samples take, decoded."""
-        return self.samples.size_bytes * len(self.loader.dataset)  # type: ignore[arg-type]
-
-    def why_not_kept(self) -> str:
-        """Return why samples can't be kept in memory; empty where they can."""
-        import psutil
-        from torch.utils.data import TensorDataset
-
-        dataset = self.loader.dataset
-        if is_iterable(self.loader) or not hasattr(dataset, "__len__"):
-            return "an iterable data set has no samples by their indices"
-        if not self.keep:
-            return "not allowed (keep)"
-        if self.samples.is_random:
-            return "its samples differ from draw to draw (augmentation)"
-        if type(dataset) is TensorDataset:
-            return "it lies in memory already"
-        if self.kept_bytes > KEPT_SHARE * psutil.virtual_memory().available:
-            size = f"{self.kept_bytes / 2**20:,.0f} MiB"
-            return f"its samples take {size}, more than {KEPT_SHARE:.0%} of what is free"
-        return ""
 
 
 def length(loader: DataLoader[Any]) -> int | None:

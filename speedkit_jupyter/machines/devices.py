@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 Name = Literal["cuda", "mps", "xpu"]
 Fields = dict[str, Any]
 Read = Callable[[], float]
-# Kernels of scaled_dot_product_attention that a CPU has.
-ATTENTION_ON_CPU = ("flash", "math")
 
 
 @dataclass(frozen=True)
@@ -178,14 +176,6 @@ def has_fused(device: str, optimizer: str) -> bool:
     if kind is None:
         return device == "cpu"
     return kind.has_fused and optimizer not in kind.not_fused
-
-
-def attention_kernels(device: torch.device) -> tuple[str, ...]:
-    """Return those of scaled_dot_product_attention that torch has there."""
-    kind = kind_of(device.type)
-    if kind is None:
-        return ATTENTION_ON_CPU if device.type == "cpu" else ()
-    return kind.attention
 
 
 def has_float64(device: torch.device) -> bool:

@@ -115,7 +115,9 @@ def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) ->
     except SpeedKitError as error:
         raise UsageError(str(error)) from None
     if not lookup.is_a(unwrapped(value), cls):
-        raise UsageError(f"{text} is no {kind}, but of class {type(value).__name__}")
+        word = type(value).__name__
+        hint = f": name a {kind}, and the step by --step {text}" if word == "function" else ""
+        raise UsageError(f"{text} is no {kind}, but of class {word}{hint}")
     return value
 
 

@@ -23,6 +23,7 @@ from speedkit_jupyter.magics.line import (
     switch,
     whole_number,
 )
+from speedkit_jupyter.measure.rounds.timeit_run import RUNS
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.measure.subject.variants import AUTO, BASELINE, CURRENT, words
 from speedkit_jupyter.optimizations import CATALOG
@@ -101,6 +102,63 @@ ACCURACY = (
     ),
 )  # fmt: skip
 
+_LOOPS = number(int, "a number of loops: give 1 or more, or 0 to choose it", 0)
+_DIGITS = number(int, "a number of digits: give 0 to 15", 0, 15)
+_FACTOR = number(float, "a factor of 1 or more, as in 1.2", 1)
+# Those of `%%timeit`, of a comparison and of a search.
+SPEEDBENCH = (
+    Option(
+        "--compare", "NAMES",
+        "plans: baseline, current, auto, words as bf16+compile, YAML files, saved names",
+        plans,
+    ),
+    budget("for all but compiling (10, for a search 20, or more where a step is long)"),
+    listed(
+        "--model", "the models that get the plans; without it those that the cell uses",
+        namespace.models_to_name,
+    ),
+    listed(
+        "--optimizer", "their optimizers; without it those that the cell uses",
+        namespace.optimizers,
+    ),
+    listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
+    *ACCURACY,
+    Option("--save", "NAME", "keep the result for %speedkit history and --compare"),
+    switch(
+        "--profile", "where the time goes: data, forward, backward, optimizer, waiting lines"
+    ),
+    switch("--tune", "search the fastest safe plan for this cell"),
+    switch("--apply", "with --tune: put what was found into force"),
+    switch("--fresh", "with --tune: search although a plan is known"),
+    switch("--throughput", "await the device only after blocks of steps"),
+    switch("-q", "show nothing"),
+    switch("-o", "return the result"),
+    Option(
+        "--objective", None, "with --tune: what to make less of (time)",
+        choices=("time", "memory"),
+    ),
+    Option(
+        "--within", "TIMES",
+        "with --objective memory: how many times slower it may get (1.2)", type=_FACTOR,
+    ),
+    Option(
+        "--steps", "NUMBER",
+        "with --tune: the least total time for so many steps, compiling included",
+        type=whole_number,
+    ),
+    listed(
+        "--keep",
+        "with --tune: the optimizations that stay as they are (precision,tf32: full float32)",
+        catalog,
+    ),
+    Option(
+        "-n", "LOOPS", "timing: loops in a run; 0 or none: until it takes 0.2 s", type=_LOOPS
+    ),
+    Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
+    Option("-p", "DIGITS", "timing: digits to show (3)", type=_DIGITS),
+    RESULT,
+)  # fmt: skip
+
 
 def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | None:
     """Return what the line names as its accuracy, None without; raises UsageError."""
@@ -131,62 +189,5 @@ def _function(names: Names, text: str) -> Any:
 
 @lru_cache(maxsize=1)
 def speedbench_parser() -> Parser:
-    """Return the parser of `%%speedbench`: options of `%%timeit`, a comparison and a search."""
-    from speedkit_jupyter.measure.rounds.timeit_run import RUNS
-
-    loops = number(int, "a number of loops: give 1 or more, or 0 to choose it", 0)
-    digits = number(int, "a number of digits: give 0 to 15", 0, 15)
-    factor = number(float, "a factor of 1 or more, as in 1.2", 1)
-    options = [
-        Option(
-            "--compare", "NAMES",
-            "plans: baseline, current, auto, words as bf16+compile, YAML files, saved names",
-            plans,
-        ),
-        budget("for all but compiling (10, for a search 20, or more where a step is long)"),
-        listed(
-            "--model", "the models that get the plans; without it those that the cell uses",
-            namespace.models_to_name,
-        ),
-        listed(
-            "--optimizer", "their optimizers; without it those that the cell uses",
-            namespace.optimizers,
-        ),
-        listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
-        *ACCURACY,
-        Option("--save", "NAME", "keep the result for %speedkit history and --compare"),
-        switch(
-            "--profile", "where the time goes: data, forward, backward, optimizer, waiting lines"
-        ),
-        switch("--tune", "search the fastest safe plan for this cell"),
-        switch("--apply", "with --tune: put what was found into force"),
-        switch("--fresh", "with --tune: search although a plan is known"),
-        switch("--throughput", "await the device only after blocks of steps"),
-        switch("-q", "show nothing"),
-        switch("-o", "return the result"),
-        Option(
-            "--objective", None, "with --tune: what to make less of (time)",
-            choices=("time", "memory"),
-        ),
-        Option(
-            "--within", "TIMES",
-            "with --objective memory: how many times slower it may get (1.2)", type=factor,
-        ),
-        Option(
-            "--steps", "NUMBER",
-            "with --tune: the least total time for so many steps, compiling included",
-            type=whole_number,
-        ),
-        listed(
-            "--keep",
-            "with --tune: the optimizations that stay as they are (precision,tf32: full float32)",
-            catalog,
-        ),
-        Option(
-            "-n", "LOOPS", "timing: loops in a run; 0 or none: until it takes 0.2 s", type=loops
-        ),
-        Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
-        Option("-p", "DIGITS", "timing: digits to show (3)", type=digits),
-        RESULT,
-    ]  # fmt: skip
-    return Parser("%%speedbench", options)
+    """Return the parser of `%%speedbench`."""
+    return Parser("%%speedbench", SPEEDBENCH)

@@ -102,8 +102,7 @@ class ActivationCheckpointing(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Put a layer around the calls of each block; in a benchmark for its own thread alone."""
-        torch_private.dynamo_config()  # checkpoint loads Dynamo, for a second, in the first step
-
+        torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
         blocks = _chosen(target.model, decision)
         layers = [(block, Recomputed(block, target)) for block in blocks]
         del blocks

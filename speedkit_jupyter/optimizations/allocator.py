@@ -13,7 +13,7 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Reque
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.support.torch_private import has_allocator_settings
+from speedkit_jupyter.support import torch_private
 
 EXPANDABLE = "expandable_segments"
 
@@ -51,8 +51,7 @@ class Allocator(Optimization):
         return {self.name: EXPANDABLE} | super().changes()
 
     def switches(self) -> Mapping[str, flags.Switch]:
-
-        if not has_allocator_settings():
+        if not torch_private.has_allocator_settings():
             return {}
         return {segments.NAME: flags.Switch(segments.are_expandable, segments.use, (True,))}
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import torch
 
 HINT = (
-    "activations lie so too: .view() may have to be .reshape(); safetensors wants contiguous "
-    "tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
+    "code that calls .view() on weights, gradients or activations needs .reshape(); safetensors "
+    "wants contiguous tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
 )
 VIEW = (
     "the model calls view() on activations, which lie channels-last under this plan: call "
@@ -68,6 +68,8 @@ class ChannelsLast(Optimization):
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
         if request.value is False:
             return request.leave(now, "the layout stays as it is", asked=True)
+        if facts.compiled == "script":
+            return request.decline(False, "TorchScript keeps the layout that it was compiled with")
         if not facts.convolutions:
             return request.decline(False, "the model has no 2-D or 3-D convolution")
         if now:

@@ -57,11 +57,11 @@ def registered(name: str) -> str:
     """
     if name in OWN:
         return name
-    from torch.compiler import list_backends
+    import torch
 
     packages = entry_points(group="torch_dynamo_backends")
     absent = {entry.name for entry in packages if entry.module not in sys.modules}
-    known = [one for one in list_backends(()) if one not in absent]
+    known = [one for one in torch.compiler.list_backends(()) if one not in absent]
     spelled = {one.lower(): one for one in (*OWN, *known)} | {one: one for one in known}
     if found := spelled.get(name, spelled.get(name.lower())):
         return found

@@ -14,7 +14,7 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Reque
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.support.torch_private import cublas
+from speedkit_jupyter.support import torch_private
 
 SWITCH = "cuda.matmul.allow_fp16_accumulation"
 WORD = "fp16_accumulation"
@@ -61,7 +61,7 @@ class ReducedReduction(Optimization):
 
         matmul, table = torch.backends.cuda.matmul, {}
         for name in REDUCTIONS:
-            read = cublas(name)
+            read = torch_private.cublas(name)
             values = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
             write = partial(setattr, matmul, name)
             table[f"cuda.matmul.{name}"] = flags.Switch(read, write, values)

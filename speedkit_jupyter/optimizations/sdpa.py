@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -18,16 +17,14 @@ from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts import attention as sdp_kernels
-from speedkit_jupyter.optimizations.facts.attention import Measured, ahead, speedups
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
 class Sdpa(Optimization):
     """The chosen kernel comes first; inputs that it can't take go to the others, never to an error.
 
-    No fixed order is right everywhere, so `auto` leaves torch's own. A search measures each kernel
-    on the calls that the step makes, and tries what is faster there; on a CPU there are torch's
-    fused kernel (`flash`), which comes first by itself, and `math`.
+    No fixed order is right everywhere, so `auto` leaves torch's own, and a search tries each kernel
+    of a GPU. On a CPU there are torch's fused kernel, which comes first by itself, and `math`.
     """
 
     name = "sdpa"
@@ -54,23 +51,12 @@ class Sdpa(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for a kernel that the device has, by request only, with what was measured."""
-        rows = _here(facts)
-        return replace(self._decide(request, hardware, facts, rows), evidence=rows)
-
-    def _decide(
-        self, request: Request, hardware: Hardware, facts: Facts, rows: Sequence[Measured]
-    ) -> Decision:
+        """Decide for a kernel that the device has, by request only."""
         asked = request.value.backend
-        if asked == "auto" and (best := ahead(rows)):
-            return request.offer("auto", best[0], _told(rows, best[0]))
-        if asked == "auto" and rows:
-            return request.leave("auto", f"torch's own order stays: {_told(rows)}")
         if asked == "auto":
             return request.leave("auto", "torch's own order stays: no other is right everywhere")
         if asked == "math":
-            told = f"; {_told(rows, asked)}" if rows else ""
-            return request.obey("math", f"the plain kernel and no other{told}")
+            return request.obey("math", "the plain kernel and no other")
         if facts.device_type == "cpu":
             own = "on a CPU torch uses its own fused one already"
             return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
@@ -81,8 +67,7 @@ class Sdpa(Optimization):
             nearest = f"the nearest that {gpu.name} has is 'efficient'"
             reason = f"{asked!r} needs compute capability 8.0; {nearest}"
             return request.apply("efficient", reason, declined=True)
-        told = _told(rows, asked) if rows else ""
-        return request.obey(asked, told, hint="inputs that it can't take go to the other kernels")
+        return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
         return sdp_kernels.switches()
@@ -146,34 +131,11 @@ class Sdpa(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return what is ahead on the step's own calls; without a measurement every kernel of a
-        GPU, and on a CPU none.
-        """
-        if rows := _here(facts):
-            return tuple(ahead(rows))
+        """Return the kernels of a GPU; on a CPU there is no faster one than torch's own."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not devices.KINDS[gpu.kind].attention:
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
-
-
-def _here(facts: Facts) -> tuple[Measured, ...]:
-    """Return what was measured on the device that the model is on."""
-    kinds = [(row, row.call.device.partition(":")[0]) for row in facts.attention]
-    return tuple(row for row, kind in kinds if kind == facts.device_type)
-
-
-def _told(rows: Sequence[Measured], word: str = "") -> str:
-    """Return the number that decided."""
-    kinds = len({replace(row.call, dtype="") for row in rows})
-    on = f"measured on {kinds} kind{'s' * (kinds > 1)} of calls that its step makes"
-    if not word:
-        return f"{on}, nothing is proven faster"
-    gains = speedups(rows, word)
-    dtype, engine = max(gains, key=lambda which: gains[which])
-    where = f"{dtype}, products by {engine}" if engine else dtype
-    gain = f"{word!r} is {gains[dtype, engine]:.2f} times as fast as torch's own choice"
-    return f"{on}, {gain} in all ({where})"
 
 
 def _tag(now: str, backend: str) -> str:

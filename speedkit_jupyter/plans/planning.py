@@ -57,7 +57,6 @@ class Plan:
                 "source": d.source,
                 "reason": d.reason,
                 **({"details": dict(d.details)} if d.details else {}),
-                **({"evidence": [row.to_dict() for row in d.evidence]} if d.evidence else {}),
             }
             for d in self.decisions
         }

@@ -5,8 +5,8 @@ from __future__ import annotations
 from speedkit_jupyter.batching.batch_sizes import KNEE, BatchSizes, Size
 from speedkit_jupyter.batching.sweep import FAR
 from speedkit_jupyter.freeing.freed import Freed
-from speedkit_jupyter.loading.loader_tuning import LoaderTuning
 from speedkit_jupyter.loading.race import Candidate
+from speedkit_jupyter.loading.tuner import LoaderTuning
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document

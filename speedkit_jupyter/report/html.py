@@ -149,22 +149,14 @@ def _body(body: object, is_brief: bool) -> str:
 
 
 def _coloured(code: Code) -> str:
-    """By Pygments, in colours for light and dark themes."""
+    """By Pygments, in colours that are made for light and dark."""
     if not code.language:
         return escape(code.text)
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import get_lexer_by_name
-    from pygments.style import Style
-    from pygments.token import Comment, Keyword, Literal, String
 
-    class Readable(Style):  # type: ignore[misc]
-        styles = {
-            Comment: "italic #7f848e", Keyword: "#a855c7", String: "#2f9e5b",
-            Literal.Number: "#c2701d",
-        }  # fmt: skip
-
-    formatter = HtmlFormatter(nowrap=True, noclasses=True, style=Readable)
+    formatter = HtmlFormatter(nowrap=True, noclasses=True, style="solarized-light")
     return str(highlight(code.text, get_lexer_by_name(code.language), formatter)).rstrip("\n")
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
+from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus
 from speedkit_jupyter.report.comparison_report import TONES
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Table

@@ -11,7 +11,6 @@ from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.preview import Preview
-from speedkit_jupyter.plans.sources import ALONE
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Folded, Row, Section, Table
 from speedkit_jupyter.report.plan_report import called, outcome, spoken, worth_measuring
@@ -46,22 +45,8 @@ def panel_report(
     found: Found | None = None,
 ) -> Document:
     """Return all that a panel shows, for front ends without widgets."""
-    state, config = state_report(preview, name, found), preview.plan.config
-    chosen = [f"{k} {word(v)}" for k, v in config.to_dict().items() if k != ALONE]
-    rest = "auto for all else" if chosen else "auto for everything"
-    rest = "all else as it is" if config.is_alone else rest
-    refused = [
-        (f"{name} {', '.join(words)}", why)
-        for name, decisions in preview.words.items()
-        for words, why in unavailable(decisions)
-    ]
-    table = Table(("not here", "why"), refused)
-    content = [
-        f"Chosen: {', '.join([*chosen, rest])}.",
-        message,
-        *state.content,
-        Folded(table, f"{len(refused)} that can't be had here, and why"),
-    ]
+    state = state_report(preview, name, found)
+    content = [message, *state.content]
     if result is not None and result.sections:
         first, *tail = result.sections
         content += [replace(first, title=result.headline), *tail]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
-from speedkit_jupyter.report.units import ratio, size
+from speedkit_jupyter.report.units import ratio
 from speedkit_jupyter.support.words import share
 
 if TYPE_CHECKING:
@@ -117,7 +116,7 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
 
 
 def batch_sizes(found: BatchSizes) -> Figure:
-    """Draw samples a second with their intervals, and peak memory, against the batch size."""
+    """Draw samples a second with their intervals against the batch size."""
     sizes = found.measured
     numbers, rates = [one.number for one in sizes], [one.rate for one in sizes]
     ends = [one.interval or (one.rate, one.rate) for one in sizes]
@@ -136,24 +135,4 @@ def batch_sizes(found: BatchSizes) -> Figure:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylim(bottom=0)
     axes.set_ylabel("samples a second", color=PLANNED)
-    peaks = {one.number: one.peak_bytes for one in sizes if one.peak_bytes is not None}
-    if peaks:
-        beside = axes.twinx()
-        beside.plot([*peaks], [*peaks.values()], "s--", color=BAD, markersize=3, linewidth=1)
-        beside.set_ylim(bottom=0)
-        ticks = round_sizes(max(peaks.values()))
-        beside.set_yticks(ticks, [size(tick) if tick else "0" for tick in ticks])
-        beside.set_ylabel("peak memory", color=BAD)
-        beside.tick_params(colors=NEUTRAL)
-        for side in beside.spines.values():
-            side.set_visible(False)
     return axes.figure  # type: ignore[no-any-return]
-
-
-def round_sizes(largest: float) -> list[float]:
-    """Return from 0 on the round numbers of bytes that are the ticks of an axis: 0, 20, 40 MiB."""
-    unit = 1024.0 ** max(int(math.log(max(largest, 1), 1024)), 0)
-    rough = largest / unit / 3
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = max(factor for factor in (1, 2, 5) if factor * power <= rough) * power * unit
-    return [number * step for number in range(int(largest / step) + 1)]

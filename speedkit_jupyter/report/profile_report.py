@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speedkit_jupyter.advice.advice import Advice
-from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.advice import Advice, Opportunity
 from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.profiling.costs import Cost, Costs
 from speedkit_jupyter.profiling.lines import source

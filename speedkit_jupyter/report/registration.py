@@ -5,7 +5,7 @@ from __future__ import annotations
 from speedkit_jupyter.advice.advice import Advice
 from speedkit_jupyter.batching.batch_sizes import BatchSizes
 from speedkit_jupyter.freeing.freed import Freed
-from speedkit_jupyter.loading.loader_tuning import LoaderTuning
+from speedkit_jupyter.loading.tuner import LoaderTuning
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import report_of
 from speedkit_jupyter.measure.results.timing import Timing

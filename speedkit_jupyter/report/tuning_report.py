@@ -35,7 +35,7 @@ def tuning_report(tuning: Tuning) -> Document:
         when = day(tuning.learned.learned_at)
         content.append(f"Learned before ({when}) and checked again now; --fresh searches anew.")
     content.append(UNDONE)
-    if tuning.helped:
+    if tuning.helped and tuning.is_settled:
         content.append(Code(_next_steps(tuning)))
     return Document(_headline(tuning), content, tuning.to_dict())
 

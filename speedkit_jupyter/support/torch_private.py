@@ -214,6 +214,11 @@ def loader_iterator() -> type:
     return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
 
 
+def end_workers(iterator: Any) -> None:
+    """End the workers of a DataLoader's iterator, if it has some; its destructor does so later."""
+    getattr(iterator, "_shutdown_workers", lambda: None)()
+
+
 # torch.compile. `torch.compiler.config` has some of Dynamo's settings only.
 
 

@@ -55,37 +55,13 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Timed:
-    """The last that a search has seen of a candidate."""
+    """The last that a search has seen of a candidate. `ratio` is its speed-up; None where that is
+    not known, or where it can't be the plan.
+    """
 
     comparison: Comparison
     record: Record
-
-    @property
-    def ratio(self) -> Ratio | None:
-        """How many times as fast it is; None where that is not known, or it can't be the plan."""
-        no_plan = self.record.same_as_baseline or is_out(self.comparison, self.record)
-        return None if no_plan else self.comparison.ratio(self.record)
-
-    @property
-    def speedup(self) -> float:
-        """The same, in the middle."""
-        return 0.0 if self.ratio is None else self.ratio.median
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """From where to where it may be: the interval, or the single rounds where there is none."""
-        assert self.ratio is not None
-        if self.ratio.is_bounded:
-            return self.ratio.low, self.ratio.high
-        pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
-        ratios = [before / max(now, TICK_S) for before, now in pairs]
-        return min(ratios), max(ratios)
-
-    @property
-    def may_help(self) -> bool:
-        """Whether something speaks for it, and nothing against."""
-        ratio = self.ratio
-        return ratio is not None and ratio.median > 1 and self.range[1] >= LIKELY
+    ratio: Ratio | None
 
     @property
     def words(self) -> set[str]:
@@ -93,11 +69,28 @@ class Timed:
         return set(self.record.name.split("+"))
 
     @property
-    def known(self) -> str:
-        """What is known of it, in a sentence."""
-        assert self.ratio is not None
-        rounds, (low, high) = count(self.ratio.pairs, "round"), self.range
-        number = f"{self.ratio.median:.2f}× as fast ({low:.2f}× to {high:.2f}× in {rounds})"
+    def speedup(self) -> float:
+        """The ratio's median; 0 without one."""
+        return 0.0 if self.ratio is None else self.ratio.median
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """From where to where it may be: the interval, or the single rounds where there is none."""
+        if self.ratio is not None and self.ratio.is_bounded:
+            return self.ratio.low, self.ratio.high
+        pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
+        ratios = [before / max(now, TICK_S) for before, now in pairs] or [0.0]
+        return min(ratios), max(ratios)
+
+    @property
+    def may_help(self) -> bool:
+        """Whether something speaks for it, and nothing against."""
+        return self.speedup > 1 and self.range[1] >= LIKELY
+
+    def __str__(self) -> str:
+        rounds = count(self.ratio.pairs if self.ratio else 0, "round")
+        low, high = self.range
+        number = f"{self.speedup:.2f}× as fast ({low:.2f}× to {high:.2f}× in {rounds})"
         return f"{self.record.name} is probably about {number}, not proven"
 
 
@@ -146,11 +139,12 @@ class Tuning(Shown):
 
     def last_rows(self) -> list[Timed]:
         """Return the last that was seen of each candidate."""
-        rows = {
-            record.name: Timed(stage.comparison, record)
-            for stage in self.stages
-            for record in stage.comparison.records[1:]
-        }
+        rows = {}
+        for stage in self.stages:
+            found = stage.comparison
+            for record in found.records[1:]:
+                no_plan = record.same_as_baseline or is_out(found, record)
+                rows[record.name] = Timed(found, record, None if no_plan else found.ratio(record))
         return list(rows.values())
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
@@ -188,7 +182,7 @@ class Tuning(Shown):
             return
         self.likely = best.record.name
         reasons = [why, best.comparison.busy.partition(":")[0]]
-        self.unclear = "; ".join(filter(None, [best.known, *reasons, LONGER]))
+        self.unclear = "; ".join(filter(None, [str(best), *reasons, LONGER]))
 
     @property
     def aim(self) -> str:
@@ -250,9 +244,9 @@ class Tuning(Shown):
         In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. A warning says
         what has to be written in the loop so that its precision acts.
 
-        Where nothing helps, the models are restored to no plan, and none comes back. Where the
-        search could not tell, a plan that is in force stays; a warning says so. Raises
-        SpeedKitError where one of the models is gone.
+        Where nothing helps, the models are restored to no plan, and none comes back. Where nothing
+        is proven yet, a plan that is in force stays; a warning says so. Raises SpeedKitError where
+        one of the models is gone.
         """
         contexts, session = self.put_in_force(), current(notebook())
         for context in contexts:
@@ -266,21 +260,23 @@ class Tuning(Shown):
     def put_in_force(self) -> list[SpeedContext]:
         """As `apply`, for whoever names the contexts and says the rest."""
         models = list(self.models)
-        if self.helped and len(models) < self._number:
-            raise SpeedKitError("the model of this search is gone: search again with the new one")
         if self.helped:
+            if len(models) < self._number:
+                raise SpeedKitError(
+                    "the model of this search is gone: search again with the new one"
+                )
             return [
                 apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
                 for model in models
             ]
-        applied = [context for context in map(applied_to, models) if context is not None]
         if self.unclear:
             stays = "; another plan is in force and stays: ctx.restore() takes it away"
             line = "the search could not tell, so nothing is applied"
-            messages.warn(f"{line}{stays if applied else ''}")
-        for model in () if self.unclear else models:
-            while (plan := applied_to(model)) is not None:
-                plan.restore()
+            messages.warn(f"{line}{stays if any(map(applied_to, models)) else ''}")
+            return []
+        for model in models:
+            while (context := applied_to(model)) is not None:
+                context.restore()
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:

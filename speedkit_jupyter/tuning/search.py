@@ -129,7 +129,7 @@ class Search:
         """Return the result with the plan learned for this step, if one was; not yet checked.
 
         Runs a step once or a few times, which is undone: it says also how long one takes, which
-        optimizers it makes and how it calls attention. Raises what the step raises.
+        optimizers it makes. Raises what the step raises.
         """
         __tracebackhide__ = True
         tuning = self.tuning
@@ -173,8 +173,8 @@ class Search:
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
             self._looked = None
-        if tuning.is_settled:
-            current(notebook()).tuned(tuning.models, tuning.found)
+            if tuning.is_settled:
+                current(notebook()).tuned(tuning.models, tuning.found)
 
     def _check_learned(self, known: Candidate) -> Generator[Progress, None, None]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
@@ -197,8 +197,7 @@ class Search:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         __tracebackhide__ = True
         tuning, allowance = self.tuning, self.allowance
-        calls = self._looked.attention if self._looked is not None else {}
-        yield from engines.measure(tuning, allowance.budget, calls, self.step.models)
+        yield from engines.measure(tuning, allowance.budget)
         singles = candidates(
             tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others, tuning.objective
         )

@@ -6,22 +6,19 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.checks.attention_kernels import Seen
-from speedkit_jupyter.measure.checks.attention_kernels import noted as noted_in
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds import clock, repetition
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
-from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.observed import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.optimizations.facts.attention import Call
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import describe
@@ -61,14 +58,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Looked:
-    """What single steps show: the `setting`, the task, the seconds of the fastest one, and the
-    calls of scaled_dot_product_attention.
-    """
+    """What single steps show: the `setting`, the task, and the seconds of the fastest one."""
 
     setting: str
     task: Task
     step_s: float
-    attention: dict[Call, Seen]
 
 
 def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
@@ -112,7 +106,6 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
     __tracebackhide__ = True
     calls: list[tuple[str, ...]] = []
     stepped: list[bool] = []
-    attention: dict[Call, Seen] = {}
     with ExitStack() as stack:
         for model in step.models:
             stack.enter_context(hidden(model))
@@ -126,7 +119,6 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
         with runner.applied():
             with (
                 optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers),
-                noted_in(attention) if watched else nullcontext(),
                 _watched(watched, calls),
                 optimizers_made(step.models) as made,
             ):
@@ -136,7 +128,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
                 times_s.append(clock.timed(runner.once, runner.device))
             runner.warm = runner.state()
         if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
-            step.repeats = repetition.of_runner(runner, start)
+            step.repeats = compared_calls(runner, start)
         if step.afresh:
             times_s = [runner.restarted(start)]
     task = Task(
@@ -145,7 +137,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
         tuple(map(str, facts.stepped_by(step.made).optimizers)),
         bool(stepped),
     )
-    return Looked(where, task, min(times_s), attention)
+    return Looked(where, task, min(times_s))
 
 
 @contextmanager

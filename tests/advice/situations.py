@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +16,9 @@ from steps_of_rules import namespace
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter import Hardware
+from speedkit_jupyter.advice.advice import Opportunity, Subject
 from speedkit_jupyter.advice.code import Code
-from speedkit_jupyter.advice.opportunity import Opportunity, Subject
-from speedkit_jupyter.advice.rules import RULES, Rule
+from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import watched
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -32,8 +32,8 @@ from speedkit_jupyter.support.lookup import is_a
 NUMBERS = itertools.count()
 
 
-def rule_named(name: str) -> Rule:
-    return next(one for one in RULES if one.name == name)
+def rule_named(name: str) -> Callable[[Situation], Iterator[Opportunity]]:
+    return next(one for one in RULES if one.__name__ == name)
 
 
 def written(code: str) -> Callable[[], object]:
@@ -91,7 +91,7 @@ def seen(
 
 def found(rule: str, step: Callable[[], object] | str, **given: Any) -> list[Opportunity]:
     """What one rule says of it, with no more gain than its own evidence allows."""
-    said = [one.allowed for one in rule_named(rule).find(seen(step, **given))]
+    said = [one.allowed for one in rule_named(rule)(seen(step, **given))]
     for one in said:
         named = re.findall(r"([\d.]+) % of (?:the step|it)\b", one.evidence)
         most = max((float(share) / 100 for share in named), default=1.0)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +105,19 @@ def test_a_step_gets_every_size_and_everything_is_put_back(
     assert found.now == 12
     check_untouched(training, before)
     assert torch.equal(random_state, torch.get_rng_state())
+
+
+@pytest.mark.real_time
+def test_ctrl_c_ends_it_with_everything_put_back() -> None:
+    training = Training()
+    before = values(training)
+    interrupt = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    begun_s = time.monotonic()
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        batch_sizes(training.step, batch(), sizes=(4, 8), budget_s=20.0)
+    assert time.monotonic() - begun_s < 10
+    check_untouched(training, before)
 
 
 def test_a_tensor_by_two_names_stays_one() -> None:

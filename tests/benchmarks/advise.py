@@ -30,8 +30,8 @@ from _ratios import machine, ratio
 from _slow_causes import CAUSES, OTHER_CAUSES
 
 from speedkit_jupyter import advise
-from speedkit_jupyter.advice.opportunity import Opportunity
-from speedkit_jupyter.advice.trying import Advised
+from speedkit_jupyter.advice.advice import Opportunity
+from speedkit_jupyter.advice.advisor import Advised
 from speedkit_jupyter.measure.subject.from_function import step_of
 
 BUDGET_S, ROUNDS, LONGEST_S = 6.0, 24, 6.0

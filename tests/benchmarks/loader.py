@@ -11,8 +11,7 @@ workers are started several times: the same settings differ by some 5 % from sta
     python tests/benchmarks/loader.py [--only DATA] [--rounds N] [--file loader.jsonl] [--table]
 
 All of it once with torch's own number of threads and once with one, which leaves workers a core.
-Exits 1 where the choice takes more than 1/0.97 of the best one's time. What keeping the samples in
-memory brings, which is no part of the grid, stands beside it.
+Exits 1 where the choice takes more than 1/0.97 of the best one's time.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from speedkit_jupyter import Hardware, tune_loader
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import end_workers, rebuilt
+from speedkit_jupyter.loading.settings import Settings, end_workers, rebuilt
 
 AT_LEAST, ROUNDS, STARTS, BUDGET_S = 0.97, 9, 6, 30.0
 PREFETCH = (2, 4, 8)
@@ -180,7 +178,7 @@ def using(threads: int) -> Iterator[None]:
 def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) -> Row:
     """The choice, and the time of an epoch with each setting of the grid."""
     begun = time.perf_counter()
-    tuning = tune_loader(loader, step, budget_s=BUDGET_S, keep=False).tuning
+    tuning = tune_loader(loader, step, budget_s=BUDGET_S).tuning
     took_s = time.perf_counter() - begun
     chosen = tuning.chosen.settings
     settings = list(dict.fromkeys([chosen, *grid(loader)]))
@@ -190,7 +188,6 @@ def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) 
     fresh = started_anew(
         loader, step, list(dict.fromkeys([chosen, _named(settings, best)])), rounds
     )
-    kept = tune_loader(loader, step, budget_s=BUDGET_S).tuning
     return {
         "chosen": chosen.words,
         "best": best,
@@ -198,8 +195,6 @@ def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) 
         "gain": times[Settings.of(loader).words] / times[chosen.words],
         "epoch_s": times,
         "tuning_s": took_s,
-        "kept": kept.chosen.settings.words,
-        "kept_gain": None if kept.ratio is None else kept.ratio.median,
     }
 
 
@@ -209,9 +204,7 @@ def grid(loader: DataLoader[Any]) -> list[Settings]:
     if isinstance(loader.dataset, IterableDataset):
         most = 1
     with_workers = [
-        Settings(number, prefetch, persistent_workers=True)
-        for number in range(1, most + 1)
-        for prefetch in PREFETCH
+        Settings(number, prefetch) for number in range(1, most + 1) for prefetch in PREFETCH
     ]
     return [Settings(), *with_workers]
 
@@ -261,17 +254,16 @@ def _named(settings: list[Settings], words: str) -> Settings:
 def table(rows: list[Row]) -> str:
     """As Markdown."""
     head = ["data", "threads", "chosen", "best of the grid", "of the best", "over the user's own",
-            "with samples kept", "took"]  # fmt: skip
+            "took"]  # fmt: skip
     lines = [rows[0]["machine"] if rows else "nothing was measured", ""]
     return "\n".join([*lines, line_of(head), line_of(["---"] * len(head)), *map(_cells, rows)])
 
 
 def _cells(row: Row) -> str:
-    kept = "–" if row["kept_gain"] is None else f"{row['kept_gain']:.2f}× ({row['kept']})"
     return line_of([
         row["data"], str(row["threads"]), row["chosen"], row["best"], f"{row['of_best']:.3f}",
         f"{row['gain']:.2f}×",
-        kept, f"{row['tuning_s']:.0f} s",
+        f"{row['tuning_s']:.0f} s",
     ])  # fmt: skip
 
 

@@ -68,27 +68,6 @@ learning.keep("setting", task, plan(facts=Facts.read(model)), {"precision": "bf1
 """
 
 
-def test_the_result_of_a_click_is_in_sight_right_below_the_buttons(open_notebook):
-    page = open_notebook(SETUP, PANEL, width=1600, height=1000)
-    panel = page.locator(".speedkit-panel")
-    panel.get_by_role("button", name="Code").click(timeout=90_000)
-    for width in (1600, 790):
-        page.set_viewport_size({"width": width, "height": 1000})
-        page.wait_for_timeout(500)
-        listing, buttons = panel.locator("pre").first, panel.get_by_role("button", name="Stop")
-        below = listing.bounding_box()["y"] - buttons.bounding_box()["y"]
-        assert 0 < below < 200, (width, below)
-    assert panel.locator("tr").filter(has_text="cudnn_benchmark").is_hidden()  # it is left as it is
-
-
-def test_heads_and_toggles_say_what_their_words_mean(open_notebook):
-    page = open_notebook(SETUP, PANEL, width=1200)
-    panel = page.locator(".speedkit-panel")
-    assert panel.locator("th[title]").first.get_attribute("title", timeout=90_000)
-    toggle = panel.get_by_role("button", name="bf16", exact=True)
-    assert "bf16:" in toggle.get_attribute("title")
-
-
 def test_the_learned_table_is_not_cut_off(open_notebook):
     page = open_notebook(SETUP, LEARNED, width=790)
     page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")

@@ -1,4 +1,4 @@
-"""Whether samples are the same, and what a data set may do that forbids to keep them."""
+"""Whether samples are the same."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from speedkit_jupyter import batch_sizes, tune_loader
 from speedkit_jupyter.loading.samples import look_at, same
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.tuned_loader import rebuilt
 from speedkit_jupyter.support.exceptions import StepError
 
 NAN = float("nan")
@@ -74,31 +72,11 @@ DRAWS = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_samples_that_are_drawn_at_random_are_not_kept(name):
+def test_samples_that_are_drawn_at_random_are_told(name):
     dataset = Fresh(DRAWS[name])
     dataset.own = np.random.default_rng(0)
     loader = DataLoader(dataset, batch_size=4)
     assert look_at(loader).is_random
-
-
-class Setting(Dataset):
-    epoch, drawn = 0, 0
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        self.drawn += 1
-        return torch.tensor([float(index + 100 * self.epoch)])
-
-
-def test_kept_samples_are_drawn_anew_where_the_data_set_was_set_and_a_counter_is_no_setting():
-    loader = DataLoader(Setting(), batch_size=4)
-    kept = rebuilt(loader, Settings(kept=True))
-    for epoch in (0, 0, 1, 1, 2):
-        loader.dataset.epoch = epoch
-        assert [batch[0].item() for batch in kept] == [100.0 * epoch, 100.0 * epoch + 4]
-    assert loader.dataset.drawn == 3 * 8
 
 
 EMPTY = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from speedkit_jupyter import StepError, tune_loader
-from speedkit_jupyter.loading.tuned_loader import TunedLoader, end_workers
+from speedkit_jupyter.loading.settings import end_workers
 
 
 class Slow(Dataset[Any]):
@@ -80,8 +81,7 @@ def test_everything_is_put_back_and_no_worker_is_left() -> None:
     values = [value.clone() for value in net.state_dict().values()]
     random_state = torch.get_rng_state()
     fast = tune_loader(loader, step, budget_s=1.5)
-    assert isinstance(fast, TunedLoader)
-    assert isinstance(fast, DataLoader)
+    assert type(fast) is DataLoader
     assert all(map(torch.equal, values, net.state_dict().values()))
     assert all(value.grad is None for value in net.parameters())
     assert torch.equal(random_state, torch.get_rng_state())
@@ -120,6 +120,19 @@ def test_what_is_no_loader_is_refused_in_one_line() -> None:
 class Broken(Slow):
     def __getitem__(self, index: int) -> Any:
         raise ValueError(f"no file for {index}")
+
+
+@pytest.mark.real_time
+def test_ctrl_c_ends_it_with_everything_put_back() -> None:
+    net, step = trained()
+    before = [value.clone() for value in net.state_dict().values()]
+    interrupt = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    begun_s = time.monotonic()
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        tune_loader(DataLoader(Slow(), batch_size=4), step, budget_s=20.0)
+    assert time.monotonic() - begun_s < 10
+    assert all(map(torch.equal, before, net.state_dict().values()))
 
 
 @pytest.mark.real_time
@@ -295,7 +308,7 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
     def train(x: torch.Tensor, y: torch.Tensor) -> None:
         time.sleep(0.015)
 
-    tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=2.0, keep=False).tuning
+    tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=2.0).tuning
     assert tuning.epoch == (6 if name == "so many" else 8)
     assert 0.0 < tuning.own.waiting < 0.5
     assert tuning.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
@@ -310,7 +323,7 @@ def test_a_loop_that_notices_iterators_which_end_early_is_timed() -> None:
         for _ in zip(loader, loader, strict=True):
             time.sleep(0.2)
 
-    assert tune_loader(loader, step, budget_s=2.0, keep=False).tuning.own.batch_s > 0.05
+    assert tune_loader(loader, step, budget_s=2.0).tuning.own.batch_s > 0.05
 
 
 @pytest.mark.real_time
@@ -337,9 +350,7 @@ def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches() -> None:
     """Of batches that take one or thirty milliseconds, workers would else get other ones."""
     pad = nn.utils.rnn.pad_sequence
     loader = DataLoader(Lengths(20_000), batch_size=2, shuffle=True, collate_fn=pad)
-    tuning = tune_loader(
-        loader, lambda batch: time.sleep(len(batch) * 3e-4), budget_s=4.0, keep=False
-    ).tuning
+    tuning = tune_loader(loader, lambda batch: time.sleep(len(batch) * 3e-4), budget_s=4.0).tuning
     assert tuning.epoch == 10_000
     for row in tuning.rows():
         if row["ratio"] is not None:

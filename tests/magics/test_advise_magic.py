@@ -59,13 +59,9 @@ def test_what_was_not_found_cant_be_tried(shell):
         error = shell.fails(f"%speedkit advise --try {wanted}")
         assert isinstance(error, UsageError)
         assert f"there is no {wanted}: 1 or " in str(error)
-
-
-def test_what_has_to_be_written_by_hand_says_what(shell):
-    shell.run(FROZEN + "net.double(); points = points.double()")
-    shell.run(LINE)
-    error = shell.fails("%speedkit advise --try double_precision")
-    assert "has to be written by hand: net.float()" in str(error)
+    shell.run("def other():\n    step()")
+    error = shell.fails("%speedkit advise --step other --try 1")
+    assert "the last advice is of step" in str(error)
 
 
 def test_a_step_that_takes_batches_gets_them_from_the_loader_that_is_named(shell):

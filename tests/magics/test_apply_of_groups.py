@@ -73,16 +73,6 @@ def test_they_may_be_named_in_any_order_and_way(notebook, line):
     notebook.run("%speedkit restore")
 
 
-@pytest.mark.slow
-def test_of_one_model_beside_others_the_next_steps_name_it(notebook):
-    step = f"{FASTER}; encoder(inputs).pow(2).mean().backward(); both.step(); both.zero_grad()"
-    shown = tuned(notebook, step)
-    assert "%speedkit apply encoder " in shown
-    notebook.run("%speedkit apply encoder")
-    assert measured(notebook, "ctx")
-    notebook.run("%speedkit restore")
-
-
 def test_where_the_search_could_not_tell_apply_says_that_nothing_is_applied():
     from speedkit_jupyter import Facts, Hardware
     from speedkit_jupyter.measure.subject.from_function import step_of

@@ -64,12 +64,6 @@ def test_batch_sizes_stand_in_a_table_with_the_knee_and_change_nothing(shell, li
     assert shell.names["x"].shape[0] == 8
 
 
-def test_batch_sizes_of_the_last_cell(shell):
-    shell.run("%%speedbench -n1 -r1\nloss_fn(model(x), y).backward()")
-    shown = shell.run("%speedkit batch --range 4:8 --budget 1")
-    assert "samples a second" in shown
-
-
 @pytest.mark.smoke
 def test_free_names_what_an_error_holds_and_lets_go_of_it(shell):
     shell.fails("def run():\n    held = torch.zeros(1_000_000)\n    raise ValueError\nrun()")

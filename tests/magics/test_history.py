@@ -27,12 +27,6 @@ def test_a_saved_result_is_listed_and_compared_with_the_next(shell):
     assert "this is the newest" in shown
 
 
-def test_a_timing_is_saved_too(shell):
-    for _ in range(2):
-        shell.run("%%speedbench -n 10 --save sum\nsum(range(10))")
-    assert "cell" in shell.run("%speedkit history sum")
-
-
 def test_a_saved_name_stands_for_its_best_plan(shell, monkeypatch):
     shell.run(f"%%speedbench --compare baseline,auto --budget 0.3 --save mine -v found\n{STEP}")
     best = shell.names["found"].best

@@ -124,13 +124,3 @@ def test_a_syntax_error_is_shown_without_our_insides(ready):
     assert reply["ename"] == "UsageError"
     assert "SyntaxError: " in reply["text"]
     assert "magics/cell.py" not in reply["text"]
-
-
-def test_fp16_without_the_scaler_warns_once_with_the_remedy(ready):
-    ready("%speedkit apply model --precision fp16")
-    reply = ready(
-        "with ctx.autocast(): loss = loss_fn(model(x), y)\n"
-        "loss.backward(); optimizer.step(); optimizer.step()"
-    )
-    assert reply["text"].count("fp16 without the GradScaler") == 1
-    assert "ctx.grad_scaler.scale(loss).backward()" in reply["text"]

@@ -82,23 +82,3 @@ def test_arrows_point_at_the_notebooks_own_lines(shell, kind, way):
 @pytest.mark.parametrize("kind", ["after empty lines", "a function of this cell"])
 def test_numbers_hold_under_any_ipython(shell, kind, way):
     test_arrows_point_at_the_notebooks_own_lines(shell, kind, way)
-
-
-@pytest.mark.kernel
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[2]])
-def test_arrows_point_there_in_a_real_kernel(ready, way):
-    for kind, code in KINDS.items():
-        cell = f"{way}\n{code}"
-        reply = ready(cell)
-        shown = reply["traceback"]
-        assert set(arrows(shown, reply["number"])) == expected(cell), (kind, shown)
-        assert not is_ours(shown), shown
-
-
-@pytest.fixture
-def ready(kernel):
-    """A kernel with the extension, a model and a batch."""
-    assert kernel(f"%load_ext speedkit_jupyter\n{MODEL}\n{EARLY}")["status"] == "ok"
-    yield kernel
-    assert kernel("%unload_ext speedkit_jupyter")["status"] == "ok"

@@ -34,14 +34,6 @@ def test_the_panel_follows_apply_config_and_restore(shell, panel):
     assert panel.controls["precision"].input.value == "auto"
 
 
-def test_what_the_panel_applies_the_magics_know(shell, panel):
-    panel.buttons["Apply"].click()
-    assert shell.names["ctx"] is panel.context
-    assert "Applied to model" in shell.run("%speedkit report").replace("`", "")
-    assert "Restored `model`" in shell.run("%speedkit restore")
-    assert panel.context is None
-
-
 @pytest.mark.smoke
 def test_the_last_speedbench_cell_is_what_measure_times(shell, panel):
     shell.run("%%speedbench -n 1 -r 1 -q\nloss = loss_fn(model(x), y); loss.backward()")

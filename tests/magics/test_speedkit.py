@@ -33,12 +33,6 @@ def test_apply_puts_the_context_into_the_namespace_and_shows_the_loop(shell):
     assert shell.names["optimizer"].param_groups[0]["fused"] is True
 
 
-def test_apply_fp16_shows_the_scalers_three_lines(shell):
-    shown = shell.run("%speedkit apply model --precision fp16")
-    for line in ("scale(loss).backward()", "grad_scaler.step(optimizer)", "grad_scaler.update()"):
-        assert line in shown
-
-
 def test_applying_twice_does_not_stack(shell):
     shell.run("%speedkit apply model --sdpa math --channels_last true")
     shell.run("%speedkit apply model --channels_last false")
@@ -50,9 +44,9 @@ def test_applying_twice_does_not_stack(shell):
 
 def test_status_says_that_precision_waits_until_autocast_was_used(shell):
     shell.run("%speedkit apply model --precision bf16")
-    assert "no forward pass has run inside ctx.autocast()" in shell.run("%speedkit")
+    assert "runs inside ctx.autocast()" in shell.run("%speedkit")
     shell.run("with ctx.autocast(): model(x)")
-    assert "no forward pass has run" not in shell.run("%speedkit status")
+    assert "inside ctx.autocast()" not in shell.run("%speedkit status")
 
 
 @pytest.mark.smoke
@@ -117,14 +111,6 @@ def test_config_is_saved_and_loaded(shell, tmp_path: Path):
     assert "math" in shell.run("%speedkit config show")
     shell.run("%speedkit apply model")
     assert shell.names["ctx"].plan["sdpa"].value == "math"
-
-
-def test_what_is_typed_wins_over_the_environment_which_wins_over_the_session(shell, monkeypatch):
-    monkeypatch.setenv("SPEEDKIT_PRECISION", "bf16")
-    shell.run("%speedkit apply model")
-    assert shell.names["ctx"].plan["precision"].source == "env"
-    shell.run("%speedkit apply model --precision fp16")
-    assert shell.names["ctx"].plan["precision"].value == "fp16"
 
 
 def test_a_wrong_config_file_is_one_error_with_every_mistake(shell, tmp_path: Path):
@@ -222,13 +208,6 @@ def test_tab_offers_our_words_first_and_alone(shell, line, first):
     assert found[0] == first
     if "--" in line:
         assert all(one.startswith("--") for one in found)
-
-
-@pytest.mark.smoke
-def test_completion_survives_a_broken_line(shell):
-    for line in ("%speedkit 'x ", "%speedkit nonsense --", "%%speedbench --compare ,+"):
-        _, matches = shell.ip.complete(None, line, len(line))
-        assert isinstance(matches, list)
 
 
 def test_loading_imports_neither_torch_nor_pydantic():

@@ -71,20 +71,6 @@ def test_a_budget_asks_for_more_runs(shell, made_time):
     assert made_time.now_s() - began >= 0.5
 
 
-def test_a_running_total_of_the_notebook_counts_and_comes_back(shell):
-    shell.run("total, items = 0, []")
-    shell.run("%%speedbench -n 2 -r 2\ntotal += 1; items.append(total); assert total <= 2")
-    assert shell.names["total"] == 0
-    assert shell.names["items"] == []
-
-
-def test_a_plan_in_force_stays_in_force(shell, seen):
-    shell.run("%speedkit apply model --optimizer optimizer")
-    shell.run("%%speedbench -n1 -r1\nseen.put(optimizer.param_groups[0]['fused'])")
-    assert seen() == [True]
-    assert shell.names["ctx"].active
-
-
 def test_a_timing_is_saved_as_json_with_the_command_to_repeat_it(shell, tmp_path):
     timing = timed(shell, "-n 2 -r 2 a = 1", "a + 1")
     values = json.loads(timing.save(tmp_path / "timing.json").read_text())

@@ -90,16 +90,3 @@ def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, 
     assert "can't be used" in shell.run("%speedkit apply")
     assert shell.names["ctx"].active
     shell.run("%speedkit restore")
-
-
-def test_a_plan_that_was_applied_from_python_is_known_to_the_magics(shell):
-    from speedkit_jupyter import SpeedConfig, apply_speedups
-
-    config = SpeedConfig.from_dict({"channels_last": True}).alone()
-    _, context = apply_speedups(shell.names["model"], config)
-    assert "Applied to `model`" in shell.run("%speedkit report model")
-    code = shell.run("%speedkit code model")
-    assert "model.to(memory_format=torch.channels_last)" in code
-    assert "Nothing is to be changed" not in code
-    shell.run("%speedkit restore")
-    assert context.restored

@@ -54,13 +54,6 @@ def test_a_plan_that_was_proven_after_another_was_applied_is_what_all_views_name
     assert "not in force" not in said(shell, "%speedkit code")
 
 
-def test_that_nothing_helps_is_what_all_views_say(shell, tuned):
-    tuned(NOTHING_HELPS)
-    for view in ("%speedkit", "%speedkit report", "%speedkit panel"):
-        told = said(shell, view)
-        assert "Worth measuring" not in told, view
-
-
 def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive():
     model = type("Equal", (nn.Linear,), {"__eq__": lambda self, other: False, "__hash__": None})(
         2, 2

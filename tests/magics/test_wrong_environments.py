@@ -14,10 +14,6 @@ VARIABLES = [entry.variable for entry in CATALOG if entry.variable]
 LINES = (
     "%speedkit",
     "%speedkit apply model",
-    "%speedkit report",
-    "%speedkit panel model",
-    "%speedkit code model",
-    "%speedkit tuned",
     "%speedkit verify --step train --steps 2",
     "%%speedbench\nmodel(x)",
     "%%speedbench --compare baseline,bf16 --budget 0.1\nmodel(x)",

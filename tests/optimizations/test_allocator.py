@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.machines import flags, segments
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
@@ -49,12 +49,6 @@ def test_where_it_means_nothing_it_is_declined(hardware, machine, facts, word, w
     assert decision.declined
     assert not decision.active
     assert why in decision.reason
-
-
-def test_thresholds_of_malloc_which_cannot_be_put_back_are_no_word_of_it(hardware):
-    with pytest.raises(ConfigError, match="allocator: 'thresholds' is not allowed"):
-        SpeedConfig(allocator="thresholds")
-    assert decided(hardware("cpu"), allocator="expandable_segments").declined
 
 
 @can_be_asked

@@ -40,14 +40,6 @@ class Tower(nn.Module):
         self.projection = nn.Linear(width, width)
 
 
-class Siamese(nn.Module):
-    """Two towers: what is repeated are their layers, not they."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = Tower(), Tower()
-
-
 class Mixture(nn.Module):
     """A layer with experts."""
 
@@ -74,15 +66,6 @@ def stages():
             for a, b, number in widths
         ]
     )
-
-
-class Nested(nn.Module):
-    """Blocks of the same class inside each block."""
-
-    def __init__(self, depth=2):
-        super().__init__()
-        self.inner = nn.ModuleList([Nested(depth - 1) for _ in range(2)] if depth else [])
-        self.layer = nn.Linear(4, 4)
 
 
 def lazily():
@@ -117,19 +100,15 @@ SHAPES = {
         lambda: nn.ModuleDict({"layers": nn.ModuleList([Decoding(), Decoding()])}),
         numbered("layers.", 2),
     ),
-    "towers": (Siamese, numbered("left.layers.", 3) + numbered("right.layers.", 3)),
     "experts": (lambda: nn.ModuleList([Mixture() for _ in range(3)]), numbered("", 3)),
-    "nested": (Nested, numbered("inner.", 2)),
     "lazy": (lazily, numbered("", 3)),
     "layers alone": (lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]), []),
-    "one layer": (lambda: nn.Linear(4, 4), []),
     "unlike": (lambda: nn.ModuleList([Block(4), Block(5), Block(6)]), []),
     "one block, twice": (lambda: nn.Sequential(*[Block()] * 2), []),
     "without parameters": (
         lambda: nn.Sequential(*[nn.Sequential(nn.ReLU(), nn.Dropout()) for _ in range(3)]),
         [],
     ),
-    "recurrent": (lambda: nn.LSTM(4, 4, 3), []),
 }
 
 
@@ -146,10 +125,3 @@ def test_blocks_stand_inside_no_other_block():
         blocks = repeated_blocks(make())
         inside = {id(part) for block in blocks for part in [*block.modules()][1:]}
         assert not inside & {id(block) for block in blocks}
-
-
-def test_looking_changes_nothing_and_runs_nothing():
-    model = Tower()
-    before = {name: sorted(part.__dict__) for name, part in model.named_modules()}
-    repeated_blocks(model)
-    assert {name: sorted(part.__dict__) for name, part in model.named_modules()} == before

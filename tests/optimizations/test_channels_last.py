@@ -62,14 +62,6 @@ def test_a_weight_inside_a_shared_buffer_is_left_alone():
         assert model[0].weight.data_ptr() == flat.data_ptr()
 
 
-def test_weights_that_lay_channels_last_stay_so():
-    model = network().to(memory_format=torch.channels_last)
-    stride = model[0].weight.stride()
-    with apply_speedups(model, SpeedConfig(channels_last=True))[1] as context:
-        assert not context.plan["channels_last"].active
-    assert model[0].weight.stride() == stride
-
-
 @pytest.mark.parametrize("value", [True, "auto"])
 def test_without_convolutions_there_is_nothing_to_lay_out(value):
     model = nn.Linear(2, 2)
@@ -147,16 +139,6 @@ def test_what_follows_a_weight_follows_it_afterwards_too(follower):
     assert bool((torch.as_tensor(kept) == 3).all())
 
 
-def test_a_state_dict_that_was_kept_follows_the_weights_afterwards_too():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3))
-    kept = model.state_dict()
-    with apply_speedups(model, SpeedConfig(channels_last=True).alone())[1]:
-        pass
-    with torch.no_grad():
-        model[0].weight.fill_(3)
-    assert bool((kept["0.weight"] == 3).all())
-
-
 class Viewing(nn.Module):
     """Calls view() on what its convolution gives."""
 
@@ -209,10 +191,3 @@ def test_parameters_can_be_swapped_under_a_plan(entry, change):
         torch.__future__.set_swap_module_params_on_conversion(False)
     assert model[0].weight.is_contiguous()
     assert optimizer.param_groups[0]["fused"] is None
-
-
-def test_a_frozen_script_is_planned_and_declined():
-    model = torch.jit.freeze(torch.jit.script(network().eval()))
-    _, context = apply_speedups(model, SpeedConfig(channels_last=True))
-    assert context.plan["channels_last"].declined
-    context.restore()

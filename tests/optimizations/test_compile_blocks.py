@@ -5,18 +5,14 @@ Dynamo's own backend `eager` shares and guards code as Inductor's does, and take
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import itertools
-import warnings
-import weakref
 from inspect import signature
 
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations.properties.calls import SLOT as NAME
 
@@ -134,15 +130,6 @@ def test_blocks_that_differ_get_a_graph_each_beyond_torchs_limit():
         assert not context.notes
 
 
-def test_a_model_without_repeated_blocks_is_declined_with_the_reason():
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
-    with applied(model) as context:
-        decision = context.plan["compile"]
-        assert decision.declined
-        assert "no repeated blocks" in decision.reason
-        assert calls(model) == []
-
-
 def test_the_reason_and_the_report_say_how_many():
     model = Model()
     with applied(model) as context:
@@ -181,51 +168,6 @@ def test_a_plan_for_the_whole_model_compiles_through_the_plan_of_a_part():
     assert calls(model) == []
 
 
-@pytest.mark.parametrize("ending", [ValueError, KeyboardInterrupt])
-def test_an_error_inside_the_block_leaves_nothing(ending):
-    model = Model()
-    before = entries(model)
-    with contextlib.suppress(ending), applied(model):
-        assert model(X).shape == (2, 2)
-        raise ending
-    assert entries(model) == before
-
-
-def test_hooks_that_come_later_fire():
-    model, seen = Model(), []
-    with applied(model):
-        model(X)
-        handle = model.layers[2].register_forward_hook(lambda *_: seen.append(1))
-        model.layers[2].layer.register_forward_hook(lambda *_: seen.append(2))
-        model(X)
-        handle.remove()
-    assert sorted(set(seen)) == [1, 2]
-
-
-def test_a_block_that_fails_to_compile_warns_once_and_all_run_on():
-    model = Model()
-    model.layers[2].breaks = True
-    plain = model(X)
-    with applied(model, compile={**BLOCKS, "fullgraph": True}) as context:
-        with pytest.warns(UserWarning, match="the model runs as before"):
-            assert torch.allclose(model(X), plain, atol=1e-6)
-        assert "torch.compile by eager failed" in context.notes["compile"]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert torch.equal(model(X), plain)
-    assert calls(model) == []
-
-
-def test_the_model_is_collected_with_its_plan():
-    model = Model()
-    context = applied(model)
-    model(X)
-    gone = weakref.ref(model)
-    del model, context
-    gc.collect()
-    assert gone() is None
-
-
 def test_blocks_is_a_word_of_comparisons_and_a_value_by_itself(monkeypatch):
     assert variant("compile:blocks").config.compile.scope == "blocks"
     for config in (
@@ -236,28 +178,6 @@ def test_blocks_is_a_word_of_comparisons_and_a_value_by_itself(monkeypatch):
         assert SpeedConfig.from_dict(config.to_dict()) == config
     monkeypatch.setenv("SPEEDKIT_COMPILE", "blocks")
     assert SpeedConfig().compile.scope == "blocks"
-
-
-@pytest.mark.slow
-def test_it_is_measured_like_every_other_and_leaves_nothing(tmp_path):
-    model = Model(number=3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    file = tmp_path / "blocks.yaml"
-    SpeedConfig(compile=BLOCKS).alone().to_yaml(file)
-
-    def step():
-        optimizer.zero_grad()
-        model(X).pow(2).sum().backward()
-        optimizer.step()
-
-    before = entries(model)
-    found = benchmark(step, f"baseline,{file}", budget_s=0.2)
-    record = found.records[1]
-    assert record.plan["compile"]["scope"] == "blocks"
-    assert record.failure is None
-    assert record.accuracy.verdict != "wrong"
-    assert record.compilations.graphs >= 1
-    assert entries(model) == before
 
 
 @pytest.mark.sampled(4)
@@ -277,11 +197,3 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     assert list(model.state_dict()) == keys
     assert 'backend="eager"' in lines
     assert ("copied after this" in text.replace("\n# ", " ")) == (kind != "the user's")
-
-
-def test_classes_of_no_module_are_read_too():
-    names: dict = {"nn": nn}
-    exec("class Made(nn.Sequential):\n    def forward(self, x):\n        return self[0](x)", names)
-    facts = Facts.read(Model(lambda: names["Made"](nn.Linear(4, 4))))
-    assert len(facts.block_names) == 4
-    assert not facts.blocks_of_torch

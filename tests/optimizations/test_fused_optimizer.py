@@ -46,14 +46,6 @@ def test_state_is_kept_and_settings_come_back(make, more):
     optimizer.step()
 
 
-def test_an_optimizer_that_was_fused_stays_so():
-    model, optimizer = stepped(torch.optim.AdamW, fused=True)
-    with applied(model, optimizer) as context:
-        assert "is fused already" in context.plan["fused_optimizer"].reason
-    assert optimizer._step_supports_amp_scaling
-    assert optimizer.param_groups[0]["fused"] is True
-
-
 def test_of_two_models_with_one_optimizer_each_plan_switches_it_and_the_last_to_go_puts_it_back():
     model, other = nn.Linear(4, 4), nn.Linear(4, 4)
     optimizer = torch.optim.AdamW([*model.parameters(), *other.parameters()])
@@ -102,15 +94,6 @@ def test_an_explicit_wish_wins_over_the_users_foreach_and_gives_it_back():
     assert optimizer.defaults["foreach"] is True
 
 
-@pytest.mark.parametrize(
-    "model", [nn.Embedding(5, 2, sparse=True), nn.Linear(2, 2, dtype=torch.complex64)]
-)
-def test_sparse_gradients_and_complex_parameters_are_declined(model):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with applied(model, optimizer, fused_optimizer=True) as context:
-        assert context.plan["fused_optimizer"].declined
-
-
 def test_a_name_limits_which_are_switched():
     model = nn.Linear(2, 2)
     adam, sgd = torch.optim.Adam([model.weight]), torch.optim.SGD([model.bias], 0.1)
@@ -118,14 +101,6 @@ def test_a_name_limits_which_are_switched():
     with apply_speedups(model, config, optimizer=[adam, sgd])[1]:
         assert adam.param_groups[0]["fused"] is True
         assert sgd.param_groups[0]["fused"] is None
-
-
-def test_two_optimizers_of_one_class_are_both_switched():
-    model = nn.Linear(2, 2)
-    both = [torch.optim.Adam([model.weight]), torch.optim.Adam([model.bias])]
-    with applied(model, both):
-        assert [one.param_groups[0]["fused"] for one in both] == [True, True]
-    assert [one.param_groups[0]["fused"] for one in both] == [None, None]
 
 
 def test_a_group_that_was_added_meanwhile_gets_the_users_setting():
@@ -213,3 +188,47 @@ def test_a_state_that_an_optimizer_of_later_saves_is_as_without_a_plan():
         saved = optimizer.state_dict()
     assert [group["fused"] for group in saved["param_groups"]] == [None, None]
     assert same(saved, optimizer.state_dict())
+
+
+def parts():
+    """An embedding with sparse gradients, its optimizer, and one of the dense rest."""
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+    sparse = torch.optim.SparseAdam(list(model[0].parameters()))
+    return model, sparse, torch.optim.AdamW(model[1].parameters())
+
+
+def train(model, *optimizers):
+    model(torch.randint(9, (3, 2))).square().mean().backward()
+    for one in optimizers:
+        one.step()
+        one.zero_grad()
+
+
+def test_an_optimizer_of_dense_parameters_is_fused_beside_one_of_sparse_ones():
+    model, sparse, dense = parts()
+    whole = torch.optim.SGD(model.parameters(), 0.1)
+    with applied(model, [sparse, dense, whole]) as context:
+        assert dense.param_groups[0]["fused"] is True
+        assert whole.param_groups[0]["fused"] is None
+        reason = context.plan["fused_optimizer"].reason
+        assert "SparseAdam" in reason
+        assert "SGD: fused kernels take no sparse gradients" in reason
+        train(model, sparse, dense, whole)
+    assert dense.param_groups[0]["fused"] is None
+
+
+def test_one_that_is_made_later_is_judged_by_what_it_holds():
+    model, _, _ = parts()
+    with applied(model, None, fused_optimizer=True):
+        sparse = torch.optim.SGD(model[0].parameters(), 0.1)
+        dense = torch.optim.AdamW(model[1].parameters())
+        train(model, sparse, dense)
+        assert sparse.param_groups[0]["fused"] is None
+        assert dense.param_groups[0]["fused"] is True
+
+
+def test_a_gradient_that_is_sparse_already_is_seen_without_a_module_that_says_it():
+    weight = nn.Parameter(torch.rand(9, 4))
+    nn.functional.embedding(torch.tensor([1]), weight, sparse=True).sum().backward()
+    model = nn.ParameterDict({"weight": weight})
+    assert Facts.read(model, [torch.optim.SGD([weight], 0.1)]).optimizers[0].sparse_gradients

@@ -16,7 +16,6 @@ from speedkit_jupyter.machines import flags
 @pytest.mark.parametrize(
     ("entry", "asked", "owner", "name"),
     [
-        ("sdpa", "flash", torch._C, "_set_sdp_priority_order"),
         ("sdpa", "math", torch.backends.cuda, "cudnn_sdp_enabled"),
         ("gemm", "onednn", torch._C, "_get_mkldnn_enabled"),
         ("gemm", "onednn", torch.library, "_impls"),

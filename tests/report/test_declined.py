@@ -8,11 +8,8 @@ import torch
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.subject.variants import variant, words
 from speedkit_jupyter.report import text
-from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.elements import Row, Table
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.tuning.aim import Aim
 
 DECLINED = {
@@ -52,13 +49,6 @@ def test_the_table_says_why_in_short_and_the_notes_in_full(found, monkeypatch):
     assert "on a CPU torch uses its own fused one already" in " ".join(text.split())
 
 
-def test_without_the_word_an_older_result_is_still_read(found):
-    values = found.to_dict()
-    for row in values["variants"]:
-        del row["declined"]
-    assert comparison_report(Comparison.from_dict(values)).to_text()
-
-
 @pytest.mark.parametrize("width", [60, 70, 80, 100, 120])
 @pytest.mark.parametrize(
     "name", ["bf16", "bf16+channels_last+fused_optimizer+threads:1+tf32:medium"]
@@ -73,11 +63,3 @@ def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
     assert "12.7 ms" in shown
     assert shown.count("it") == 9
     assert ("first call" in lines[0]) == (width >= 80) or name == "bf16"
-
-
-@pytest.mark.parametrize("word", ["thread:1", "threads", "devise:cuda", "nothing"])
-def test_an_unknown_variant_lists_every_word_there_is(word):
-    with pytest.raises(SpeedKitError) as raised:
-        variant(word)
-    for known in (*words(), "threads:NUMBER", "device:NAME"):
-        assert known in str(raised.value)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
-from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Row, Section, Table
@@ -56,23 +53,6 @@ def test_every_variant_has_its_standing_in_a_word():
     fast = found[1]
     assert fast.low is not None
     assert fast.low <= fast.speedup <= fast.high
-
-
-def test_a_benchmark_tells_its_standings_row_by_row_and_never_that_all_is_done(made_time):
-    import torch
-
-    model = torch.nn.Linear(4, 4)
-    x = torch.rand(2, 4)
-
-    def step():
-        made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
-        model(x).sum().backward()
-
-    seen = list(Benchmark(step_of(step), parse("baseline,channels_last,bf16"), 10).run())
-    rows = [one.known for one in seen if one.known]
-    assert rows
-    assert [one.name for one in rows[-1]] == ["baseline", "channels_last", "bf16"]
-    assert all("[" not in one.text for one in seen), "intervals stand in rows, not in the text"
 
 
 KNOWN = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import re
 import sys
 from pathlib import Path
@@ -211,9 +212,11 @@ def test_hooks_on_saved_tensors_may_be_forbidden():
         assert not torch_private.can_hook_saved_tensors()
 
 
-def test_a_loaders_iterator_has_its_class():
-    loader = torch.utils.data.DataLoader([1, 2])
-    assert isinstance(iter(loader), torch_private.loader_iterator())
+def test_a_loaders_iterator_has_its_class_and_its_workers_end():
+    iterator = iter(torch.utils.data.DataLoader([1, 2], num_workers=1))
+    assert isinstance(iterator, torch_private.loader_iterator())
+    torch_private.end_workers(iterator)
+    assert multiprocessing.active_children() == []
 
 
 def test_the_compilers_tell_of_themselves():

@@ -75,5 +75,5 @@ def test_what_gives_up_too_much_is_not_and_the_reason_has_the_number(work):
 
 def test_a_function_that_gives_no_number_costs_nothing_of_what_was_found(work):
     found = tune(work.step, budget_s=3.0, fresh=True, accuracy=lambda: None)
-    assert "Other models were not tried: accuracy gives nothing" in words(found)
+    assert "Other models were not tried: accuracy gives NoneType" in words(found)
     assert "rewrites" not in found.winner.values

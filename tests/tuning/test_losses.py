@@ -24,21 +24,6 @@ def scaler(kind: type = torch.amp.GradScaler) -> Any:
     return kind("cpu", init_scale=SCALE, growth_interval=2)
 
 
-def by_fabric(loss: torch.Tensor) -> None:
-    from lightning.fabric.plugins.precision.amp import MixedPrecision
-
-    plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler())
-    plugin.backward(loss, None)
-
-
-def by_accelerate(loss: torch.Tensor) -> None:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True)
-    accelerator.scaler = scaler()
-    accelerator.backward(loss)
-
-
 WAYS: dict[str, tuple[Callable[[torch.Tensor], None], float]] = {
     "bare": (lambda loss: loss.backward(), 1.0),
     "GradScaler": (lambda loss: scaler().scale(loss).backward(), 1.0),
@@ -49,15 +34,10 @@ WAYS: dict[str, tuple[Callable[[torch.Tensor], None], float]] = {
     "divided before": (lambda loss: scaler().scale(loss / 4).backward(), 0.25),
     "summed": (lambda loss: sum(scaler().scale(loss) for _ in range(3)).backward(), 3.0),
     "by hand": (lambda loss: (loss * 1024).backward(), 1024.0),
-    "Fabric": (by_fabric, 1.0),
-    "Accelerate": (by_accelerate, 1.0),
 }
 
 
-@pytest.mark.parametrize(
-    "way",
-    [pytest.param(one, marks=pytest.mark.slow if one == "Fabric" else ()) for one in WAYS],
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_whichever_scaler_scaled_it_the_loss_is_seen_without_its_scale(way):
     run, times = WAYS[way]
     torch.manual_seed(0)

@@ -48,7 +48,7 @@ def test_a_search_without_time_could_not_tell_and_nothing_is_remembered(work):
     network, optimizer, step = work(lambda fused: 20.0)
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)
     assert tuning.unclear
-    assert "Could not tell" in repr(tuning)
+    assert repr(tuning).startswith("Could not tell: one step takes 20 s")
     assert "could not tell" in tuning.config.why_left
     assert database.learned() == []
 
@@ -152,7 +152,7 @@ def test_what_lowers_precision_stays_only_where_it_is_worth_it(made_time):
     assert tuning.winner.name == "fused_optimizer"
 
 
-@pytest.mark.parametrize(("factor", "goes_on"), [(1.02, False), (0.97, True)])
+@pytest.mark.parametrize(("factor", "goes_on"), [(1.1, False), (0.97, True)])
 def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(made_time, factor, goes_on):
     network = nn.Linear(8, 2)
     optimizer = torch.optim.AdamW(network.parameters())

@@ -14,12 +14,9 @@ from speedkit_jupyter import benchmark, tune
 # Seconds of a step by its number, the time of day, whether it is fused, and chance.
 KINDS = {
     "every 20th 30 times as long": lambda n, now, fused, chance: 0.05 * (30 if n % 20 == 19 else 1),
-    "every 7th half a second": lambda n, now, fused, chance: 0.5 if n % 7 == 6 else 0.001,
     "longer each time": lambda n, now, fused, chance: min(0.004 * n, 4.0),
-    "1 to 10 times as long": lambda n, now, fused, chance: 0.05 * chance.uniform(1, 10),
     "heavy tails": lambda n, now, fused, chance: min(0.02 * chance.paretovariate(0.9), 20.0),
     "bursts of load": lambda n, now, fused, chance: 0.1 * (8 if now % 3 < 1 else 1),
-    "the first 3 s": lambda n, now, fused, chance: 3.0 if n == 0 else 0.02,
     "30 times as long fused": lambda n, now, fused, chance: 0.05 * (30 if fused else 1),
 }
 

@@ -1,4 +1,4 @@
-"""Verification on small nets of eight kinds: faults that are planted, and plans that only round."""
+"""Verification on small nets of seven kinds: faults that are planted, and plans that only round."""
 
 from __future__ import annotations
 
@@ -21,16 +21,6 @@ class Recurrent(nn.Module):
         return self.head(self.inner(x.view(-1, 4, 8))[0][:, -1])
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 4)
-        self.norm = nn.LayerNorm(32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(self.norm(x + torch.tanh(self.first(x))))
-
-
 def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
     encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
@@ -50,7 +40,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
         nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
     ),
     "recurrent": Recurrent,
-    "residual": Residual,
     "transformer": transformer,
 }
 

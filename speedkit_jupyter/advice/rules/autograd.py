@@ -4,44 +4,29 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.code import dotted, is_called, names_in
-from speedkit_jupyter.advice.gain import Gain, amdahl, without
-from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
+from speedkit_jupyter.advice.code import dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.support.words import share
 
 if TYPE_CHECKING:
     import torch
 
-# What a graph costs is known from a few calls of a model to about this share.
-ROUGHLY = 0.12
-
 
 def no_grad(seen: Situation) -> Iterator[Opportunity]:
-    """Find a model that is called with gradients on and no backward pass, by trying it without."""
-    import torch
-
+    """Find a model that is called with gradients on and no backward pass."""
     calls = [call for call in seen.watched.of_models() if call.has_graph]
     if seen.trains or seen.watched.steps or not calls:
         return
-    call, part = calls[0], seen.share("forward")
-
-    def plain() -> None:
-        with torch.no_grad():
-            call()
-
-    ratio = seen.ratio(call, plain, grads=True) or 1.0
-    called = seen.name(call.module, "the model")
-    least = max(ratio * (1 - ROUGHLY), 0.95)
+    called, part = seen.name(calls[0].module, "the model"), seen.share("forward")
     yield Opportunity(
         f"call {called} under torch.no_grad()",
-        f"{called} computes with gradients on and no backward pass follows; the forward pass "
-        f"({share(part)} of the step) takes {ratio:.2f} times as long as without",
-        Gain(amdahl(part, least).low, max(amdahl(part, ratio * (1 + ROUGHLY)).low, 1.0)),
+        f"{called} computes with gradients on and no backward pass follows; forward: "
+        f"{share(part)} of the step",
+        amdahl(part, 1.0, 1.6),  # small operators pay most for their graph; the trial measures
         "with torch.no_grad(): (or torch.inference_mode()) around it: less memory, too",
         trial=trials.no_gradients,
     )
@@ -93,23 +78,20 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
     """Find `total += loss`, `losses.append(loss)`: every step's graph stays in memory."""
     for part in seen.code.parts:
         losses = {
-            node.func.value.id
-            for node in part.nodes(ast.Call)
-            if isinstance(node.func, ast.Attribute)
-            and node.func.attr == "backward"
-            and isinstance(node.func.value, ast.Name)
+            dotted(call.func).removesuffix(".backward")
+            for call in part.nodes(ast.Call)
+            if is_called(call, "backward")
         }
         for node in part.nodes(ast.AugAssign, ast.Call):
             kept = _kept(node, losses)
             if kept is None:
                 continue
-            # A graph whose backward pass is done is a few objects; another keeps activations.
-            gain = Gain(0.99, 1.05) if seen.watched.backwards else Gain(1.0, 1.6)
             yield Opportunity(
                 f"keep {kept} without its graph",
                 f"{seen.place(part, node)}: `{ast.unparse(node)}` keeps the graph of every "
                 "step in memory, which grows",
-                gain,
+                # A graph whose backward pass is done is a few objects; another keeps activations.
+                Gain(0.99, 1.05) if seen.watched.backwards else Gain(1.0, 1.6),
                 f"{kept}.detach() in its place (or .item(), which waits on a GPU)",
                 spots=part.spots(node),
                 share=seen.computing,
@@ -119,7 +101,7 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
 def _kept(node: ast.AST, losses: set[str]) -> str | None:
     """Return the loss that a sum or a list keeps with its graph."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
-        if isinstance(node.target, ast.Name) and node.target.id in losses:
+        if dotted(node.target) in losses:
             return None  # one loss of several parts
         value = node.value
     elif isinstance(node, ast.Call) and is_called(node, "append") and len(node.args) == 1:
@@ -127,9 +109,10 @@ def _kept(node: ast.AST, losses: set[str]) -> str | None:
     else:
         return None
     plain = ("item", "detach", "float", "tolist", "numpy", "int", "len")
-    if any(is_called(one, *plain) for one in ast.walk(value)):
+    inside = [*ast.walk(value)]
+    if any(is_called(one, *plain) for one in inside):
         return None
-    return min(names_in(value) & losses, default=None)
+    return min({one.id for one in inside if isinstance(one, ast.Name)} & losses, default=None)
 
 
 def graphs_of_graphs(seen: Situation) -> Iterator[Opportunity]:
@@ -137,26 +120,23 @@ def graphs_of_graphs(seen: Situation) -> Iterator[Opportunity]:
     passes = seen.watched.backwards
     if not passes or seen.watched.gradients_asked or len(passes) > max(seen.watched.steps, 1):
         return
-    computing = f"forward and backward: {share(seen.computing)} of the step"
-    if all(one.creates_graph for one in passes):
-        yield Opportunity(
-            "backward() without create_graph",
-            "each backward pass makes a graph of itself, and nothing asks for second derivatives; "
-            + computing,
-            Gain(amdahl(seen.share("backward"), 1.02).low, amdahl(seen.computing, 2.0).low),
-            "loss.backward()",
-            "no second derivatives",
-            trial=partial(trials.graph_let_go, "create_graph"),
-        )
-    elif all(one.retains_graph for one in passes):
-        yield Opportunity(
-            "backward() without retain_graph",
-            f"each graph is kept, and has one backward pass only; {computing}",
-            Gain(0.99, amdahl(seen.computing, 1.15).low),
-            "loss.backward()",
-            "a second backward pass over the same graph raises",
-            trial=partial(trials.graph_let_go, "retain_graph"),
-        )
+    retains, creates = (all(each) for each in zip(*passes, strict=True))
+    if creates:
+        word, why = "create_graph", "makes a graph of itself, and nothing asks for second ones"
+        gain = Gain(amdahl(seen.share("backward"), 1.02).low, amdahl(seen.computing, 2.0).low)
+    elif retains:
+        word, why = "retain_graph", "keeps its graph, and no other one follows over it"
+        gain = Gain(0.99, amdahl(seen.computing, 1.15).low)
+    else:
+        return
+    yield Opportunity(
+        f"backward() without {word}",
+        f"each backward pass {why}; forward and backward: {share(seen.computing)} of the step",
+        gain,
+        "loss.backward()",
+        "no second derivatives, and no second backward pass over the same graph",
+        trial=trials.graph_let_go,
+    )
 
 
 def set_to_none(seen: Situation) -> Iterator[Opportunity]:
@@ -186,7 +166,10 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         return
     got = seen.watched.got_gradients
     idle = [one for one in seen.parameters if id(one) in got and id(one) not in seen.held]
-    least, most = _shares_of_backward(seen, idle)
+    every = [one for one in seen.parameters if id(one) in got]
+    # A convolution's few parameters take long, an embedding's many do not.
+    by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in every), 1)
+    least, most = sorted([by_size, len(idle) / max(len(every), 1)])
     if most < 0.1:
         return
     # Of a layer's backward pass the gradient of its weights is a third or more; under no_grad its
@@ -205,26 +188,6 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
     )
 
 
-def _shares_of_backward(seen: Situation, idle: list[torch.nn.Parameter]) -> tuple[float, float]:
-    """Return the least and the largest share of all backward passes: by the time of the modules,
-    or without it by how many parameters there are (a convolution's few take long) and how large.
-    """
-    wanted = {id(one) for one in idle}
-    names = set[str]()
-    for module in (module for model in seen.models for module in model.modules()):
-        own = {id(one) for one in module.parameters(recurse=False)}
-        if own and own <= wanted:
-            names.add(seen.name(module, ""))
-    _, taken = seen.modules(names - {""})
-    _, every = seen.modules()
-    if every:
-        return taken / every, taken / every
-    got = [one for one in seen.parameters if id(one) in seen.watched.got_gradients]
-    by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in got), 1)
-    by_number = len(idle) / max(len(got), 1)
-    return min(by_size, by_number), max(by_size, by_number)
-
-
 def frozen_in_optimizer(seen: Situation) -> Iterator[Opportunity]:
     """Find frozen parameters that an optimizer goes over in each step."""
     for optimizer in seen.optimizers if seen.watched.steps else ():
@@ -232,9 +195,9 @@ def frozen_in_optimizer(seen: Situation) -> Iterator[Opportunity]:
         frozen = [one for one in held if not one.requires_grad]
         if not 0.25 * len(held) <= len(frozen) < len(held):
             continue
-        stepped = [one for one in frozen if one.grad is not None]
+        stepped = sum(one.grad is not None for one in frozen)
         part = seen.share("optimizer") * len(frozen) / len(held)
-        moved = f"; {len(stepped)} of them have an old gradient, and are still moved by it"
+        moved = f"; {stepped} of them have an old gradient, and are still moved by it"
         yield Opportunity(
             f"give {seen.name(optimizer, 'the optimizer')} only what is trained",
             f"{len(frozen)} of its {len(held)} parameters are frozen{moved if stepped else ''}; "
@@ -251,26 +214,31 @@ ROWS, NUMBERS = 10, 100_000
 
 def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     """Find embedding tables whose gradient is as large as the table, for a step's few rows."""
-    tables = _tables(seen)
-    numbers = sum(one.weight.numel() for one in tables)
+    import torch
+
+    given = [one for call in seen.watched.calls for one in call.inputs]
+    whole = [one.numel() for one in given if not (one.is_floating_point() or one.is_complex())]
+    asked = sum(whole) / max(seen.watched.steps, 1)
+    tables = [one for one in _tables(seen) if one.num_embeddings >= ROWS * asked > 0]
     held = sum(one.numel() for one in seen.parameters if id(one) in seen.held)
-    if not tables or not held:
-        return
-    stepped = seen.share("optimizer") * min(numbers / held, 1.0)
-    taken = stepped + seen.operators(
-        "aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward"
-    )
-    taken = min(taken, 0.95)
-    if taken < 0.05:
+    numbers = sum(one.weight.numel() for one in tables)
+    stepped = seen.share("optimizer") * min(numbers / max(held, 1), 1.0)
+    dense = "aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward"
+    taken = min(stepped + seen.operators(*dense), 0.95)
+    if not tables or not held or taken < 0.05:
         return
     # Without times of operators it can be all of the backward pass.
     most = taken if seen.profile.costs is not None else stepped + seen.share("backward")
-    plain = all(map(trials.steps_what_has_gradients, seen.optimizers))
+    plain = all(
+        isinstance(one, torch.optim.SGD)
+        and not any(group["momentum"] or group["weight_decay"] for group in one.param_groups)
+        for one in seen.optimizers
+    )
     names = ", ".join(seen.name(one, "an embedding") for one in tables[:3])
     yield Opportunity(
         f"sparse gradients of {names}",
         f"{sum(one.num_embeddings for one in tables):,} rows, of which a step asks "
-        f"{_asked(seen):,.0f} at most; their dense gradients and steps: {share(most)} of the step",
+        f"{asked:,.0f} at most; their dense gradients and steps: {share(most)} of the step",
         Gain(without(taken * 0.5), without(most)),
         "nn.Embedding(…, sparse=True)"
         + ("" if plain else ", and torch.optim.SparseAdam for the tables alone"),
@@ -278,9 +246,7 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
         if plain
         else "rows that no sample asks for stay as they are, where momentum or weight decay would "
         "move them: another training",
-        trial=trials.sparse_tables
-        if plain or all(map(trials.steps_rows, seen.optimizers))
-        else None,
+        trial=trials.sparse_tables if plain else None,
         share=most,
     )
 
@@ -291,7 +257,6 @@ def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]
 
     modules = {id(one): one for model in seen.models for one in model.modules()}.values()
     used = [id(one) for module in modules for one in module.parameters(recurse=False)]
-    asked = _asked(seen)
     return [
         one
         for one in modules
@@ -300,15 +265,7 @@ def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]
         and id(one.weight) in seen.watched.got_gradients
         and used.count(id(one.weight)) == 1
         and one.weight.numel() >= NUMBERS
-        and one.num_embeddings >= ROWS * asked > 0
     ]
-
-
-def _asked(seen: Situation) -> float:
-    """Return how many rows a step asks for at most: all whole numbers that models are given."""
-    given = [one for call in seen.watched.calls for one in call.inputs]
-    whole = [one.numel() for one in given if not (one.is_floating_point() or one.is_complex())]
-    return sum(whole) / max(seen.watched.steps, 1)
 
 
 def input_gradients(seen: Situation) -> Iterator[Opportunity]:
@@ -321,9 +278,7 @@ def input_gradients(seen: Situation) -> Iterator[Opportunity]:
         return
     for call in seen.watched.of_models():
         leaves = [one for one in call.inputs if one.requires_grad and one.is_leaf]
-        if all(isinstance(one, nn.Parameter) for one in leaves):
-            continue
-        if any(id(one) in seen.held for one in leaves):
+        if all(isinstance(one, nn.Parameter) or id(one) in seen.held for one in leaves):
             continue
         backward = seen.share("backward")
         yield Opportunity(

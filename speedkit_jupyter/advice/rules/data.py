@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.gain import Gain, amdahl, without
-from speedkit_jupyter.advice.opportunity import Opportunity
+from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.situation import Situation
-from speedkit_jupyter.advice.watched import ModelCall
+from speedkit_jupyter.advice.watched import Draws
 from speedkit_jupyter.loading.samples import is_iterable
-from speedkit_jupyter.loading.ways import Ways, why_no_workers
+from speedkit_jupyter.loading.settings import Settings
+from speedkit_jupyter.loading.ways import why_no_workers
 from speedkit_jupyter.support.words import count, share
 
 if TYPE_CHECKING:
@@ -21,19 +20,32 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
+def _drawn(seen: Situation, least: float) -> Iterator[tuple[int, DataLoader[Any], Draws]]:
+    """Yield the loaders that the step draws from, with their numbers, where waiting for data takes
+    at least this share of it.
+    """
+    for number, loader in enumerate(seen.loaders if seen.share("data") >= least else ()):
+        if draws := seen.watched.draws.get(id(loader)):
+            yield number, loader, draws
+
+
+def _is_in_memory(loader: DataLoader[Any]) -> bool:
+    """Return whether its data set takes a list of indices, and gives rows of tensors."""
+    from torch.utils.data import TensorDataset
+
+    return type(loader.dataset) is TensorDataset
+
+
 def in_memory(seen: Situation) -> Iterator[Opportunity]:
     """Find tensors in memory that are loaded one by one and stacked again."""
     from torch.utils.data import default_collate
 
     data = seen.share("data")
-    for number, loader in enumerate(seen.loaders if data >= 0.05 else ()):
-        if (
-            id(loader) not in seen.watched.draws
-            or loader.batch_sampler is None
-            or loader.collate_fn is not default_collate
-            or not _is_in_memory(loader.dataset)
-        ):
+    for number, loader, _ in _drawn(seen, 0.05):
+        plain = loader.batch_sampler is not None and loader.collate_fn is default_collate
+        if not plain or not _is_in_memory(loader):
             continue
+        settings = Settings.of(loader).without_workers(whole_batches=True)
         yield Opportunity(
             f"draw whole batches of {seen.name(loader, 'the DataLoader')} at once",
             f"data: {share(data)} of the step; the data set lies in memory, and is indexed "
@@ -41,50 +53,43 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
             amdahl(data, 4.0, 50.0),
             "DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, "
             "drop_last=False), batch_size=None)",
-            trial=trials.other_loader(seen.lasting, number, trials.whole_batches),
+            trial=trials.other_loader(seen.lasting, number, settings),
             part="data",
         )
 
 
-def _is_in_memory(dataset: Any) -> bool:
-    """Return whether it takes a list of indices, and gives rows of tensors."""
-    from torch.utils.data import TensorDataset
-
-    return type(dataset) is TensorDataset
-
-
-# Drawing samples takes at least this share of the step, and each as long as several copies of it.
-KEEPING, COPIES = 0.2, 2
+# Drawing samples takes at least this share of the step, and each this long: to index tensors in
+# memory takes some 5 µs, to decode or parse a sample hundreds. Kept, they may take this share of
+# the memory that is free.
+KEEPING, LEAST_S, KEPT_SHARE = 0.2, 5e-5, 0.25
 
 
 def kept_samples(seen: Situation) -> Iterator[Opportunity]:
     """Find samples that are made anew each time, are always the same, and fit into memory."""
+    import psutil
+
     data = seen.share("data")
-    for number, loader in enumerate(seen.loaders if data >= KEEPING else ()):
-        draws = seen.watched.draws.get(id(loader))
-        if draws is None or not draws.next_s or loader.num_workers or loader.batch_size is None:
+    for _, loader, draws in _drawn(seen, KEEPING):
+        dataset: Any = loader.dataset
+        if not draws.next_s or loader.num_workers or not hasattr(dataset, "__len__"):
             continue
-        drawn = None if _is_in_memory(loader.dataset) else seen.samples(loader)
-        if drawn is None or drawn.draw_s < COPIES * drawn.copy_s:
+        drawn = None if _is_in_memory(loader) else seen.samples(loader)
+        if drawn is None or drawn.draw_s < LEAST_S or drawn.is_random:
             continue
-        if Ways(loader, drawn, seen.cores, seen.device).why_not_kept():
-            continue
+        size = drawn.size_bytes * len(dataset)
         # Of what the profile says: watching slows Python's calls down.
         batch_s = data * seen.step_s * seen.steps / len(draws.next_s)
-        taken = data * min(drawn.draw_s * loader.batch_size / batch_s, 0.95)
-        if taken < KEEPING:
+        taken = data * min(drawn.draw_s * (loader.batch_size or 1) / batch_s, 0.95)
+        if size > KEPT_SHARE * psutil.virtual_memory().available or taken < KEEPING:
             continue
-        length = len(loader.dataset)  # type: ignore[arg-type]
         yield Opportunity(
             f"make the samples of {seen.name(loader, 'the DataLoader')} once, and keep them",
             f"data: {share(data)} of the step; each sample is made anew whenever it is drawn, "
             "and is the same each time",
             Gain(amdahl(taken, 3.0).low, without(min(data, 0.95))),
-            "samples = [dataset[i] for i in range(len(dataset))] in place of the data set; "
-            "%speedkit loader does it, and measures",
-            "the first epoch takes as long as now; memory: "
-            f"{drawn.size_bytes * length / 2**20:,.3g} MiB",
-            trial=trials.other_loader(seen.lasting, number, trials.kept_in_memory),
+            "samples = [dataset[i] for i in range(len(dataset))] in place of the data set, and "
+            "again where it was changed",
+            f"the first epoch takes as long as now; memory: {size / 2**20:,.3g} MiB",
             part="data",
         )
 
@@ -95,40 +100,31 @@ MOST_WORKERS, LEAST_DRAWN = 4, 4
 def workers(seen: Situation) -> Iterator[Opportunity]:
     """Find loaders that nobody loads ahead of the step."""
     data = seen.share("data")
-    if data < 0.08 or seen.cores < 2:
-        return
-    for number, loader in enumerate(seen.loaders):
-        if loader.num_workers or not _is_drawn_from(seen, loader) or not _takes(seen, loader):
+    for number, loader, draws in _drawn(seen, 0.08) if seen.cores > 1 else ():
+        # Workers begin with several batches: one loop has to draw them.
+        in_a_loop = len(draws.next_s) >= LEAST_DRAWN * len(draws.begun_s)
+        if loader.num_workers or not in_a_loop or not _takes_workers(seen, loader):
             continue
         # Where loading takes most of the step, the training process leaves its core to a worker.
         many = min(seen.cores if data > 0.5 else seen.cores - 1, MOST_WORKERS)
+        settings = Settings.of(loader).with_workers(many)
         yield Opportunity(
             f"load the batches of {seen.name(loader, 'DataLoader')} in worker processes",
             f"data: {share(data)} of the step waits for the loader, 0 workers, {seen.cores} cores",
             _gain_of_workers(seen, data, many),
-            f"DataLoader(…, num_workers={many}, persistent_workers=True); %speedkit loader "
-            "finds how many are best, and gives the same order",
-            "random numbers that the data set draws are each worker's own; a shuffled order is "
-            "another one from the second loop on",
-            trial=trials.other_loader(seen.lasting, number, partial(trials.with_workers, many)),
+            f"DataLoader(…, num_workers={many}); %speedkit loader finds how many are best",
+            "random numbers that the data set draws are each worker's own",
+            trial=trials.other_loader(seen.lasting, number, settings),
             part="data",
         )
 
 
-def _takes(seen: Situation, loader: DataLoader[Any]) -> bool:
+def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
     """Return whether `%speedkit loader` would try workers. Tensors in memory need none."""
-    if is_iterable(loader) or loader.batch_sampler is None or _is_in_memory(loader.dataset):
+    if is_iterable(loader) or loader.batch_sampler is None or _is_in_memory(loader):
         return False
     drawn = seen.samples(loader)
     return drawn is not None and not why_no_workers(loader, drawn, None)
-
-
-def _is_drawn_from(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Return whether several batches are drawn from it in a loop: workers begin with several."""
-    draws = seen.watched.draws.get(id(loader))
-    if draws is None:
-        return set(seen.watched.draws) == {0} and len(seen.loaders) == 1
-    return len(draws.next_s) >= LEAST_DRAWN * len(draws.begun_s)
 
 
 def _gain_of_workers(seen: Situation, data: float, many: int) -> Gain:
@@ -147,9 +143,8 @@ def _gain_of_workers(seen: Situation, data: float, many: int) -> Gain:
 
 def worker_start(seen: Situation) -> Iterator[Opportunity]:
     """Find workers that are started again for every loop over the loader."""
-    for loader in seen.loaders:
-        draws = seen.watched.draws.get(id(loader))
-        if not loader.num_workers or loader.persistent_workers or draws is None:
+    for _, loader, draws in _drawn(seen, 0.0):
+        if not loader.num_workers or loader.persistent_workers:
             continue
         each_s = median(draws.next_s[1:] or draws.next_s or [0.0])
         waited_s = sum([*draws.begun_s, *draws.next_s, *draws.ended_s])
@@ -171,9 +166,8 @@ def worker_start(seen: Situation) -> Iterator[Opportunity]:
 def pin_memory(seen: Situation) -> Iterator[Opportunity]:
     """Find, on CUDA, loaders whose batches are copied from memory that is not pinned."""
     copying = seen.share("host to device")
-    if seen.device.type != "cuda" or copying < 0.03:
-        return
-    for loader in seen.loaders:
+    is_slow = seen.device.type == "cuda" and copying >= 0.03
+    for loader in seen.loaders if is_slow else ():
         if not loader.pin_memory:
             yield Opportunity(
                 f"pin the memory of {seen.name(loader, 'the DataLoader')}'s batches",
@@ -184,21 +178,13 @@ def pin_memory(seen: Situation) -> Iterator[Opportunity]:
             )
 
 
-class Padded(NamedTuple):
-    """Shares of all places: padding, and what lies behind the longest row."""
-
-    all: float
-    behind: float
-
-
 def padding(seen: Situation) -> Iterator[Opportunity]:
     """Find batches of words that are padding for the most part."""
     given = (one for call in seen.watched.of_models() for one in call.inputs)
     found = [one for one in map(padded, given) if one is not None]
     if not found or seen.computing < 0.2:
         return
-    everywhere = sum(one.all for one in found) / len(found)
-    behind = sum(one.behind for one in found) / len(found)
+    everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
     if everywhere < 0.25:
         return
     # Cutting what lies behind the longest row is the least, batches of like lengths the most; what
@@ -217,8 +203,10 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
     )
 
 
-def padded(words: torch.Tensor) -> Padded | None:
-    """Return what the last columns of whole numbers repeat, rows by words; None for others."""
+def padded(words: torch.Tensor) -> tuple[float, float] | None:
+    """Return the shares of padding, and of what lies behind the longest row, in rows of whole
+    numbers: what the last column repeats. None for others.
+    """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None
     lowest, highest = int(words.min()), int(words.max())
@@ -232,7 +220,7 @@ def padded(words: torch.Tensor) -> Padded | None:
     lengths[~is_word.any(1)] = 0
     if not (lengths < width).any():
         return None
-    return Padded(1 - float(lengths.sum()) / words.numel(), 1 - int(lengths.max()) / width)
+    return 1 - float(lengths.sum()) / words.numel(), 1 - int(lengths.max()) / width
 
 
 # A batch of so many rows is tried with so many times as many, and must gain so much a sample.
@@ -244,12 +232,12 @@ def small_batch(seen: Situation) -> Iterator[Opportunity]:
     calls = seen.watched.of_models()
     if not (calls and seen.trains) or seen.computing < 0.3:
         return
-    call = calls[0]
-    rows = _batch_size(call)
+    sizes = {one.shape[0] for one in calls[0].inputs if one.dim() > 1}
+    rows = sizes.pop() if len(sizes) == 1 else MOST_ROWS + 1
     # Many calls with one row each are another rule's matter.
-    if rows is None or rows > MOST_ROWS or (rows == 1 and len(calls) > 4):
+    if rows > MOST_ROWS or (rows == 1 and len(calls) > 4):
         return
-    ratio = seen.ratio(call.with_rows(LARGER), call)
+    ratio = seen.ratio(calls[0].with_rows(LARGER), calls[0])
     each = 0.0 if ratio is None else LARGER / ratio
     if each < LEAST_GAINED:
         return
@@ -261,9 +249,3 @@ def small_batch(seen: Situation) -> Iterator[Opportunity]:
         f"batch_size={LARGER * rows}, and a learning rate for it: samples a second gain, not steps",
         "another batch is another training: its learning rate and results differ",
     )
-
-
-def _batch_size(call: ModelCall) -> int | None:
-    """Return the size that the first dimensions of all inputs agree in."""
-    sizes = {one.shape[0] for one in call.inputs if one.dim() > 1}
-    return sizes.pop() if len(sizes) == 1 else None

@@ -6,9 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from speedkit_jupyter.advice import trials
+from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
-from speedkit_jupyter.advice.gain import Gain, amdahl, without
-from speedkit_jupyter.advice.opportunity import Opportunity
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.profiling.split import Part
@@ -35,49 +34,27 @@ def deterministic(seen: Situation) -> Iterator[Opportunity]:
     )
 
 
+# Held up for longer than this share of the time, a step takes up to four times its own.
+HELD_UP = 0.75
+
+
 def busy_machine(seen: Situation) -> Iterator[Opportunity]:
     """Find, on a CPU, a step that waits for cores that other processes hold.
 
     Threads that wait for one another lose most: one that has no core holds up all the others.
     """
-    import torch
-
     computing = seen.share("forward", "backward", "optimizer")
-    calls_s = seen.profile.timed_s
-    waiting = seen.profile.held_up_s / calls_s if calls_s else 0.0
-    if not seen.on_cpu or computing < 0.3 or waiting < 0.3:
-        return
-    threads = torch.get_num_threads()
-    yield Opportunity(
-        "compute with one thread while others hold the cores"
-        if threads > 1
-        else "wait until the cores are free",
-        f"other processes hold the cores for {share(waiting)} of the time; forward, backward and "
-        f"optimizer: {share(computing)} of the step",
-        Gain(1.0, without(min(waiting, computing))),
-        "`%speedkit apply --threads 1`, or stop what else runs"
-        if threads > 1
-        else "stop what else runs (`top` lists it)",
-        "rounding; slower once the cores are free" if threads > 1 else "none",
-        variant="threads:1" if threads > 1 else "",
-    )
-
-
-def distribution_checks(seen: Situation) -> Iterator[Opportunity]:
-    """Find distributions that check each argument and value in every step."""
-    watched = seen.watched
-    taken = min(watched.checks_s / (seen.step_s * seen.steps), 0.95)
-    if taken < 0.04:
-        return
-    yield Opportunity(
-        "switch off the argument checks of torch.distributions",
-        f"{watched.checks / seen.steps:.3g} checks of arguments and values in a step: "
-        f"{share(taken)} of the step",
-        amdahl(taken, 2.0, 20.0),
-        "torch.distributions.Distribution.set_default_validate_args(False), once the code is right",
-        "a wrong argument, as NaN, is no longer reported",
-        trial=trials.unchecked_distributions,
-    )
+    waiting = seen.profile.held_up_s / max(seen.profile.timed_s, 1e-9)
+    if seen.on_cpu and computing >= 0.3 and waiting >= 0.3:
+        yield Opportunity(
+            "wait until the cores are free, or compute with one thread meanwhile",
+            f"other processes hold the cores for {share(waiting)} of the time; forward, backward "
+            f"and optimizer: {share(computing)} of the step",
+            Gain(1.0, without(min(waiting, computing, HELD_UP))),
+            "stop what else runs (`top` lists it), or `%speedkit apply --threads 1`",
+            "rounding; one thread is slower once the cores are free",
+            variant="threads:1",
+        )
 
 
 def double_precision(seen: Situation) -> Iterator[Opportunity]:
@@ -104,10 +81,8 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
     )
 
 
-ATTENTION = (
-    *("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::softmax", "aten::matmul"),
-    *("aten::masked_fill", "aten::div", "aten::_softmax_backward"),
-)
+ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::softmax", "aten::matmul",
+             "aten::masked_fill", "aten::div")  # fmt: skip
 
 
 def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:

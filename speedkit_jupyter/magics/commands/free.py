@@ -12,7 +12,7 @@ from IPython import get_ipython
 from IPython.display import display
 
 from speedkit_jupyter.freeing import freed
-from speedkit_jupyter.freeing.holders import Holder, of_process
+from speedkit_jupyter.freeing.freed import Holder, of_process
 from speedkit_jupyter.magics.line import Names, command
 from speedkit_jupyter.session import Session
 

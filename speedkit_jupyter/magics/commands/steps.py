@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics.line import Names, Option, command, names_of, switch, whole_number
+from speedkit_jupyter.magics.line import Names, Option, command, names_of, whole_number
 from speedkit_jupyter.magics.namespace import (
     check_result_name,
     find_function,
@@ -72,8 +72,7 @@ _number_or_rule.__name__ = "whole number"
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     """Advise, or with --try compare the step with and without a piece of advice."""
     __tracebackhide__ = True
-    from speedkit_jupyter.advice.advisor import Advisor
-    from speedkit_jupyter.advice.trying import Advised
+    from speedkit_jupyter.advice.advisor import Advised, Advisor
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.profiling.api import profiler_of
 
@@ -82,6 +81,8 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.wanted:
         if session.last_advice is None:
             raise UsageError("--try: nothing was advised yet: %speedkit advise")
+        if name not in (None, session.last_advice.subject):
+            raise UsageError(f"--try: nothing was advised about {name} yet: %speedkit advise")
         text = f"%speedkit advise --try {arguments.wanted}"
         engine = session.last_advice.benchmark(arguments.wanted, budget_s, text)
         measured(engine, "trying", names, arguments.v)
@@ -109,12 +110,12 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
         assert cell is not None
         return cell.step()
 
-    session.last_advice = Advised(list(advisor.result().opportunities), anew)
+    session.last_advice = Advised(list(advisor.result().opportunities), anew, subject)
 
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
     """The function that is named; an epoch of the loader, where it takes batches."""
-    from speedkit_jupyter.advice.api import over_batches
+    from speedkit_jupyter.advice.advisor import over_batches
 
     function, given = find_function(names, name), find_loader(names, loader)
     return over_batches(function, given, name, "name its DataLoader by --loader")
@@ -195,7 +196,6 @@ def _plan(session: Session, step: Step) -> Any:
         "%%speedbench cell where that does, else loading alone"
     ),
     budget("for all of it (20)"),
-    switch("--no-keep", "keep no samples in memory"),
     result("the variable that the rebuilt loader gets"),
 )
 @lets_go
@@ -218,7 +218,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     asked = f" --step {arguments.step}" if arguments.step else ""
     tuner = LoaderTuner(
         step, found, device_of(step), arguments.budget,
-        keep=not arguments.no_keep, name=name, against=against,
+        name=name, against=against,
         command=f"%speedkit loader {name}{asked}",
     )  # fmt: skip
     measured(tuner, "loading", names, arguments.v, lambda result: result.loader)

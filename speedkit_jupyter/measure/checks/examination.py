@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from speedkit_jupyter.measure.checks import counted_columns, memory, roofline
@@ -117,14 +118,9 @@ class Examination:
         """The allocator's peak in one step of each variant."""
         for runner in self._runners:
             yield Progress(0.0, f"memory of {runner.record.name}")
-            assert runner.warm is not None
-            with runner.applied():
-                runner.warm.restore()
+            with self._warm(runner):
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)
-                try:
-                    runner.record.memory = memory.needed(runner.once, runner.device, state)
-                except Exception as error:
-                    runner.fail(error)
+                runner.record.memory = memory.needed(runner.once, runner.device, state)
 
     def quantities(self) -> Iterator[Progress]:
         """What else this machine counts, of each variant; of a sample too, where there are some."""
@@ -135,26 +131,19 @@ class Examination:
                 if read is None or runner.warm is None:
                     continue
                 yield Progress(0.0, f"{quantity.title} of {runner.record.name}")
-                samples = samples or self._samples()
-                with runner.applied():
-                    runner.warm.restore()
-                    try:
-                        value = counted_columns.of_a_step(runner.once, runner.device, read)
-                    except Exception as error:
-                        runner.fail(error)
-                    else:
-                        runner.record.quantities |= quantity.values(value, samples)
+                if samples is None:
+                    with self._warm(self._runners[0], fails=False):
+                        samples = samples_of(self._runners[0].once, runner.step.models)
+                with self._warm(runner):
+                    value = counted_columns.of_a_step(runner.once, runner.device, read)
+                    runner.record.quantities |= quantity.values(value, samples)
 
-    def _samples(self) -> int | None:
-        """Of one step, where it can be told."""
-        first = self._runners[0]
-        assert first.warm is not None
-        try:
-            with first.applied():
-                first.warm.restore()
-                return samples_of(first.once, first.step.models)
-        except Exception:  # it will say so itself
-            return None
+    def flops(self) -> int | None:
+        """Operations of one step of the first variant; None where they can't be counted."""
+        first, found = self._runners[0], 0
+        with self._warm(first, fails=False):  # a dispatch mode, which some code does not allow
+            found = roofline.flops(first.once, first.step.models)
+        return found or None
 
     def limits(self, flops: int | None) -> Iterator[Progress]:
         """What this machine could do at best, in each variant's precision."""
@@ -172,14 +161,14 @@ class Examination:
                 peak = roofline.peak(runner.device, dtype, runner.precision)
             runner.record.limit_s = peak.limit_s(flops, first.record.memory.state_bytes)
 
-    def flops(self) -> int | None:
-        """Operations of one step of the first variant; None where they can't be counted."""
-        first = self._runners[0]
-        assert first.warm is not None
-        try:
-            with first.applied():
-                first.warm.restore()
-                # 0: no operation that the counter knows
-                return roofline.flops(first.once, first.step.models) or None
-        except Exception:  # the counter is a dispatch mode, which some code does not allow
-            return None
+    @contextmanager
+    def _warm(self, runner: Runner, fails: bool = True) -> Iterator[None]:
+        """The variant in force, in its warm state; an error in the block is the variant's."""
+        assert runner.warm is not None
+        with runner.applied():
+            runner.warm.restore()
+            try:
+                yield
+            except Exception as error:
+                if fails:
+                    runner.fail(error)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.deviations import UNDETERMINED, Deviation, Sums, excess
-from speedkit_jupyter.measure.checks.observer import Look, Run, Seen
+from speedkit_jupyter.measure.checks.observer import Key, Look, Row, Run
 from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.checks.rounding import lowest, noted_autocast, of_parameters, unit
 from speedkit_jupyter.measure.checks.trials import Trials
 from speedkit_jupyter.measure.checks.values import is_plain
-from speedkit_jupyter.measure.rounds import other_threads
+from speedkit_jupyter.measure.rounds import confinement
 from speedkit_jupyter.measure.rounds.runner import Runner
 
 # What is beyond its limit by less may be the net or the plan: it is not accused, and can't win.
@@ -43,19 +43,19 @@ MODES = (".training", ".requires_grad")
 class Judge:
     """What variants are judged by: the trace of the step in float64, then of the baseline itself.
 
-    `covered` are the looks of the trace that are in float64, `controls` the runs with each
-    precision's rounding, `own` the precision that the step lowers itself to. `unlike` are results
-    that the baseline gives otherwise each time. `void` says why nothing can be judged.
+    `own` are the baseline's rows that were compared with float64, `controls` the runs with each
+    precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
+    results that the baseline gives otherwise each time. `void` says why nothing can be judged.
     """
 
     trials: Trials
     first: Runner
-    trace: dict[str, Look] = field(default_factory=dict)
+    trace: dict[Key, Look] = field(default_factory=dict)
     baseline: Run = field(default_factory=Run)
-    covered: frozenset[str] = frozenset()
+    own: Run = field(default_factory=Run)
     controls: dict[str, list[Run]] = field(default_factory=dict)
-    own: str = "fp32"
-    unlike: set[tuple[str, str]] = field(default_factory=set)
+    lowered: str = "fp32"
+    unlike: set[tuple[Key, str]] = field(default_factory=set)
     void: str = ""
 
     def prepare(self) -> None:
@@ -63,62 +63,65 @@ class Judge:
         __tracebackhide__ = True
         models, trials = self.first.step.models, self.trials
         held = parameters_of([*models, *self.first.step.optimizers])
-        with other_threads.noted(models) as calls:
+        with confinement.calls_noted(models) as calls:
             # An error inside its forward pass breaks a sharded model.
             if all(map(is_plain, held)):
                 trials.reference(self.first, self.trace)
         if calls.in_pythons:  # float64 would reach the model there, and not its input
             self.trace.clear()
-        self.covered = frozenset(self.trace)
-        with noted_autocast() as entered, other_threads.noted(models) as calls:
+        covered = set(self.trace)
+        with noted_autocast() as entered, confinement.calls_noted(models) as calls:
             self.baseline = trials.run(self.first, self.trace, extends=True)
-        self.own = lowest(*entered, *of_parameters(held))
+        self.lowered = lowest(*entered, *of_parameters(held))
         if calls.only_elsewhere:
-            self.void = other_threads.NOT_REACHED
+            self.void = confinement.NOT_REACHED
             return
-        if self.covered and not self._follows():
-            self.trace, self.covered = {}, frozenset()
+        for (key, name), row in self.baseline.rows.items():
+            if key in covered:
+                self.own.add(key, name, row)
+        if not self._follows():
+            self.trace, self.own = {}, Run()
             self.baseline = trials.run(self.first, self.trace, extends=True)
-        if not self.covered:  # nothing else has shown that the step computes the same each time
+        if not self.own.rows:  # nothing else has shown that the step computes the same each time
             self.note_unlike()
-        if not all(seen.is_finite for seen in self.baseline.looks.values()):
+        if not all(row.is_finite for row in self.baseline.rows.values()):
             self.void = "the step itself gives numbers that are not finite"
 
     def _follows(self) -> bool:
         """Return whether float64 computes the same as the baseline, but for what that rounds."""
-        looks = [self.baseline.looks.get(key) for key in self.covered]
-        if not all(seen is not None and seen.fits for seen in looks):
+        seen = {key for key, _ in self.baseline.rows}
+        missing = [key for key, look in self.trace.items() if look.values and key not in seen]
+        if missing or not all(row.fits for row in self.own.rows.values()):
             return False
-        outputs = [
-            e for seen in looks if seen and seen.kind == "output" for e in seen.errors.values()
-        ]
-        return self.own != "fp32" or max((e.distance for e in outputs), default=0.0) <= RANDOM
+        rows = [row for row in self.own.rows.values() if row.kind == "output" and row.error]
+        most = max((row.error.distance for row in rows if row.error), default=0.0)
+        return self.lowered != "fp32" or most <= RANDOM
 
     def add_control(self, precision: str, scale: float) -> None:
         """Run one more control of this precision."""
         runs = self.controls.setdefault(precision, [])
-        in_float64 = bool(self.covered) and self.own != "fp32"
-        run = self.trials.control(self.first, self.trace, precision, len(runs), scale, in_float64)
+        wide = bool(self.own.rows) and self.lowered != "fp32"
+        run = self.trials.control(self.first, self.trace, precision, len(runs), scale, wide)
         runs += [] if run is None else [run]
 
     def note_unlike(self) -> None:
         """Run the baseline once more, and note what it gives otherwise by itself."""
-        run, precision = self.trials.run(self.first, self.trace), self.own
-        for key, name, seen, error in self._errors(run):
-            if self._excess(key, name, seen, error, precision)[0] > 1:
-                if seen.kind != "output" or not name.startswith("result"):
-                    what = _called(seen.kind, name)
-                    self.void = f"the step computes something else each time it runs ({what})"
+        run = self.trials.run(self.first, self.trace)
+        for (key, name), row in run.rows.items():
+            if row.count and not self._known((key, name), self.own):
                 self.unlike.add((key, name))
-        for key, seen in run.looks.items():
-            changed = [name for name, row in seen.integers.items() if row[0]] + seen.words
-            known = self.baseline.looks.get(key)
-            covered = [] if known is None else [n for n, row in known.integers.items() if row[0]]
-            self.unlike |= {(key, name) for name in changed if name not in covered}
+            if self._excess(key, name, row, self.lowered)[0] > 1:
+                self.unlike.add((key, name))
+                if row.kind != "output" or not name.startswith("result"):
+                    what = _called(row.kind, name)
+                    self.void = f"the step computes something else each time it runs ({what})"
+
+    def _known(self, place: tuple[Key, str], run: Run) -> bool:
+        return place in run.rows and bool(run.rows[place].count)
 
     def judged_in(self, precision: str) -> str:
         """The lower one of a variant's and the step's own."""
-        return lowest(precision, self.own)
+        return lowest(precision, self.lowered)
 
     def verdict(self, run: Run, precision: str, evidence: Iterable[object] = ()) -> Accuracy:
         """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
@@ -128,10 +131,10 @@ class Judge:
         precision = self.judged_in(precision)
         if not self.void and (fault := self._broken(run, precision)):
             return fault
-        times, why = self.worst(run, precision)
+        times, why = self._worst(run, precision)
         more = iter(evidence)
         while times > 1 and not self.void and next(more, self) is not self:
-            times, why = self.worst(run, precision)
+            times, why = self._worst(run, precision)
         if self.void:
             return Accuracy("not checked", self.void)
         numbers = self._numbers(run, precision)
@@ -155,64 +158,47 @@ class Judge:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
             return fault
-        losses = []
-        for seen in run.looks.values():
-            for name, error in seen.errors.items():
-                if seen.kind == "parameter" and abs(error.distance - 1.0) < SAME:
-                    return Accuracy("wrong", f"{name} is not trained")
-                if name.startswith("loss") and not seen.is_free:
-                    losses.append(error.distance)
+        known = [
+            (name, row) for (_, name), row in run.rows.items() if row.error and not row.is_free
+        ]
+        for name, row in known:
+            if row.kind == "parameter" and row.error and abs(row.error.distance - 1.0) < SAME:
+                return Accuracy("wrong", f"{name} is not trained")
+        losses = [row.error.distance for name, row in known if row.error and name == "loss"]
         numbers = self._numbers(run, precision)
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
-    def worst(self, run: Run, precision: str) -> tuple[float, str]:
+    def _worst(self, run: Run, precision: str) -> tuple[float, str]:
         """Return how many times its limit the worst tensor is off, and that in words."""
         worst = (0.0, "")
-        for key, name, seen, error in self._errors(run):
-            times, words = self._excess(key, name, seen, error, precision)
+        for (key, name), row in run.rows.items():
+            times, words = self._excess(key, name, row, precision)
             if times > worst[0] and (key, name) not in self.unlike:
-                worst = times, f"{_where(seen)}{_called(seen.kind, name)} {words}"
+                worst = times, f"{_where(row)}{_called(row.kind, name)} {words}"
         return worst
 
-    def _excess(
-        self, key: str, name: str, seen: Seen, error: Deviation, precision: str
-    ) -> tuple[float, str]:
-        kind = seen.kind if name else "gradients"
-        return excess(error, self._control(key, name, precision), kind, precision)
+    def _excess(self, key: Key, name: str, row: Row, precision: str) -> tuple[float, str]:
+        if row.error is None or row.is_free or key not in self.trace:
+            return 0.0, ""
+        kind = row.kind if name or row.kind != "gradient" else "gradients"
+        return excess(row.error, self._control(key, name, row.kind, precision), kind, precision)
 
-    def _errors(self, run: Run) -> Iterator[tuple[str, str, Seen, Deviation]]:
-        """All that was compared; gradients together too, without a name."""
-        for key, seen in run.looks.items():
-            if seen.is_free or key not in self.trace:
-                continue
-            for name, error in seen.errors.items():
-                yield key, name, seen, error
-            if seen.kind == "gradient" and len(seen.errors) > 1:
-                yield key, "", seen, seen.pooled
-
-    def _control(self, key: str, name: str, precision: str) -> Deviation | None:
-        """How far rounding moves a tensor: in this look, or in the last one that has it."""
-        kind = self.trace[key].kind
-        names = self.trace[key].values.numbers.keys()
+    def _control(self, key: Key, name: str, kind: str, precision: str) -> Deviation | None:
+        """How far rounding moves a tensor: at this moment, or at the last one that has it."""
         known = []
         for run in self._explaining(precision):
-            looks, times = [run.looks[key]] if key in run.looks else [], 1.0
-            if not looks:
-                alike = [seen for seen in run.looks.values() if seen.kind == kind]
-                looks, times = [seen for seen in alike if seen.errors.keys() == names], LIKE
-            usable = [seen for seen in looks if seen.fits and not seen.is_free]
-            found = [seen.errors.get(name) if name else seen.pooled for seen in usable]
-            known += [error.times(times) for error in found[-1:] if error is not None]
+            row, times = run.rows.get((key, name)), 1.0
+            if row is None:
+                row, times = run.latest.get((kind, name)), LIKE
+            if row is not None and row.fits and not row.is_free and row.error is not None:
+                known.append(row.error.times(times))
         if not known:
             return None
         values = [(error.distance, error.scale, error.bias) for error in known]
         return Deviation(known[0].size, *map(max, zip(*values, strict=True)))
 
     def _explaining(self, precision: str) -> list[Run]:
-        """The controls, and the baseline's looks that were compared with float64."""
-        looks = self.baseline.looks
-        own = Run({key: seen for key, seen in looks.items() if key in self.covered})
-        return [*self.controls.get(precision, ()), own]
+        return [*self.controls.get(precision, ()), self.own]
 
     # What is wrong whatever it computes.
 
@@ -222,68 +208,61 @@ class Judge:
         if run.ends[:calls] != self.baseline.ends[:calls]:
             mine, theirs = run.ends[calls - 1], self.baseline.ends[calls - 1]
             return Accuracy("wrong", f"it makes {mine} optimizer steps instead of {theirs}")
-        gone = [key for key in self.trace.keys() - run.looks if int(key.split()[0]) < len(run.ends)]
-        others: list[Seen | Look] = [seen for seen in run.looks.values() if not seen.fits]
-        others += [self.trace[key] for key in gone]
-        others = [] if run.diverged else others
+        gone = self.baseline.rows.keys() - run.rows
+        unfit = [self.baseline.rows[place] for place in gone if place[0][0] < len(run.ends)]
+        unfit += [row for row in run.rows.values() if not row.fits]
         if other:
-            others = [seen for seen in others if seen.kind in ("output", "gradient")]
-        if others:
+            unfit = [row for row in unfit if row.kind in ("output", "gradient")]
+        if unfit and not run.diverged:
             for control in self.controls.get(precision, ()):
-                if control.diverged or not all(seen.fits for seen in control.looks.values()):
+                if control.diverged or not all(row.fits for row in control.rows.values()):
                     return Accuracy("not checked", BY_CHANCE)
-            what = f"another number or shape of {others[0].kind}s than the baseline's"
-            return Accuracy("wrong", f"{_where(others[0])}{what}")
-        for key, seen in run.looks.items():
-            if not seen.is_finite and self.baseline.looks[key].is_finite:
-                return Accuracy("wrong", f"{_where(seen)}{seen.kind}s are not finite")
-            if fault := "" if other else self._other_dtype(key, seen, precision):
-                return Accuracy("wrong", fault)
-            for name in seen.words:
-                if name.endswith(MODES) and not (other and name.endswith("requires_grad")):
-                    return Accuracy("wrong", f"{name} is left otherwise than by the baseline")
+            what = f"another number or shape of {unfit[0].kind}s than the baseline's"
+            return Accuracy("wrong", f"{_where(unfit[0])}{what}")
+        dtypes = {"", {"bf16": "torch.bfloat16", "fp16": "torch.float16"}.get(precision)}
+        for place, row in run.rows.items():
+            own, name = self.baseline.rows.get(place, row), place[1]
+            if not row.is_finite and own.is_finite:
+                return Accuracy("wrong", f"{_where(row)}{row.kind}s are not finite")
+            if row.kind == "output" and not other and row.dtype not in {own.dtype, *dtypes}:
+                return Accuracy("wrong", f"{_where(row)}{name} is {row.dtype}, not {own.dtype}")
+            if row.count and name.endswith(MODES) and not (other and name.endswith(MODES[1])):
+                return Accuracy("wrong", f"{name} is left otherwise than by the baseline")
         return None
-
-    def _other_dtype(self, key: str, seen: Seen, precision: str) -> str:
-        known = self.baseline.looks[key].dtypes if key in self.baseline.looks else {}
-        lowered = {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
-        for name, dtype in seen.dtypes.items():
-            if dtype not in (known.get(name, dtype), lowered):
-                what = f"{_where(seen)}{_called(seen.kind, name)}"
-                return f"{what} is {dtype} instead of {known[name]}"
-        return ""
 
     # Integers and words.
 
     def _other_result(self, run: Run, precision: str) -> str:
         moved = self._numbers(run, precision)["explained_output"]
-        for key, seen in run.looks.items():
-            if seen.kind == "given":
+        for place, row in run.rows.items():
+            explaining = [
+                each.rows[place] for each in self._explaining(precision) if place in each.rows
+            ]
+            if not row.count or row.kind == "given" or place in self.unlike:
                 continue
-            controls = [run.looks[key] for run in self._explaining(precision) if key in run.looks]
-            share = OF_OUTPUT * moved + (FREE if seen.is_free else 0.0)
-            for name, (count, size, most, largest) in seen.integers.items():
-                known = [c.integers[name] for c in controls if name in c.integers]
-                counts = max((row[0] for row in known), default=0)
-                limit = 2 * counts + SCATTER * math.sqrt(counts) + share * size
-                if size == 1:  # a count of hits, say
-                    limit, count = share * largest, math.ceil(most)
-                    limit += 2 * max((row[2] for row in known), default=0.0)
-                if count > limit and (key, name) not in self.unlike:
-                    what = f"{count} of {size} integers differ" if size > 1 else f"off by {most:g}"
-                    where = f"{_where(seen)}{_called(seen.kind, name)}"
-                    return f"{where}: {what}, where {precision} explains {int(limit)}"
-            for name in () if seen.is_free else seen.words:
-                if (key, name) not in self.unlike and not any(name in c.words for c in controls):
-                    return f"{_where(seen)}{_called(seen.kind, name)} is another text"
+            what, counts = "", max((each.count for each in explaining), default=0)
+            share = OF_OUTPUT * moved + (FREE if row.is_free else 0.0)
+            if row.is_text:
+                what = "" if counts or row.is_free else "is another text"
+            elif row.size == 1:  # a count of hits, say
+                limit = 2 * max((each.most for each in explaining), default=0.0)
+                limit += share * row.largest
+                what = f"is off by {row.most:g}, where {precision} explains {limit:.2g}"
+                what = what if math.ceil(row.most) > limit else ""
+            elif row.count > (most := 2 * counts + SCATTER * math.sqrt(counts) + share * row.size):
+                what = f"differs in {row.count} of {row.size} integers, where {precision} explains"
+                what = f"{what} {int(most)}"
+            if what:
+                return f"{_where(row)}{_called(row.kind, place[1])} {what}"
         return ""
 
     def _lack(self, run: Run, precision: str) -> str:
         """Why nothing of all that was compared could have failed; empty where something could."""
         compared = [
-            self._control(key, name, precision)
-            for key, name, seen, error in self._errors(run)
-            if seen.kind in ("output", "gradient") and error.size and name
+            self._control(key, name, row.kind, precision)
+            for (key, name), row in run.rows.items()
+            if name and row.kind in ("output", "gradient") and row.error and row.size
+            if not row.is_free
         ]
         if any(control is None or control.distance < UNDETERMINED for control in compared):
             return ""
@@ -298,12 +277,10 @@ class Judge:
         explaining = self._explaining(precision)
         numbers: dict[str, Any] = {}
         for kind in ("output", "gradient"):
-            distances = [_distance(each, kind) for each in (run, *explaining)]
-            numbers[f"{kind}_error"] = distances[0]
-            numbers[f"baseline_{kind}_error"] = distances[-1] if self.covered else 0.0
-            numbers[f"explained_{kind}"] = max(
-                [d or 0.0 for d in distances[1:]] + [2 * unit(precision)]
-            )
+            mine, *others = (_distance(each, kind) for each in (run, *explaining))
+            numbers[f"{kind}_error"] = mine
+            numbers[f"baseline_{kind}_error"] = others[-1] if self.own.rows else 0.0
+            numbers[f"explained_{kind}"] = max([2 * unit(precision), *(d or 0.0 for d in others)])
         whole = _whole(run, "gradient")
         norm = math.sqrt(max(whole.off + 2 * whole.product + whole.square, 0.0) * whole.square)
         numbers["gradient_cosine"] = (whole.product + whole.square) / norm if norm else None
@@ -311,8 +288,8 @@ class Judge:
 
 
 def _whole(run: Run, kind: str) -> Sums:
-    looks = [seen for seen in run.looks.values() if seen.kind == kind and not seen.is_free]
-    return sum((seen.whole for seen in looks), Sums(0))
+    rows = [row for row in run.rows.values() if row.kind == kind and not row.is_free]
+    return sum((row.sums for row in rows), Sums(0))
 
 
 def _distance(run: Run, kind: str) -> float | None:
@@ -320,8 +297,8 @@ def _distance(run: Run, kind: str) -> float | None:
     return distance if math.isfinite(distance) else None
 
 
-def _where(seen: Seen | Look) -> str:
-    return f"{seen.place}: " if seen.place else ""
+def _where(row: Row) -> str:
+    return f"{row.place}: " if row.place else ""
 
 
 def _called(kind: str, name: str) -> str:

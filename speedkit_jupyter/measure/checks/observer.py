@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.checks.deviations import (
     of_gradients,
     sums,
 )
-from speedkit_jupyter.measure.checks.values import Leaves, plain
+from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
 from speedkit_jupyter.measure.checks.watching import Watcher, unwatched, watching
 from speedkit_jupyter.support.storage import is_in_memory
 
@@ -40,60 +40,68 @@ MOVES = ("parameter", "moved", "buffer")
 # A parameter that is off by so many roundings of its dtype is where it should be.
 STORED = 4.0
 
+# A moment of a step: the call, optimizer steps until then, kind of look, tag, number.
+Key = tuple[int, int, str, str, int]
+Values = dict[str, Any]
+
 
 @dataclass
 class Look:
-    """What was seen at one moment: its `kind`, where in the step, and the values by name.
-
-    `ways` are how far parameters and buffers went since they were seen before.
+    """The values at one moment, by name; `ways` are how far parameters and buffers went since they
+    were seen before.
     """
 
-    kind: str
-    place: str
-    values: Leaves
+    values: Values
     ways: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
-class Seen:
-    """How far a look is off the trace's, tensor by tensor; `fits` unless names or shapes differ.
+class Row:
+    """How far one value is off the trace's; `fits` unless it is there in one only, or in another
+    shape.
 
-    `integers` are how many elements differ, of how many, by how much at most, and the largest of
-    the trace; `words` the names of those that differ; `dtypes` those of its numbers. After more
-    optimizer steps than are followed only its form is compared, which `is_free` says.
+    `error` is that of numbers, `sums` what it is made of. Of integers, and of text, `count` is how
+    many of `size` differ, `most` by how much, and `largest` is the trace's largest. After more
+    optimizer steps than are followed only the form is compared, which `is_free` says.
     """
 
     kind: str
     place: str
-    errors: dict[str, Deviation] = field(default_factory=dict)
-    integers: dict[str, tuple[int, int, float, float]] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
-    dtypes: dict[str, str] = field(default_factory=dict)
-    whole: Sums = field(default_factory=lambda: Sums(0))
+    size: int = 0
     fits: bool = True
+    dtype: str = ""
+    sums: Sums = field(default_factory=lambda: Sums(0))
+    error: Deviation | None = None
+    count: int = 0
+    most: float = 0.0
+    largest: float = 0.0
+    is_text: bool = False
     is_finite: bool = True
     is_free: bool = False
-
-    @property
-    def pooled(self) -> Deviation:
-        """All numbers of the look together."""
-        return self.whole.deviation(LEAST_GRADIENT if self.kind == "gradient" else 0.0)
 
 
 @dataclass
 class Run:
-    """What a few steps showed, look by look; `steps` counts those of optimizers, and `ends` are the
-    counts at the end of each call.
+    """What a few steps showed; `steps` counts those of optimizers, `ends` are the counts at the end
+    of each call.
 
-    `diverged` is whether a model was called with other integers than in the trace, as where a step
-    feeds its own tokens back; `unknown` names what could not be compared.
+    The gradients of a look are a row together, too, without a name. `latest` are the rows by kind
+    and name. `diverged` is whether a model was called with other integers than in the trace, as
+    where a step feeds its own tokens back; `unknown` names what could not be compared.
     """
 
-    looks: dict[str, Seen] = field(default_factory=dict)
+    rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
+    latest: dict[tuple[str, str], Row] = field(default_factory=dict)
     steps: int = 0
     ends: list[int] = field(default_factory=list)
     diverged: bool = False
     unknown: list[str] = field(default_factory=list)
+
+    def add(self, key: Key, name: str, row: Row) -> None:
+        """Add a row."""
+        self.rows[key, name] = row
+        if row.fits and not row.is_free:
+            self.latest[row.kind, name] = row
 
 
 class Enough(BaseException):
@@ -104,20 +112,10 @@ class Enough(BaseException):
 def observing(
     models: Sequence[torch.nn.Module],
     others: Sequence[torch.Tensor],
-    trace: dict[str, Look],
+    trace: dict[Key, Look],
     **options: Any,
 ) -> Iterator[Observer]:
-    """Watch steps, compare them with the trace, or add to it: see `Observer`.
-
-    Gradients are set to zero, which the caller puts back: what the step adds is then its own.
-    """
-    import torch
-
-    with torch.no_grad():
-        for parameter in (*(p for model in models for p in model.parameters()), *others):
-            gradient = parameter.grad if parameter.is_leaf else None
-            if gradient is not None and is_in_memory(gradient):
-                gradient.zero_()
+    """Watch steps, compare them with the trace, or add to it: see `Observer`."""
     observer = Observer(models, others, trace, **options)
     with watching(models, observer), suppress(Enough):
         yield observer
@@ -130,12 +128,13 @@ class Observer(Watcher):
     `others` are parameters beside those of the models; gradients of those whose ids are `unread`
     do not count. `scale` is the loss scale in force. A run that `ends_early` leaves the block
     after the followed steps of its optimizers, or after one call. Where results are `named`, they
-    are compared in place of all outputs.
+    are compared in place of all outputs. Gradients are set to zero, which the caller puts back:
+    those of the step are its own then.
     """
 
     models: Sequence[Any]
     others: Sequence[Any]
-    trace: dict[str, Look]
+    trace: dict[Key, Look]
     scale: Callable[[], float]
     loss_is_scaled: bool = False
     extends: bool = False
@@ -146,7 +145,7 @@ class Observer(Watcher):
 
     def __post_init__(self) -> None:
         self._names: dict[int, str] = {}
-        self._parameters: dict[str, Any] = {}
+        self._parameters: Values = {}
         for model in self.models:
             for name, parameter in model.named_parameters():
                 self._add(parameter, self._prefix(model) + name)
@@ -155,13 +154,16 @@ class Observer(Watcher):
         self._taken: Counter[int] = Counter()  # steps of each optimizer
         self._stepped: set[str] = set()  # parameters that optimizers moved in this step
         self._calls = self._depth = 0
-        self._counts: Counter[tuple[int, int, str, str]] = Counter()
-        self._key = self._tag = ""
+        self._numbers: Counter[tuple[int, int, str, str]] = Counter()
+        self._tag = ""
         self._within = 0  # steps within a backward pass
         self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
         self._drifts = False  # parameters moved by gradients that were not replaced
-        self._before: dict[str, Any] = {}
+        self._before: Values = {}
         self._keep_before(self._parameters | self._buffers())
+        for gradient in map(self._gradient, self._parameters.values()):
+            if gradient is not None and is_in_memory(gradient):
+                gradient.detach().zero_()
 
     def _prefix(self, model: Any) -> str:
         return f"{type(model).__name__}." if len(self.models) > 1 else ""
@@ -180,19 +182,18 @@ class Observer(Watcher):
         is_compared = number <= FIRST_CALLS or not number & (number - 1)
         if self._is_free or self.named or self.run.diverged or not is_compared:
             return
-        given = Leaves().add([args, kwargs]).integers
-        seen = self._look("given", Leaves(integers={n: _checksum(v) for n, v in given.items()}))
-        if seen.fits and not any(count for count, *_ in seen.integers.values()):
-            self._look("output", Leaves().add(result), "output")
-        else:
-            self.run.diverged = True
+        given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
+        rows = self._look("given", {name: _checksum(value) for name, value in given.items()})
+        self.run.diverged = any(row.count or not row.fits for row in rows)
+        if not self.run.diverged:
+            self._look("output", leaves(result, "output"))
 
     @unwatched
     def before_backward(self, tensors: Any) -> None:
         self._in_backward = True
         if not (self._is_free or self.named):
             divisor = self.scale() if self.loss_is_scaled else 1.0
-            self._look("output", _divided(Leaves().add(tensors), divisor), "loss")
+            self._look("output", _divided(leaves(tensors, "loss"), divisor))
 
     @unwatched
     def after_backward(self) -> None:
@@ -208,7 +209,7 @@ class Observer(Watcher):
     @unwatched
     def differentiated(self, gradients: Any) -> None:
         if not self._is_free:
-            self._look("gradient", Leaves().add(gradients), "autograd.grad")
+            self._look("gradient", leaves(gradients, "autograd.grad"))
 
     @unwatched
     def before_zero_grad(self) -> None:
@@ -251,8 +252,8 @@ class Observer(Watcher):
         if self._is_free:
             return
         own = {self._names[id(p)] for group in optimizer.param_groups for p in group["params"]}
-        self._moves("parameter", own)
-        self._moves("buffer")
+        self._moves("parameter", {n: p for n, p in self._parameters.items() if n in own})
+        self._moves("buffer", self._buffers())
         if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
             raise Enough
 
@@ -262,16 +263,13 @@ class Observer(Watcher):
     def step_ended(self, results: Sequence[Any]) -> None:
         """With what it returned and left in its names."""
         self._flush()
-        found = Leaves()
-        for result in results:
-            found.add(result)
-        found.words |= self._modes()
-        self._look("output", found, "result")
+        found = leaves([*results], "result")
+        self.run.unknown += [value for value in found.values() if isinstance(value, Unknown)]
+        self._look("output", found | self._modes())
         if not self._is_free:
-            moved = self._moves("moved", self._parameters.keys() - self._stepped).ways.values()
-            self._drifts = self._drifts or any(moved)
-            self._moves("buffer")
-        self.run.unknown += found.unknown
+            rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
+            self._drifts = self._moves("moved", rest) or self._drifts
+            self._moves("buffer", self._buffers())
         self.run.ends.append(self.run.steps)
         self._calls, self._stepped = 0, set()
         if self.ends_early:
@@ -296,35 +294,30 @@ class Observer(Watcher):
         self._is_fresh = False
         gradients = {self._names[id(p)]: self._gradient(p) for p in parameters}
         values = {n: None if one is None else plain(one) for n, one in gradients.items()}
-        self._look("gradient", _divided(Leaves(values), scale))
+        self._look("gradient", _divided(values, scale))
         expected = self.trace.get(self._key)
-        if not replace or expected is None:
-            return
-        with torch.no_grad():
-            for name, gradient in gradients.items():
-                value = expected.values.numbers.get(name)
-                if gradient is None or value is None or gradient.layout is not torch.strided:
-                    continue
-                if type(gradient) is torch.Tensor and gradient.shape == value.shape:
-                    gradient.copy_(value if scale == 1.0 else value * scale)
+        for name, gradient in gradients.items() if replace and expected is not None else ():
+            value = expected.values.get(name)  # type: ignore[union-attr]
+            # Of a sharded gradient this process has a part.
+            own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            if value is None or type(own) is not torch.Tensor or own.layout is not torch.strided:
+                continue
+            if own.numel() == value.numel():
+                own.copy_((value if scale == 1.0 else value * scale).view_as(own))
 
     def _gradient(self, parameter: Any) -> Any:
         if id(parameter) in self.unread or not (parameter.is_leaf or parameter.retains_grad):
             return None
         return parameter.grad
 
-    def _moves(self, kind: str, names: Collection[str] = ()) -> Look:
-        """Compare where parameters or buffers are now; returns the trace's look."""
-        found = Leaves()
-        holders = self._buffers() if kind == "buffer" else self._parameters
-        for name, tensor in holders.items():
-            if (kind == "buffer" or name in names) and (value := plain(tensor)) is not None:
-                is_exact = not (value.is_floating_point() or value.is_complex())
-                (found.integers if is_exact else found.numbers)[name] = value  # type: ignore[index]
-        self._look(kind, found)
-        return self.trace.get(self._key) or Look(kind, "", found)
+    def _moves(self, kind: str, holders: Values) -> bool:
+        """Compare where parameters or buffers are now; returns whether they went anywhere."""
+        values = {name: plain(tensor) for name, tensor in holders.items()}
+        self._look(kind, {name: value for name, value in values.items() if value is not None})
+        look = self.trace.get(self._key)
+        return look is not None and any(look.ways.values())
 
-    def _keep_before(self, holders: dict[str, Any]) -> None:
+    def _keep_before(self, holders: Values) -> None:
         """Remember where these are, in a run that extends the trace: parameters before each step,
         what no optimizer moves at the beginning of all.
         """
@@ -332,14 +325,17 @@ class Observer(Watcher):
             values = {name: plain(tensor) for name, tensor in holders.items()}
             self._before |= {n: value.clone() for n, value in values.items() if value is not None}
 
-    def _buffers(self) -> dict[str, Any]:
-        named = ((self._prefix(model), model.named_buffers()) for model in self.models)
-        return {prefix + name: buffer for prefix, buffers in named for name, buffer in buffers}
+    def _buffers(self) -> Values:
+        return {
+            self._prefix(model) + name: buffer
+            for model in self.models
+            for name, buffer in model.named_buffers()
+        }
 
     def _modes(self) -> dict[str, str]:
         """Which parts are in training mode, and which parameters get gradients, after a step."""
         modes = {
-            f"{number}.{name}.training": str(part.training)
+            f"{number}.{name}.training": str(getattr(part, "training", False))  # none if frozen
             for number, model in enumerate(self.models)
             for name, part in model.named_modules()
         }
@@ -349,78 +345,98 @@ class Observer(Watcher):
             if id(parameter) not in self.unread
         }
 
-    @property
     def _place(self) -> str:
-        step = f"in step {len(self.run.ends) + 1}" if self.run.ends else ""
-        count = self.run.steps - (self.run.ends[-1] if self.run.ends else 0)
-        after = f"after {count} optimizer step{'s' * (count > 1)}" if count else ""
-        return " ".join(filter(None, (step, after)))
+        ends = self.run.ends
+        words = [f"in step {len(ends) + 1}"] if ends else []
+        if count := self.run.steps - sum(ends[-1:]):
+            words.append(f"after {count} optimizer step{'s' * (count > 1)}")
+        return " ".join(words)
 
-    def _look(self, kind: str, found: Leaves, name: str = "") -> Seen:
+    def _look(self, kind: str, found: Values) -> list[Row]:
         """Compare with the trace, or add to it."""
-        if name:
-            found.numbers = {f"{name} {key}".strip(): v for key, v in found.numbers.items()}
         moment = (len(self.run.ends), self.run.steps, kind, self._tag)
-        self._counts[moment] += 1
-        key = self._key = " ".join(map(str, (*moment, self._counts[moment])))
-        if key in self.trace:
-            seen = _compared(found, self.trace[key], self._place)
-        else:
-            made = {n: value for n, value in found.numbers.items() if value is not None}
-            seen = Seen(kind, self._place, fits=self.extends)
-            seen.errors = {n: Deviation(made[n].numel() if n in made else 0) for n in found.numbers}
-            seen.is_finite = all(bool(v.isfinite().any()) for v in made.values() if v.numel())
-            if self.extends:
-                self.trace[key] = self._stored(kind, found)
-        seen.dtypes, seen.is_free = dict(found.dtypes), self._is_free
-        self.run.looks[key] = seen
-        return seen
+        self._numbers[moment] += 1
+        key = self._key = (*moment, self._numbers[moment])
+        look = self.trace.get(key)
+        if look is None and self.extends:
+            self.trace[key], look = self._stored(kind, found), Look(found)
+        rows = _compared(kind, found, look, self._place())
+        for name, row in rows.items():
+            row.is_free = self._is_free
+            self.run.add(key, name, row)
+        return list(rows.values())
 
-    def _stored(self, kind: str, found: Leaves) -> Look:
+    def _stored(self, kind: str, found: Values) -> Look:
         """Copies: in float32, which is far finer than what is told apart."""
         import torch
 
-        integers = {name: value.clone() for name, value in found.integers.items()}
-        look = Look(kind, self._place, Leaves({}, {}, integers, dict(found.words)))
-        for name, value in found.numbers.items():
-            if value is None:
-                look.values.numbers[name] = None
-                continue
-            narrow = torch.complex64 if value.is_complex() else torch.float32
-            look.values.numbers[name] = value.detach().to(narrow, copy=True)
-            if kind in MOVES:
-                old = self._before.get(name)
-                way = value - old if old is not None and old.shape == value.shape else value
-                look.ways[name] = float(way.norm())
+        look = Look(dict(found))
+        for name, value in found.items():
+            if _is_exact(value):
+                look.values[name] = value.clone()
+            elif isinstance(value, torch.Tensor):
+                narrow = torch.complex64 if value.is_complex() else torch.float32
+                look.values[name] = value.detach().to(narrow, copy=True)
+                if kind in MOVES:
+                    old = self._before.get(name)
+                    way = value - old if old is not None and old.shape == value.shape else value
+                    look.ways[name] = float(way.norm())
         return look
 
 
-def _compared(found: Leaves, look: Look, place: str) -> Seen:
-    kind, expected = look.kind, look.values
-    seen = Seen(kind, place)
-    pairs = [(found.numbers.get(name), value) for name, value in expected.numbers.items()]
-    shapes = [(a.shape, b.shape) for a, b in pairs if a is not None and b is not None]
-    integers = {name: value.shape for name, value in expected.integers.items()}
-    names = found.numbers.keys() == expected.numbers.keys()
-    alike = {name: value.shape for name, value in found.integers.items()} == integers
-    if not (names and alike and all(mine == theirs for mine, theirs in shapes)):
-        seen.fits = False
-        return seen
-    parts = sums(pairs)
-    if kind in MOVES:
-        given = zip(parts, pairs, look.ways.values(), strict=True)
-        parts = [_of_way(part, tensor, way) for part, (tensor, _), way in given]
+def _compared(kind: str, found: Values, look: Look | None, place: str) -> dict[str, Row]:
+    """Return a row for each value of either; of gradients another one for all."""
+    expected = found if look is None else look.values
+    rows, pairs = dict[str, Row](), dict[str, Any]()
+    for name in {**expected, **found}:
+        mine, theirs = found.get(name), expected.get(name)
+        rows[name] = row = Row(kind, place, dtype=str(getattr(mine, "dtype", "")))
+        row.fits = look is not None and name in found and name in expected
+        if _is_of_numbers(row, mine, theirs):
+            pairs[name] = mine, theirs
+    parts = dict(zip(pairs, sums(list(pairs.values())), strict=True))
+    for name, way in (look.ways if look is not None else {}).items():
+        if name in parts:
+            parts[name] = _of_way(parts[name], pairs[name][0], way)
+    every = list(parts.values())
     # What hardly moves, as the mean of a zero, is compared with how far the others go.
     together = kind == "gradient" or kind in MOVES
-    errors = of_gradients(parts) if together else [part.deviation() for part in parts]
-    seen.errors = dict(zip(expected.numbers, errors, strict=True))
-    seen.whole = sum(parts, Sums(0))
-    seen.is_finite = all(math.isfinite(part.off) for part in parts)
-    for name, value in expected.integers.items():
-        seen.integers[name] = _differing(found.integers[name].to(value.device), value)
-    every = {**expected.words, **found.words}
-    seen.words = [name for name in every if found.words.get(name) != expected.words.get(name)]
-    return seen
+    errors = of_gradients(every) if together else [part.deviation() for part in every]
+    for name, part, error in zip(parts, every, errors, strict=True):
+        rows[name].sums, rows[name].error = part, error
+        mine, theirs = pairs[name]
+        is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
+        rows[name].is_finite = bool(mine.isfinite().any()) if is_own else math.isfinite(part.off)
+    if kind == "gradient" and len(parts) > 1:
+        whole = sum(every, Sums(0))
+        rows[""] = Row(kind, place, whole.size, error=whole.deviation(LEAST_GRADIENT))
+    return rows
+
+
+def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
+    """Compare text and integers; return whether there are numbers to be reduced."""
+    import torch
+
+    if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
+        row.is_text, row.fits, row.count = True, True, int(mine != theirs)
+        return False
+    tensors: list[Any] = [one for one in (mine, theirs) if isinstance(one, torch.Tensor)]
+    row.size = max((tensor.numel() for tensor in tensors), default=1)
+    row.fits &= len({tensor.shape for tensor in tensors}) < 2
+    if not any(map(_is_exact, tensors)):
+        return row.fits and bool(tensors)
+    if row.fits and row.size:
+        off = (mine.to(theirs.device).double() - theirs.double()).abs()
+        row.count, row.most = int((off > 0).sum()), float(off.max())
+        row.largest = float(theirs.double().abs().max())
+    return False
+
+
+def _is_exact(value: Any) -> bool:
+    import torch
+
+    inexact = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return isinstance(value, torch.Tensor) and not inexact
 
 
 def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
@@ -435,14 +451,6 @@ def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
     return Sums(part.size, off * off, way * way)
 
 
-def _differing(tensor: Any, expected: Any) -> tuple[int, int, float, float]:
-    if not expected.numel():
-        return 0, 0, 0.0, 0.0
-    most = float((tensor.double() - expected.double()).abs().max())
-    largest = float(expected.double().abs().max())
-    return int((tensor != expected).sum()), expected.numel(), most, largest
-
-
 def _checksum(value: Any) -> Any:
     """A few numbers that stand for the integers of a tensor and their order."""
     import torch
@@ -452,8 +460,7 @@ def _checksum(value: Any) -> Any:
     return torch.stack([torch.tensor(value.numel()), flat.sum(), (flat * weights).sum()])
 
 
-def _divided(found: Leaves, divisor: float) -> Leaves:
-    if divisor != 1.0:
-        values = found.numbers.items()
-        found.numbers = {n: None if value is None else value / divisor for n, value in values}
-    return found
+def _divided(values: Values, divisor: float) -> Values:
+    if divisor == 1.0:
+        return values
+    return {n: value / divisor if hasattr(value, "numel") else value for n, value in values.items()}

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support.torch_private import allow_onednn, onednn_is_allowed
 
@@ -56,8 +55,6 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
         _gemm_rate(str(device), dtype, setting, threads),
         _convolution_rate(str(device), dtype, setting, threads),
     )
-    if device.type == "cpu" and setting == "fp32":
-        rate = max(rate, _of_the_other_engine(threads))
     return Peak(rate, _copy_rate(str(device), threads))
 
 
@@ -141,13 +138,6 @@ def _fastest(
         if seconds >= LONG_ENOUGH_S:
             break
     return best
-
-
-def _of_the_other_engine(threads: int) -> float:
-    """What oneDNN reaches with float32 here, as far as that is known: see `machines.gemm_rates`."""
-    cpu = Hardware.detect().cpu
-    known = cpu.gemm is not None and not cpu.gemm.failure and threads == cpu.usable_cores
-    return cpu.gemm.onednn if cpu.gemm is not None and known else 0.0
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.checks import reference, roofline, rounding
 from speedkit_jupyter.measure.checks.deviations import sums
-from speedkit_jupyter.measure.checks.observer import Look, Run
+from speedkit_jupyter.measure.checks.observer import Key, Look, Run
 from speedkit_jupyter.measure.checks.values import plain
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -28,7 +28,7 @@ class Trials:
         self.drawn: set[str] | None = None
 
     def run(
-        self, runner: Runner, trace: dict[str, Look], *around: Surrounding, **options: Any
+        self, runner: Runner, trace: dict[Key, Look], *around: Surrounding, **options: Any
     ) -> Run:
         """Return what some calls of the step show beside the trace; see `Observer`.
 
@@ -60,7 +60,7 @@ class Trials:
         values = [plain(tensor.detach().float()) for tensor in tensors]
         return [part.off for part in sums([(value, None) for value in values])]
 
-    def reference(self, runner: Runner, trace: dict[str, Look]) -> None:
+    def reference(self, runner: Runner, trace: dict[Key, Look]) -> None:
         """Leave a trace of the step in float64; an empty one where it can't be had."""
         with suppress(Exception):  # an operation without float64, or code that asks for float32
             around = (*_plainly(runner), self._in_float64(runner))
@@ -69,7 +69,7 @@ class Trials:
         trace.clear()
 
     def control(
-        self, runner: Runner, trace: dict[str, Look], precision: str, seed: int,
+        self, runner: Runner, trace: dict[Key, Look], precision: str, seed: int,
         loss_scale: float, in_float64: bool,
     ) -> Run | None:  # fmt: skip
         """Return how far the step is off with random rounding to this precision."""
@@ -96,7 +96,7 @@ class Trials:
 
 def _plainly(runner: Runner) -> tuple[Surrounding, ...]:
     """Surroundings in which neither compiled code nor wrappers are in the way of float64."""
-    return runner.guarded, roofline.eager, reference.without_wrappers
+    return roofline.eager, reference.without_wrappers
 
 
 def is_compiled(runner: Runner) -> bool:

@@ -8,7 +8,6 @@ import numbers
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.storage import is_in_memory
@@ -23,77 +22,65 @@ MOST_ELEMENTS = 2**20
 DEEPEST = 8
 
 
-@dataclass
-class Leaves:
-    """The parts of results by their place, such as `logits` or `hidden.0`.
+class Unknown(str):
+    """The name of a type in which nothing can be compared."""
 
-    `numbers` are detached floating-point tensors, complex ones as pairs, with their `dtypes`;
-    `integers` are int64 tensors; `words` all else that can only be equal. `unknown` names the
-    types in which nothing was found.
+    __slots__ = ()
+
+
+def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
+    """Return what can be compared in a value that is called `name`, by its place in it.
+
+    Numbers are detached floating-point tensors, complex ones as pairs; integers are int64 tensors
+    in main memory; all else that can only be equal is text.
     """
-
-    numbers: dict[str, torch.Tensor | None] = field(default_factory=dict)
-    dtypes: dict[str, str] = field(default_factory=dict)
-    integers: dict[str, torch.Tensor] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
-
-    def add(self, value: Any, name: str = "") -> Leaves:
-        """Add what can be compared in a value that is called `name`."""
-        self._search(value, name, DEEPEST)
-        return self
-
-    def _search(self, value: Any, name: str, depth: int) -> bool:
-        """Add tensors, numbers and strings in a value; return whether there are any."""
-        import torch
-
-        value = _without_numpy(value)
-        if isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
-            self._add(name, value)
-            return True
-        if value is None or depth == 0:
-            return False
-        found = [
-            self._search(part, ".".join(filter(None, (name, inner))), depth - 1)
-            for inner, part in _inside(value)
-        ]
-        if not any(found) and not isinstance(value, (list, tuple, Mapping, set, frozenset)):
-            self.unknown.append(type(value).__name__)
-        return any(found)
-
-    def _add(self, name: str, value: Any) -> None:
-        import torch
-
-        while name in self.numbers or name in self.integers or name in self.words:
-            name += "'"
-        if isinstance(value, numbers.Integral):  # bool too
-            value = torch.tensor(int(value) % 2**63)
-        elif isinstance(value, numbers.Number):
-            with suppress(TypeError):  # a library's own kind of number
-                pair = complex(value)  # type: ignore[call-overload]
-                value = torch.tensor([pair.real, pair.imag], dtype=torch.float64)
-        if not isinstance(value, torch.Tensor):
-            self.words[name] = str(value)
-        elif (values := plain(value)) is None:
-            self.unknown.append(f"{type(value).__name__} without values")
-        elif (kept := _sampled(values)).is_floating_point():
-            self.numbers[name] = kept
-            self.dtypes[name] = str(value.dtype).removeprefix("torch.")
-        else:
-            self.integers[name] = kept.to("cpu", torch.int64)
+    found: dict[str, torch.Tensor | str] = {}
+    _search(found, value, name, DEEPEST)
+    return found
 
 
-def _sampled(values: torch.Tensor) -> torch.Tensor:
-    """Return a plain tensor, or an evenly spaced sample; complex numbers as pairs."""
+def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
     import torch
 
+    value = _without_numpy(value)
+    if isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
+        _add(found, name, _comparable(value))
+    elif value is not None and depth:
+        before = len(found)
+        for inner, part in _inside(value):
+            _search(found, part, ".".join(filter(None, (name, inner))), depth - 1)
+        containers = (list, tuple, Mapping, set, frozenset)
+        if len(found) == before and not isinstance(value, containers):
+            _add(found, name, Unknown(type(value).__name__))
+
+
+def _add(found: dict[str, Any], name: str, value: torch.Tensor | str) -> None:
+    while name in found:
+        name += "'"
+    found[name] = value
+
+
+def _comparable(value: Any) -> torch.Tensor | str:
+    import torch
+
+    if isinstance(value, numbers.Integral):  # bool too
+        value = torch.tensor(int(value) % 2**63)
+    elif isinstance(value, numbers.Number):
+        with suppress(TypeError):  # a library's own kind of number
+            pair = complex(value)  # type: ignore[call-overload]
+            value = torch.tensor([pair.real, pair.imag], dtype=torch.float64)
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    values = plain(value)
+    if values is None:
+        return Unknown(f"{type(value).__name__} without values")
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
         values = values.float()
     if values.numel() > MOST_ELEMENTS:
         values = values.flatten()[:: values.numel() // MOST_ELEMENTS | 1]
-    return values
+    return values if values.is_floating_point() else values.to("cpu", torch.int64)
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
@@ -107,9 +94,9 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return zip(names if len(value) > 1 else [""], value, strict=False)
-    leaves = tree_leaves(value)
-    if not (len(leaves) == 1 and leaves[0] is value):  # a container that torch knows
-        return [("", leaf) for leaf in leaves]
+    parts = tree_leaves(value)
+    if not (len(parts) == 1 and parts[0] is value):  # a container that torch knows
+        return [("", part) for part in parts]
     if isinstance(value, enum.Enum):
         return [("", value.name)]
     if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):

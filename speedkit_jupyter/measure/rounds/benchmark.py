@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any
 
+from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
@@ -27,20 +28,21 @@ from speedkit_jupyter.measure.rounds.budget import (
     time_limited,
 )
 from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.preparation import keep_copies_where_they_fit, prepared
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
-from speedkit_jupyter.measure.rounds.warm_up import WarmUp, far_slower, leave_out
+from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import Variant
+from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, changes_some, config_of
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
-from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.words import count
 
 # Without a budget of the user's it takes so long; up to the second where a step is long.
 DEFAULT_S, MOST_GROWN_S = 10.0, 600.0
@@ -88,7 +90,7 @@ class Benchmark:
         self.step = step if accuracy is None else step.with_others(accuracy.function)
         self.variants, self.budget_s = tuple(variants), seconds("budget_s", budget_s) or DEFAULT_S
         self.command = command
-        self._throughput, self._check = throughput, tuple(check)
+        self._throughput, self._check_names = throughput, tuple(check)
         self._policy = policy or Policy()
         self._records = [Record(variant.name) for variant in self.variants]
         self._sampler: Sampler | None = None
@@ -143,16 +145,18 @@ class Benchmark:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
                 stack.enter_context(hidden(model))
-            keep_copies_where_they_fit(step, len(self.variants) + 1)
+            _keep_copies_where_they_fit(step, len(self.variants) + 1)
             visit = stack.enter_context(step.guarded())
             start, self.budget.reserved_s = visit.state, visit.taking_s
             pauses.append(lambda: visit.paused_s)
             runners = yield from self._warm_up(start)
-            yield from self._weigh(runners, start)
+            if self._policy.weighs:
+                yield from self._weigh(_warm(runners), start)
             runners = self._as_many_as_fit(_warm(runners))
-            with self._time_for_checks(runners):
-                yield from self._sample(_warm(runners), now)
-            yield from self._examine(_warm(runners), start)
+            yield from self._sample(runners, now)
+            if runners := _warm(runners):  # the baseline itself may have failed in the rounds
+                yield from self._check(runners, start)
+                yield from self._examine(_warm(runners), start)
             if self._scorer is not None:
                 yield from self._scorer.of_others(_warm(runners)[1:], start, self.budget)
             if not self._within:
@@ -177,8 +181,35 @@ class Benchmark:
         return [first, *others]
 
     def _runner(self, index: int, walk: Walk) -> Runner:
-        record, variant = self._records[index], self.variants[index]
-        return prepared(self.step, variant, record, walk, is_baseline=index == 0)
+        """Return a variant's runner, and write what its plan holds into the record."""
+        step, variant, record = self.step, self.variants[index], self._records[index]
+        configs = [config_of(variant, model) for model in step.models]
+        contexts = [
+            prepare(model, config, step.holders(model), step.made)
+            for model, config in zip(step.models, configs, strict=True)
+        ]
+        plan = together([context.plan for context in contexts])
+        record.plan = plan.active_values()
+        record.applied = {d.name: d.value for d in plan if d.active}
+        for context in contexts:
+            record.changes_model |= context.plan.changes_model()
+        record.declines = {d.name: d.reason for d in plan if d.declined}
+        is_planned = any(config is not None for config in configs)
+        if is_planned and not record.applied and index:
+            # A plan that changes nothing is the baseline; a wish that was declined is no variant.
+            record.declined, record.same_as_baseline = bool(record.declines), not record.declines
+            reasons = (f"{name} declined: {reason}" for name, reason in record.declines.items())
+            record.failure = "; ".join(reasons) or None
+        if of_some := changes_some(contexts, walk):
+            record.notes["models"] = of_some
+        return Runner(
+            step,
+            contexts,
+            record,
+            around=variant.around or nullcontext,
+            is_planned=is_planned,
+            is_routed=variant.name != CURRENT,
+        )
 
     def _time_ahead(self, first: Runner, runners: Sequence[Runner]) -> str:
         """Say how long it will take; a budget that is not the user's grows to a clear answer."""
@@ -186,25 +217,23 @@ class Benchmark:
         if self._grows:
             self.budget.seconds = max(self.budget.seconds, min(needed_s, MOST_GROWN_S))
         budget_s, compiled = self.budget.seconds, sum(r.record.is_compiled for r in runners)
-        text = f"one step takes {first.step_s:.2g} s: about {max(budget_s, OVERHEAD_S):.0f} s"
+        step = f"one step takes {first.step_s:.2g} s"
+        text = f"{step}: about {max(budget_s, OVERHEAD_S):.0f} s"
         text += f" and the compiling of {compiled}" if compiled else ""
         if needed_s > budget_s and not self._within:
             text += f", short for a clear answer ({LONGER})"
-            variants = f"{len(runners)} variant{'s' * (len(runners) > 1)}"
             first.record.notes["budget"] = (
-                f"one step takes {first.step_s:.2g} s: {few_digits(budget_s)} s are short for a "
-                f"clear answer about {variants}; {LONGER}"
+                f"{step}: {few_digits(budget_s)} s are short for a clear answer about "
+                f"{count(len(runners), 'variant')}; {LONGER}"
             )
         return text
 
     def _weigh(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Where memory decides it comes first: what saves none needs neither rounds nor checks."""
         __tracebackhide__ = True
-        if not self._policy.weighs:
-            return
-        first, *others = _warm(runners)
-        with time_limited(self.budget, [first, *others], lambda: _note_limits(first)):
-            yield from Examination([first, *others], start).memory()
+        first, *others = runners
+        with time_limited(self.budget, runners, lambda: _note_limits(first)):
+            yield from Examination(runners, start).memory()
         for runner in others:
             if why := self._policy.why_too_heavy(first.record, runner.record):
                 runner.record.notes["dropped"], runner.warm = why, None
@@ -220,13 +249,12 @@ class Benchmark:
             if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:
                 break
             slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
-            is_hopeless = slowest.fastest_s > FAR * kept[0].fastest_s
+            is_hopeless = slowest.times_slower(kept[0]) > FAR
             round_s = sum(runner.worst_s for runner in kept)
             if len(kept) == 2 and not (is_hopeless and not self.budget.allows(round_s)):
                 break
             gone = slowest if is_hopeless else kept[-1]
-            times = gone.fastest_s / max(kept[0].fastest_s, 1e-9)
-            leave_out(gone, self.budget, far_slower(kept[0], times) if times > FAR else "")
+            leave_out(gone, kept[0], self.budget, FAR)
             kept = [runner for runner in kept if runner is not gone]
         return kept
 
@@ -238,85 +266,89 @@ class Benchmark:
     def _checks_s(self, runners: Sequence[Runner]) -> float:
         """Return about how long the checks of these take."""
         first, others = runners[0], runners[1:]
-        number = len(others) if self._policy.checked is None else self._policy.checked
-        if not min(number, len(others)):
+        number = len(others)
+        if self._policy.checked is not None:
+            number = min(number, self._policy.checked)
+        if not number:
             return 0.0
         lowered = {runner.precision for runner in others} - {first.precision}
-        steps = REFERENCE + ROUNDED * len(lowered) + CHECKED * min(number, len(others))
+        steps = REFERENCE + ROUNDED * len(lowered) + CHECKED * number
         return steps * first.worst_s + CHECK_S * number
 
-    @contextmanager
-    def _time_for_checks(self, runners: Sequence[Runner]) -> Iterator[None]:
-        """In the block the time for the checks is in reserve, beside rounds enough."""
-        left_s = self.budget.left_s - self._rounds_s(runners)
-        reserve_s = max(min(self._checks_s(runners), left_s), 0.0) if runners else 0.0
-        self.budget.reserved_s += reserve_s
-        try:
-            yield
-        finally:
-            self.budget.reserved_s -= reserve_s
-
     def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
+        """Take the rounds; time for the checks is in reserve meanwhile, beside rounds enough."""
         __tracebackhide__ = True
-        budget = self.budget
-        least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
-        left_s = max(budget.left_s, least_s)
-        self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
-        if not self._within and (warning := self._sampler.too_few()):
-            yield Progress(0.0, warning)
-        yield from self._sampler.run(self._policy, self.result)
+        budget, reserve_s = self.budget, 0.0
+        if runners:
+            spare_s = budget.left_s - self._rounds_s(runners)
+            reserve_s = max(min(self._checks_s(runners), spare_s), 0.0)
+        budget.reserved_s += reserve_s
+        try:
+            least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
+            left_s = max(budget.left_s, least_s)
+            self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
+            if not self._within and (warning := self._sampler.too_few()):
+                yield Progress(0.0, warning)
+            yield from self._sampler.run(self._policy, self.result)
+        finally:
+            budget.reserved_s -= reserve_s
+
+    def _check(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
+        """Check what the policy names; what there is no time for is not checked, and says so."""
+        __tracebackhide__ = True
+        by_name = {runner.record.name: runner for runner in runners[1:]}
+        check, is_limited = Examination(runners, start, self._check_names), False
+        for record in self._policy.to_check(self.result()):
+            runner = by_name.get(record.name)
+            if runner is None or record.failure:
+                continue
+            with ExitStack() as stack:
+                if is_limited or not self._policy.checks_winner:
+                    note = partial(_not_checked, record)
+                    stack.enter_context(time_limited(self.budget, runners, note))
+                yield from check.late(runner)
+            is_limited = True
+        self._dropout_off = check.dropout_off
 
     def _examine(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
-        """Accuracy, memory and limits, from untimed steps; what there is no time for is named."""
+        """Measure memory and limits, from untimed steps, where there is time."""
         __tracebackhide__ = True
-        if not runners:  # the baseline itself has failed since it was warmed up
-            return
-        first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
-        check = Examination(runners, start, self._check)
-        is_limited = not self._policy.checks_winner
-        for record in self._policy.to_check(self.result()):
-            if record.name in by_name and not record.failure:
-                runner = by_name[record.name]
-                with (
-                    time_limited(self.budget, runners, partial(_not_checked, runner))
-                    if is_limited
-                    else nullcontext()
-                ):
-                    yield from check.late(runner)
-                is_limited = True
-        self._dropout_off = check.dropout_off
-        working = _warm(runners)
         if not self._policy.has_limits:
             return
-        limits_s = LIMITS_S + 3 * sum(runner.worst_s for runner in working)
+        first, limits_s = runners[0], LIMITS_S + 3 * sum(runner.worst_s for runner in runners)
         if not self.budget.allows(limits_s) and not self.budget.is_a_look:
             _note_limits(first)
             return
-        about = Examination(working, start)
-        with time_limited(self.budget, working, lambda: _note_limits(first)):
+        about = Examination(runners, start)
+        with time_limited(self.budget, runners, lambda: _note_limits(first)):
             yield from about.memory()
             self._flops = about.flops()
             yield from about.limits(self._flops)
             yield from about.quantities()
 
 
-def _not_checked(runner: Runner) -> None:
-    runner.record.accuracy = Accuracy("not checked", "the budget was too short to check")
+def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
+    """Optimizer state that does not exist yet counts as the two tensors that Adam keeps."""
+    device = next((parameter.device for parameter in step.models[0].parameters()), None)
+    state = memory.size(memory.state_tensors(step.models, step.optimizers))
+    parameters = memory.size([p for module in step.models for p in module.parameters()])
+    size = max(state, 4 * parameters if step.optimizers else 0)
+    step.off_device = device is not None and not memory.fits(copies * size, device)
+
+
+def _not_checked(record: Record) -> None:
+    record.accuracy = Accuracy("not checked", "the budget was too short to check")
 
 
 def _note_limits(first: Runner) -> None:
-    """Note that they are missing, at least in part."""
     first.record.notes["limits"] = "memory and limits were left out, since the budget is short"
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:
-    return [
-        runner
-        for runner in runners
-        if not runner.record.failure and not runner.record.same_as_baseline
-    ]
+    records = ((runner, runner.record) for runner in runners)
+    return [runner for runner, row in records if not (row.failure or row.same_as_baseline)]
 
 
 def _warm(runners: Sequence[Runner]) -> list[Runner]:
-    """Those that work, and were run already."""
+    """Return those that work, and were run already."""
     return [runner for runner in _working(runners) if runner.warm is not None]

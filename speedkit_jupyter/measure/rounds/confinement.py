@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from types import FunctionType
@@ -106,3 +106,63 @@ def optimizer_hooks(
     finally:
         for handle in handles:
             handle.remove()
+
+
+# A step that computes in another thread, where the autocast of the measuring thread is not.
+
+ELSEWHERE = (
+    "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
+    "inside it"
+)
+NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
+
+
+class Calls:
+    """Whether parts of the models were called in this thread, and in others."""
+
+    def __init__(self) -> None:
+        self.here = self.elsewhere = self.in_pythons = False
+
+    @property
+    def only_elsewhere(self) -> bool:
+        """In other threads, of whatever kind, and never here."""
+        return self.elsewhere and not self.here
+
+
+@contextmanager
+def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
+    """In which threads the block calls parts of the models.
+
+    `in_pythons` are threads that Python code began: autograd's own, on a GPU, are none of these.
+    """
+    from torch.nn import Module
+
+    watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
+    calls = Calls()
+    owner: Any = Module
+    original = owner.__call__
+
+    @wraps(original)
+    def noting(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(module) in watched:
+            if threading.get_ident() == here:
+                calls.here = True
+            else:
+                calls.elsewhere = True
+                calls.in_pythons = calls.in_pythons or is_pythons()
+        return original(module, *args, **kwargs)
+
+    owner.__call__ = noting
+    try:
+        yield calls
+    finally:
+        owner.__call__ = original
+
+
+@contextmanager
+def refused_elsewhere(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Raises StepError after the block where the models were called in other threads only."""
+    with calls_noted(models) as calls:
+        yield
+    if calls.only_elsewhere:
+        raise StepError(ELSEWHERE)

@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.measure.rounds.loss_scaling import ScaledSteps
+from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.thread_origin import is_here, is_pythons
 from speedkit_jupyter.support.tracebacks import door
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Router:
         with nullcontext() if self._context is None else self._context.autocast():
             result = step()
         if self._steps is not None:
-            self._steps.finish()
+            self._steps.update()
         return result
 
     @contextmanager
@@ -172,3 +174,121 @@ def _suspended_in_steps(
 
     with optimizer_hooks(before, after, optimizers):
         yield
+
+
+class ScaledSteps:
+    """Routes the steps of `optimizers` to `scaler.step(optimizer)`, which calls them in turn."""
+
+    def __init__(
+        self,
+        scaler: torch.amp.GradScaler,
+        optimizers: Sequence[torch.optim.Optimizer],
+        models: Sequence[torch.nn.Module],
+    ) -> None:
+        self._scaler: Any = scaler
+        self._known, self._models = list(optimizers), models
+        self._stepped: dict[int, torch.optim.Optimizer] = {}  # since the last update
+        self._inside: set[int] = set()
+        self._live = False
+        self._here = 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """For a block of steps."""
+
+        self._live, self._here = True, threading.get_ident()
+        try:
+            with ExitStack() as stack:
+                for optimizer in self._known:
+                    stack.enter_context(self._routed(optimizer))
+                stack.enter_context(optimizer_hooks(self._refuse_unscaled))
+                stack.enter_context(self._unscaled_before_clipping())
+                yield
+        finally:
+            self._live = False
+
+    def before_backward(self) -> None:
+        """In an epoch, say, the scaler is updated once everything that steps has stepped."""
+        if not self._stepped:
+            return
+        if all(id(optimizer) in self._stepped for optimizer in self._known):
+            self.update()
+
+    def update(self) -> None:
+        """If any optimizer stepped since it was last updated."""
+        if self._stepped:
+            self._stepped.clear()
+            self._scaler.update()
+
+    def _step(
+        self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], closure: Any
+    ) -> Any:
+        key = id(optimizer)
+        if key in self._inside or not self._live or self._is_elsewhere():
+            return step() if closure is None else step(closure)
+        if closure is not None:
+            raise StepError("fp16: an optimizer with a closure can't be scaled")
+        if key in self._stepped:  # the scaler takes one step of each between two updates
+            self._scaler._per_optimizer_states.pop(key, None)
+        self._stepped[key] = optimizer
+        self._inside.add(key)
+        try:
+            return self._scaler.step(optimizer)
+        finally:
+            self._inside.discard(key)
+
+    def _is_elsewhere(self) -> bool:
+        """In another thread of the user's, whose losses were never scaled."""
+        return not is_here(self._here) and is_pythons()
+
+    def _route(self, optimizer: torch.optim.Optimizer) -> None:
+        step = optimizer.step
+
+        @wraps(step)  # learning rate schedulers look for their mark on it
+        def routed(this: torch.optim.Optimizer, closure: Any = None) -> Any:
+            return self._step(this, step, closure)
+
+        # A method, as schedulers that are made meanwhile expect.
+        optimizer.step = MethodType(routed, optimizer)  # type: ignore[method-assign]
+
+    @contextmanager
+    def _routed(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        attributes = vars(optimizer)
+        before = {"step": attributes["step"]} if "step" in attributes else {}
+        self._route(optimizer)
+        try:
+            yield
+        finally:
+            del attributes["step"]
+            attributes.update(before)
+
+    def _refuse_unscaled(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """One that the step makes itself: its gradients would stay scaled."""
+        if id(optimizer) not in self._inside and holds(optimizer, self._models):
+            raise StepError(
+                f"fp16: the step makes {type(optimizer).__name__} itself: make it before the step, "
+                "so that its gradients can be unscaled"
+            )
+
+    @contextmanager
+    def _unscaled_before_clipping(self) -> Iterator[None]:
+        """Both clipping functions group the gradients first, whichever way they were imported."""
+        from torch.nn.utils import clip_grad
+
+        def unscaling(group: Any) -> Callable[..., Any]:
+            def call(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+                self._unscale()
+                return group(gradients, *args, **kwargs)
+
+            return call
+
+        with patched(clip_grad, "_group_tensors_by_device_and_dtype", unscaling):
+            yield
+
+    def _unscale(self) -> None:
+        from torch.amp.grad_scaler import OptState
+
+        states = self._scaler._per_optimizer_states
+        for optimizer in self._known:
+            if states[id(optimizer)]["stage"] is OptState.READY:
+                self._scaler.unscale_(optimizer)

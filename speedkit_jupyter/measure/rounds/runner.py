@@ -5,21 +5,19 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Thread
-from threading import enumerate as running_threads
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observer import Look, Run, observing
+from speedkit_jupyter.measure.checks.observer import Key, Look, Run, observing
 from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds import clock, other_threads
+from speedkit_jupyter.measure.rounds import clock, confinement
 from speedkit_jupyter.measure.rounds.routing import Router
+from speedkit_jupyter.measure.subject.repeats import Repeats, Work, counted, judged
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans import reaching
@@ -44,13 +42,12 @@ RECENT = 8
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, known after warm-up, `fastest_s` the fastest then,
-    `recent_s` the latest ones. `around_step`, where there is one, surrounds each step: an untimed
-    one that the budget has no time for is not begun; `around` makes what is in force beside the
-    plan. What the threads of a step raise is the
-    user's own, and printed, unless it `is_guarded`: then the step raises it. A variant that
-    `is_planned` has a config, be it one that changes nothing. One that is not
-    `is_routed` runs as it stands: what the step does not ask its context for does not reach it.
+    `step_s` is about how long its step takes, known after warm-up; `recent_s` are the latest ones;
+    `fastest_s` is the fastest of the warm-up, which `was_disturbed` by other processes, or was not.
+    `around_step`, where there is one, surrounds each step: an untimed one that the budget has no
+    time for is not begun; `around` makes what is in force beside the plan. A variant that
+    `is_planned` has a config, be it one that changes nothing. One that is not `is_routed` runs as
+    it stands: what the step does not ask its context for does not reach it.
     """
 
     step: Step
@@ -65,16 +62,19 @@ class Runner:
     )
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     skipped_in_a_row: int = 0
-    is_guarded: bool = False
+    was_disturbed: bool = False
     is_planned: bool = False
     is_routed: bool = True
     _router: Router | None = None
-    _threads: WeakSet[Thread] = field(default_factory=WeakSet, repr=False)
 
     @property
     def worst_s(self) -> float:
         """How long a step may take, by the slowest of the latest ones."""
         return max(self.recent_s, default=self.step_s)
+
+    def times_slower(self, first: Runner) -> float:
+        """Return how many times slower it is than the first variant, each by its fastest step."""
+        return self.fastest_s / max(first.fastest_s, 1e-9)
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +84,6 @@ class Runner:
     def applied(self) -> ExitStack:
         """The variant in force; what the step does not ask its context for is routed."""
         __tracebackhide__ = True
-        self._threads = WeakSet(running_threads())
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -102,44 +101,19 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """One step, on the same data as every other unless it shall not `rewind`."""
         __tracebackhide__ = True
-        if self.around_step is not None:
-            with self.around_step(self):
-                return self._once(rewind)
-        return self._once(rewind)
-
-    def _once(self, rewind: bool) -> object:
-        __tracebackhide__ = True
-        return interrupts.in_a_window(partial(self._run, rewind))
+        with nullcontext() if self.around_step is None else self.around_step(self):
+            return interrupts.in_a_window(partial(self._run, rewind))
 
     def _run(self, rewind: bool) -> object:
         __tracebackhide__ = True
         if rewind:
             self.step.rewind()
-        users_own = not self.is_guarded or self.step.fails_in_threads
         try:
-            with other_threads.errors_kept(self._threads, pass_on=users_own) as raised:
-                result = self._routed()
+            if self.step.asked is None or self._router is None:
+                return self._first()
+            return self._router.run(partial(self.step.run, self.contexts[0]))
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None
-        if raised and not users_own:
-            raise StepError(raised[0])
-        self.step.fails_in_threads = self.step.fails_in_threads or bool(raised)
-        return result
-
-    def _routed(self) -> object:
-        __tracebackhide__ = True
-        if self.step.asked is None or self._router is None:
-            return self._first()
-        return self._router.run(partial(self.step.run, self.contexts[0]))
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """In the block something other than the user's code may make its threads raise."""
-        before, self.is_guarded = self.is_guarded, True
-        try:
-            yield
-        finally:
-            self.is_guarded = before
 
     def timed(self) -> float:
         """Seconds of one step; from the state of its own, where one after another does less."""
@@ -187,7 +161,7 @@ class Runner:
         return float(scalers[0].get_scale()) if scalers else 1.0
 
     def observed(
-        self, trace: dict[str, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
+        self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
     ) -> Run:
         """Return how far some calls of the step are off the trace; see `observing`.
 
@@ -198,7 +172,7 @@ class Runner:
         options |= {"scale": self.scale, "loss_is_scaled": self.scales_itself}
         options |= {"named": bool(check), "unread": step.unread}
         with (
-            other_threads.refused(step.models) if routed else nullcontext(),
+            confinement.refused_elsewhere(step.models) if routed else nullcontext(),
             observing(step.models, others, trace, **options) as observer,
         ):
             while len(observer.run.ends) < calls and not observer.is_done:
@@ -259,3 +233,36 @@ class Runner:
         return [
             context.grad_scaler for context in self.contexts if context.plan["grad_scaler"].active
         ]
+
+
+def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
+    """Judge whether a later call of the step does less, by two more of them: of a variant whose
+    warm state is known. The models are left as they come out.
+    """
+    __tracebackhide__ = True
+    step = runner.step
+    with runner.applied():
+        assert runner.warm is not None
+        runner.warm.restore()
+        later = _work(step, start, runner.once)
+    start.restore()
+    with runner.applied():
+        first = _work(step, start, runner.once)
+    return judged(first, later, bool(step.said))
+
+
+def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
+    """Judge the same of a step as it stands, which ran before."""
+    __tracebackhide__ = True
+    later = _work(step, start, run)
+    start.restore()
+    return judged(_work(step, start, run), later, bool(step.said))
+
+
+def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:
+    """With the user's random numbers: a step whose length is drawn does no less for that."""
+    __tracebackhide__ = True
+    start.restore_randomness()
+    with counted(step.models) as work:
+        run()
+    return work

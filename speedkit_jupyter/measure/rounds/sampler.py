@@ -16,7 +16,6 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -34,6 +33,21 @@ RECENT = 8
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
+# How the state of a variant is called while it may change.
+WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
+
+
+@dataclass(frozen=True)
+class VariantStatus:
+    """One variant so far: `speedup` over baseline with its interval, None where there is none yet,
+    and its state in a word.
+    """
+
+    name: str
+    speedup: float | None
+    low: float | None
+    high: float | None
+    state: str
 
 
 @dataclass(frozen=True)
@@ -261,3 +275,25 @@ class Sampler:
             skipped = runner.scale() < scale
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
         return None if skipped else (seconds / self._length, waited_s / self._length)
+
+
+def statuses(comparison: Comparison) -> tuple[VariantStatus, ...]:
+    """Return a row for each variant of a benchmark that is not finished."""
+    return tuple(_status(comparison, record) for record in comparison.records)
+
+
+def _status(comparison: Comparison, record: Record) -> VariantStatus:
+    verdict, ratio = comparison.verdict(record), comparison.ratio(record)
+    state = WORDS.get(verdict, verdict)
+    if record.same_as_baseline:
+        return VariantStatus(record.name, None, None, None, "changes nothing")
+    if ratio is None or verdict in ("failed", "declined"):
+        has_state = record is comparison.baseline or record.failure
+        return VariantStatus(record.name, None, None, None, state if has_state else "waiting")
+    left = len(record.times_s) < len(comparison.baseline.times_s)
+    if verdict != "wrong" and left:
+        state = "left the rounds"
+    if not ratio.is_bounded:
+        state = state if left or verdict == "wrong" else "measuring"
+        return VariantStatus(record.name, ratio.median, None, None, state)
+    return VariantStatus(record.name, ratio.median, ratio.low, ratio.high, state)

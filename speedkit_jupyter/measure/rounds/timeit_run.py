@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
-from speedkit_jupyter.measure.rounds import clock, repetition
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
+from speedkit_jupyter.measure.rounds.runner import compared_runs
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
@@ -143,7 +144,7 @@ class Timer:
             start.restore()
             return True
         if self.step.models and repeats.is_suspicious(first_s, later_s):
-            repeat = self.step.repeats = repetition.of_loop(self.step, start, lambda: self._once(1))
+            repeat = self.step.repeats = compared_runs(self.step, start, lambda: self._once(1))
             self.timing.repeats = repeat.line
         return self.step.afresh
 

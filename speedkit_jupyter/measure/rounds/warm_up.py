@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from speedkit_jupyter.measure.rounds import clock, repetition
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
 from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.observed import optimizers_made
@@ -28,19 +28,22 @@ STABLE, MOST_STEPS, MOST_SKIPPED = 0.2, 12, 30
 # Where each of its steps was slower than any of the baseline's, other processes may have been in
 # the way: it takes further ones, for this share of the budget at the most.
 IN_THE_WAY = 0.02
+# A step was disturbed that other processes may have held up for more than this share of it.
+DISTURBED = 0.1
 
 
 @dataclass
 class WarmUp:
-    """Of so many variants of a step within a budget; the policy says what is far too slow."""
+    """Warms up so many variants of a step within a budget; the policy says what is far too slow."""
 
     step: Step
     budget: Budget
     policy: Policy
     variants: int
+    _interruptions: clock.Interruptions = field(default_factory=clock.Interruptions, init=False)
 
     def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
-        """What the others are compared with; what it raises is the user's error, as it is.
+        """Warm up what the others are compared with; what it raises is the user's error, as it is.
 
         Which optimizers the step makes, and whether it does its work again, is seen with it.
         """
@@ -63,7 +66,7 @@ class WarmUp:
         first_s = runner.record.first_call_s or 0.0
         looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
         if looks and repeats.is_suspicious(first_s, runner.fastest_s):
-            step.repeats = repetition.of_runner(runner, start)
+            step.repeats = compared_calls(runner, start)
         if step.afresh:
             runner.restarted(start)
         start.restore()  # every variant warms up from the user's values
@@ -71,11 +74,15 @@ class WarmUp:
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
     ) -> Iterator[Progress]:
-        """One after another; what fails is a row, and those that there is no time for are named."""
+        """Warm up one after another; what fails is a row, and what there is no time for is named.
+
+        What is far slower is dropped: by its fastest step, unless other processes disturbed even
+        that, or the baseline itself has taken as long, since what disturbs it may disturb both.
+        """
         __tracebackhide__ = True
         for number, runner in enumerate(others, 2):
             if not self.budget.allows(2 * first.worst_s):
-                leave_out(runner, self.budget)
+                leave_out(runner, first, self.budget)
                 continue
             yield Progress(0.0, f"warming up {runner.record.name} ({number} of {self.variants})")
             begun_s, excluded_s = clock.now(), self.budget.excluded_s
@@ -91,17 +98,10 @@ class WarmUp:
                 if runner.record.is_compiled:  # what it took was no step
                     self.budget.exclude(clock.now() - begun_s - self.budget.excluded_s + excluded_s)
             start.restore()
-            self._drop_where_far_slower(runner, first)
-
-    def _drop_where_far_slower(self, runner: Runner, first: Runner) -> None:
-        """By its fastest step, which no disturbance makes faster than it is.
-
-        Not where the baseline itself has taken as long: what disturbs it may disturb both.
-        """
-        times = runner.fastest_s / max(first.fastest_s, 1e-9)
-        if times > self.policy.far_slower and runner.fastest_s > first.worst_s:
-            runner.record.notes["dropped"] = far_slower(first, times)
-            runner.warm = None
+            is_slow = runner.times_slower(first) > self.policy.far_slower
+            if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
+                runner.record.notes["dropped"] = far_slower(runner, first)
+                runner.warm = None
 
     def _until_alike(self, runner: Runner, usual_s: float) -> None:
         """Run steps until two are alike and nothing is compiled any more; note what they cost.
@@ -117,26 +117,28 @@ class WarmUp:
         budget, record = self.budget, runner.record
         now, skipped, compiled = self._step(runner, usual_s)
         record.first_call_s = spent = last = now
-        # The first step of all is often the slowest, and nobody knows; nor how long one takes
-        # without the compiling that the first call did.
+        # The first step of all is often the slowest; nor is it known how long one takes without the
+        # compiling that the first call did.
         expected_s = usual_s if compiled or not usual_s else now
-        calls, runner.fastest_s = 1, math.inf
-        hopeless = 0 < HOPELESS * usual_s < now and now > HOPELESS_SHARE * budget.seconds
-        if hopeless and not compiled and self.policy.far_slower < math.inf:
-            runner.step_s = runner.fastest_s = now
+        is_hopeless = 0 < HOPELESS * usual_s < now > HOPELESS_SHARE * budget.seconds
+        if is_hopeless and not (
+            compiled or runner.was_disturbed or math.isinf(self.policy.far_slower)
+        ):
+            runner.step_s = now
             return
+        calls, runner.fastest_s = 1, math.inf
         runner.recent_s.clear()
         while calls < MOST_SKIPPED and budget.allows(expected_s):
             now, skipped, compiled = self._step(runner, usual_s)
             spent, calls = spent + now, calls + 1
-            runner.fastest_s = min(runner.fastest_s, now)
             if not compiled:
                 runner.recent_s.append(now)
                 expected_s = runner.worst_s
-            is_alike = calls > 2 and not compiled and abs(now - last) < STABLE * last
             later_s = spent - record.first_call_s
-            most_s = SHARE * budget.seconds / self.variants
-            is_enough = calls > MOST_STEPS or (later_s > most_s and not compiled)
+            is_enough = calls > MOST_STEPS or (
+                later_s > SHARE * budget.seconds / self.variants and not compiled
+            )
+            is_alike = calls > 2 and not compiled and abs(now - last) < STABLE * last
             may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
             if may_be_disturbed and later_s < IN_THE_WAY * budget.seconds:
                 is_alike = is_enough = False
@@ -152,8 +154,12 @@ class WarmUp:
     def _step(self, runner: Runner, usual_s: float) -> tuple[float, bool, bool]:
         """Return the seconds of one step, whether a scaler skipped it, and whether it compiled."""
         graphs, scale = runner.record.compilations.graphs, runner.scale()
+        self._interruptions.begin()
         with runner.record.compilations.counted():
             now = runner.timed()
+        if now < runner.fastest_s or not runner.fastest_s:
+            runner.was_disturbed = self._interruptions.seconds(now) > DISTURBED * now
+            runner.fastest_s = now
         skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
         if runner.warm is None and not skipped and not runner.step.afresh:
             runner.warm = runner.state()
@@ -162,16 +168,21 @@ class WarmUp:
         return now, skipped, compiled
 
 
-def far_slower(first: Runner, times: float) -> str:
+def far_slower(runner: Runner, first: Runner) -> str:
     """Return how far a variant is behind the first one."""
+    times = runner.times_slower(first)
     return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
 
 
-def leave_out(runner: Runner, budget: Budget, behind: str = "") -> None:
-    """Measure it no further, and say so."""
+def leave_out(runner: Runner, first: Runner, budget: Budget, far: float = math.inf) -> None:
+    """Measure it no further, and say so: with its figure where it is slower by more than `far`."""
     short = f"{few_digits(budget.seconds)} s are too short"
     if budget.is_part:  # of a search: seconds that nobody has given
         short = "what was left of the budget is too short"
-    told = f"{behind}; {short} to time it" if behind else f"{short} for so many variants of it"
+    told = f"{short} for so many variants of it"
+    if runner.was_disturbed:
+        told = f"the machine was busy; {short} to time it"
+    elif runner.times_slower(first) > far:
+        told = f"{far_slower(runner, first)}; {short} to time it"
     runner.record.notes["left out"] = told
     runner.warm = None

@@ -94,10 +94,9 @@ class Step:
     _begun: Snapshot | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)
     # Known once it ran: optimizers that it makes itself, whether it does its work again, whether
-    # its own threads raise without any plan, whether a variant compiles it.
+    # a variant compiles it.
     made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
     repeats: Repeats | None = field(default=None, init=False, repr=False)
-    fails_in_threads: bool = field(default=False, init=False, repr=False)
     compiles: bool = field(default=False, init=False, repr=False, compare=False)
     # What the accuracy check of one benchmark leaves to the next one of the same search.
     kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

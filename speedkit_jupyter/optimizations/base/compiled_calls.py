@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import re
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties.calls import Call
-from speedkit_jupyter.support import messages
-from speedkit_jupyter.support.torch_private import (
-    compile_counters,
-    forget_builds,
-    is_compiler_error,
-)
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -50,23 +46,24 @@ class CompiledCode:
                 return self._compiled(module, args, kwargs)
             return self._first_run(module, args, kwargs)
         except KeyboardInterrupt:
-            forget_builds()
+            torch_private.forget_builds()
             raise
         except Exception as error:
-            if not is_compiler_error(error):
+            if not torch_private.is_compiler_error(error):
                 raise
             if was_interrupted(error):
-                forget_builds()
+                torch_private.forget_builds()
                 raise KeyboardInterrupt from error
             if removed_half_written_build(error):
                 return self.run(module, args, kwargs)
             return self._run_plainly(error, module, args, kwargs)
 
     def _first_run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        before = compile_counters()["stats"]["unique_graphs"]
+        counters = torch_private.compile_counters()
+        before = counters["stats"]["unique_graphs"]
         result = self._compiled(module, args, kwargs)  # type: ignore[misc]
         self._checked = True
-        if compile_counters()["stats"]["unique_graphs"] == before:
+        if counters["stats"]["unique_graphs"] == before:
             self._notes["compile"] = f"{self._name} found nothing to compile in this model"
         return result
 
@@ -78,7 +75,7 @@ class CompiledCode:
         self._compiled = None
         note = f"{self._name} failed, so the model runs as before: {_first_line(error)}"
         self._notes["compile"] = note
-        messages.warn(f"{note} (%speedkit report)")
+        warnings.warn(f"{note} (%speedkit report)", stacklevel=4)
         return result
 
 
@@ -151,5 +148,5 @@ def removed_half_written_build(error: BaseException) -> bool:
     if match is None or not Path(match[1]).is_file():
         return False
     Path(match[1]).unlink()
-    forget_builds()
+    torch_private.forget_builds()
     return True

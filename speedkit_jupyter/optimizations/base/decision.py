@@ -34,8 +34,7 @@ class Decision:
 
     Why: `rule` names the rule or the fact; `asked` says that it is done as it was asked; `measured`
     is the number that decided, and `variable` the environment variable. `hint` is what follows
-    from it for the user. One of the first three is there. `evidence` is the table behind the
-    number, row by row, where there is one.
+    from it for the user. One of the first three is there.
     """
 
     name: str
@@ -50,7 +49,6 @@ class Decision:
     measured: str = ""
     variable: str | None = None
     hint: str = ""
-    evidence: tuple[Any, ...] = ()
 
     @property
     def why(self) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.optimizations.facts.attention import Measured, kept
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
@@ -47,8 +46,7 @@ class Facts:
     modules that `rewrites` can make others of, `model_type` is transformers' word for the model.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own.
-    `quantized` says which optimization multiplies in the stead of the weights. `attention` is what
-    each kernel took on the calls that the model's step makes, where that was measured.
+    `quantized` says which optimization multiplies in the stead of the weights.
     """
 
     device: str = "cpu"
@@ -76,7 +74,6 @@ class Facts:
     passed_by: str = ""
     compiles: bool = False
     quantized: str = ""
-    attention: tuple[Measured, ...] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -145,7 +142,6 @@ class Facts:
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
-            attention=kept(model),
             flags=flags.snapshot(),
         )
 

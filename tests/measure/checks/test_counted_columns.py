@@ -68,7 +68,7 @@ def test_a_quantity_is_a_column_a_field_and_a_line_of_the_file(made_time, steps_
         made_time.sleep(0.002)
         return model(x)
 
-    comparison = benchmark(step, "baseline,channels_last,bf16", model=model, budget_s=2)
+    comparison = benchmark(step, "baseline,channels_last,bf16", model=model, budget_s=4)
     assert comparison.baseline.quantities["energy_j"] == pytest.approx(0.5)
     text = str(comparison)
     assert any("median" in line and "energy" in line for line in text.splitlines())
@@ -81,15 +81,3 @@ def test_a_quantity_is_a_column_a_field_and_a_line_of_the_file(made_time, steps_
     assert float(rows[0]["energy_j"]) == pytest.approx(0.5)
     assert float(rows[0]["energy_per_sample_j"]) == pytest.approx(0.25)
     assert "energy a sample" in text
-
-
-def test_without_a_counter_there_is_no_column(made_time):
-    model = nn.Linear(4, 4)
-    x = torch.ones(2, 4)
-
-    def step():
-        made_time.sleep(0.002)
-        return model(x)
-
-    comparison = benchmark(step, "baseline,bf16", model=model, budget_s=2)
-    assert "energy" not in str(comparison)

@@ -147,18 +147,45 @@ def test_a_net_in_distributed_data_parallel_is_judged_as_the_bare_one(norm, view
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_sharded_net_is_not_called_wrong_and_trains_on():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 10))
-    fully_shard(model)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_sharded_net_is_not_called_wrong_and_trains_on(seed):
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
+    model = nn.Sequential(nn.Embedding(50, 32), layer, nn.Linear(32, 10))
+    for part in (*model, model):
+        fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    x = torch.randn(64, 32)
+    x, y = torch.randint(50, (8, 6)), torch.randint(10, (48,))
 
     def step():
         optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
+        functional.cross_entropy(model(x).flatten(0, 1), y).backward()
         optimizer.step()
 
     for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
         assert word(found) != "wrong", found.accuracy
     step()
+
+
+def test_a_frozen_part_in_torchscript_is_judged():
+    class Headed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            backbone = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+            self.backbone = torch.jit.freeze(torch.jit.script(backbone))
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head(self.backbone(x))
+
+    torch.manual_seed(0)
+    model, x = Headed(), torch.randn(4, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    for found in examined(step, ["fused_optimizer"], model, optimizer).records:
+        assert word(found) in RIGHT, found.accuracy

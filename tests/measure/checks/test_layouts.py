@@ -8,7 +8,7 @@ from planted import examined
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
-from speedkit_jupyter.measure.checks.values import Leaves, plain
+from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
 from speedkit_jupyter.measure.undo.snapshot import isolated
 
 pytestmark = [
@@ -62,26 +62,27 @@ def x():
 
 @pytest.mark.parametrize("name", WITH_VALUES)
 def test_values_of_every_layout_are_compared(name, x):
-    found, other = Leaves().add(WITH_VALUES[name](x)), Leaves().add(WITH_VALUES[name](2 * x))
-    (values,) = found.numbers.values()
+    (values,), (others,) = (leaves(WITH_VALUES[name](one)).values() for one in (x, 2 * x))
     assert float(values.abs().sum()) > 0
-    assert not found.unknown
-    assert bool((other.numbers[""] != values).any())
+    assert bool((others != values).any())
 
 
 @pytest.mark.parametrize("name", WITHOUT_VALUES)
 def test_what_has_no_values_is_named(name, x):
     one = WITHOUT_VALUES[name](x)
     assert plain(one) is None
-    found = Leaves().add(one)
-    assert not found.numbers
-    assert found.unknown
+    (found,) = leaves(one).values()
+    assert isinstance(found, Unknown)
+
+
+def _numbers(one):
+    return [value.clone() for value in leaves(one).values() if isinstance(value, torch.Tensor)]
 
 
 @pytest.mark.parametrize("name", COPIED)
 def test_every_layout_is_copied_and_comes_back(name, x):
     held = {"one": WITH_VALUES[name](x.clone()) if name in WITH_VALUES else ALL[name](x)}
-    before = [value.clone() for value in Leaves().add(held["one"]).numbers.values()]
+    before = _numbers(held["one"])
 
     with isolated(held) as state:
         assert not state.failed
@@ -90,7 +91,7 @@ def test_every_layout_is_copied_and_comes_back(name, x):
             with torch.no_grad():
                 (one.values() if name in ("csr", "bsr") else one).mul_(2)
             assert state.overwritten() or name == "jagged"
-    after = Leaves().add(held["one"]).numbers.values()
+    after = _numbers(held["one"])
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 

@@ -101,12 +101,6 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
         assert "another model" in aim.why_not(found, record, "bf16")
 
 
-def test_alone_it_is_said_that_it_is_faster_and_that_nothing_is_by_the_same_model():
-    found = replace(comparison(), records=comparison().records[:2])
-    assert found.best is None
-    assert "with the same results; rewrites is faster and changes the results" in words(found)
-
-
 @pytest.mark.parametrize(("speed", "word"), [(0.5, "slower"), (1.0, "same")])
 def test_what_is_not_faster_is_no_more_than_that(speed, word):
     found = comparison(speed)

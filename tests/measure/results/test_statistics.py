@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from speedkit_jupyter.measure.results.statistics import (
     ERROR,
@@ -11,6 +12,7 @@ from speedkit_jupyter.measure.results.statistics import (
     error_of_a_look,
     least_pairs,
     median_interval,
+    order_statistic,
     paired_ratio,
     planned_looks,
     ratio_between_runs,
@@ -67,14 +69,6 @@ def test_all_looks_together_may_err_no_more_than_one():
         assert looks * before + error_of_a_look(looks, ended=True) == pytest.approx(ERROR)
 
 
-def test_a_smaller_error_widens_the_interval():
-    times = noisy(1.1, 100, 0)
-    alone, shared = paired_ratio(*times), paired_ratio(*times, error=ERROR / 40)
-    assert shared.low < alone.low
-    assert shared.high > alone.high
-    assert shared.median == alone.median
-
-
 @pytest.mark.parametrize(
     ("low", "high", "word"),
     [(1.01, 1.2, "faster"), (0.8, 0.99, "slower"), (0.995, 1.005, "same"), (0.9, 1.1, "too noisy")],
@@ -110,3 +104,14 @@ def test_a_change_between_runs_is_found_and_none_is_not_cried():
     slower = ratio_between_runs(then, now * 1.2)
     assert 1.1 < slower.low < 1.2 < slower.high < 1.3
     assert ratio_between_runs(then[:3], now[:3]).high == float("inf")
+
+
+@pytest.mark.parametrize("number", [1, 5, 8, 10, 37, 200])
+@pytest.mark.parametrize("error", [0.05, 0.01, 0.0005])
+def test_it_is_the_interval_of_the_quantile_test(number, error):
+    values = np.arange(number) + 1.0
+    test = stats.quantile_test(values, q=0, p=0.5)
+    expected = tuple(test.confidence_interval(confidence_level=1 - error))
+    rank = order_statistic(number, error)
+    found = (values[rank - 1], values[-rank]) if rank else (np.nan, np.nan)
+    assert found == pytest.approx(expected, nan_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -81,12 +80,6 @@ def teacher_first() -> Made:
     return step, [optimizer], {"model": [teacher, student]}
 
 
-def teacher_last() -> Made:
-    """As an argument."""
-    step, optimizers, given = teacher_first()
-    return step, optimizers, {"model": given["model"][::-1], "optimizer": optimizers}
-
-
 def teacher_found_first() -> Made:
     """By its name, which comes before the student's."""
     a_teacher, student = net(), net()
@@ -98,21 +91,6 @@ def teacher_found_first() -> Made:
         stepped(optimizer, (student(X) - target).pow(2).mean())
 
     return step, [optimizer], {}
-
-
-def averaged() -> Made:
-    """A copy that follows, and comes first."""
-    model = net()
-    average = copy.deepcopy(model).requires_grad_(False)
-    optimizer = adam(model)
-
-    def step() -> None:
-        stepped(optimizer, model(X).pow(2).mean())
-        with torch.no_grad():
-            for one, other in zip(average.parameters(), model.parameters(), strict=True):
-                one.lerp_(other, 0.01)
-
-    return step, [optimizer], {"model": [average, model]}
 
 
 def adversarial() -> Made:
@@ -128,20 +106,6 @@ def adversarial() -> Made:
     return step, [of_drawing, of_judging], {}
 
 
-def frozen_backbone() -> Made:
-    """And a head."""
-    backbone, head = net().requires_grad_(False), net()
-    optimizer = adam(head)
-    return lambda: stepped(optimizer, head(backbone(X)).pow(2).mean()), [optimizer], {}
-
-
-def loss_module() -> Made:
-    """Without parameters."""
-    criterion, model = nn.MSELoss(), net()
-    optimizer = adam(model)
-    return lambda: stepped(optimizer, criterion(model(X), X)), [optimizer], {}
-
-
 def one_optimizer() -> Made:
     """Of two models."""
     first, second = net(), net()
@@ -150,10 +114,9 @@ def one_optimizer() -> Made:
 
 
 KINDS = (
-    distilled, teacher_first, teacher_last, teacher_found_first, averaged, adversarial,
-    frozen_backbone, loss_module, one_optimizer,
+    distilled, teacher_first, teacher_found_first, adversarial, one_optimizer,
 )  # fmt: skip
-LACKING = {distilled, teacher_first, teacher_last, teacher_found_first, averaged, frozen_backbone}
+LACKING = {distilled, teacher_first, teacher_found_first}
 
 
 @pytest.mark.sampled(9)

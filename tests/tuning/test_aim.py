@@ -1,0 +1,148 @@
+"""Which plan is better, why another was not taken, and when a variant leaves a race."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import StepError, tune
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.memory import Memory
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.tuning.aim import Aim, is_behind
+from speedkit_jupyter.tuning.races import Race
+
+
+@pytest.mark.parametrize(
+    ("times", "rounds", "best", "waited"),
+    list(itertools.product((0.3, 0.9, 1.1, 3), (1, 3, 8, 40), ("baseline", "other"), (0, 1))),
+)
+def test_a_reason_has_no_infinite_interval_and_nothing_falls_behind_what_is_slower(
+    times, rounds, best, waited
+):
+    right = Accuracy("exact")
+    records = tuple(
+        Record(name, [s] * rounds, accuracy=right, waited_s=[waited * s] * rounds)
+        for name, s in (("baseline", 1.0), ("plan", 1 / times), ("other", 1 / 2.0))
+    )
+    comparison = Comparison(records, {}, 10.0)
+    said = Aim().why_not(comparison, records[1], best)
+    assert "inf" not in said
+    assert "[0.00" not in said
+    if behind := re.search(r"falls behind (\w+)", said):
+        (leader,) = [one for one in records if one.name == behind[1]]
+        assert leader.times_s[0] <= records[1].times_s[0]
+
+
+def timed(name: str, factor: float) -> Record:
+    times_s = [0.01 * factor * (1 + i % 5 / 100) for i in range(40)]
+    return Record(name, times_s, 0.5, accuracy=Accuracy("exact"))
+
+
+@pytest.mark.parametrize(
+    ("factor", "taken", "why"),
+    [
+        (0.50, "bf16", "bf16 as much, with fewer parts"),
+        (0.60, "bf16", "bf16 more"),
+        (0.50, "bf16+threads:1+fused_optimizer", "bf16+threads:1+fused_optimizer more"),
+    ],
+)
+def test_the_plan_that_was_taken_gained_more_or_had_fewer_parts(factor, taken, why):
+    other = timed("bf16+threads:1", factor)
+    found = Comparison((timed("baseline", 1), timed(taken, 0.51), other), {}, 10)
+    assert Aim().why_not(found, other, taken).startswith("helps (")
+    assert Aim().why_not(found, other, taken).endswith(why)
+
+
+def record(name: str, times: float, peak: int, rounds: int = 40, spread: int = 1) -> Record:
+    """Of steps that take so many times 10 ms, give or take `spread` percent."""
+    times_s = [0.01 * times * (1 + spread * (at % 5 - 2) / 100) for at in range(rounds)]
+    return Record(name, times_s, 0.5, accuracy=Accuracy("exact"), memory=Memory(peak, 1))
+
+
+def scored(one: Record, within: float | None) -> tuple[float, float, str]:
+    found = Comparison((record("baseline", 1, 1000), one), {}, 10)
+    aim = Aim(memory=True, within=within)
+    return aim.gain(found, one, proven=True), aim.gain(found, one), aim.why_not(found, one, "x")
+
+
+def test_what_stays_within_the_factor_is_taken() -> None:
+    proven, looks, _ = scored(record("checkpoint", 1.15, 500), 1.2)
+    assert proven == looks == pytest.approx(2.0)
+
+
+def test_what_is_slower_than_that_is_not_and_says_so() -> None:
+    proven, looks, why = scored(record("checkpoint", 1.4, 500), 1.2)
+    assert proven == looks == 0
+    assert why == "its peak is 50% of baseline's, but it takes 1.40 times the time, more than 1.2"
+
+
+def test_without_a_factor_memory_may_cost_time() -> None:
+    assert scored(record("checkpoint", 1.4, 500), None)[0] == pytest.approx(2.0)
+
+
+def test_what_is_not_proven_to_stay_within_it_is_chosen_but_not_taken() -> None:
+    proven, looks, why = scored(record("checkpoint", 1.15, 500, rounds=5), 1.2)
+    assert proven == 0
+    assert looks == 0 or looks == pytest.approx(2.0)
+    assert "1.15 times the time, not proven to be 1.2 at most" in why
+
+
+ERRORS = {
+    "with time": ({"within": 1.2}, "belongs to the objective memory"),
+    "below 1": ({"objective": "memory", "within": 0.5}, "within must be 1 or more"),
+    "a word": ({"objective": "memory", "within": "fast"}, "within must be a number"),
+}
+
+
+@pytest.mark.parametrize("kind", list(ERRORS))
+def test_a_factor_that_cant_be_meant_is_refused(kind: str) -> None:
+    net = nn.Linear(2, 2)
+    options, words = ERRORS[kind]
+    with pytest.raises(StepError, match=words):
+        tune(lambda: net(torch.ones(1, 2)), **options)
+
+
+@pytest.mark.parametrize(
+    ("baseline_s", "times_s", "behind"),
+    [
+        ([1.0, 1.1, 0.9], [3.0, 9.0, 2.0], True),
+        ([1.0, 1.1, 0.9], [3.0, 9.0, 1.7], False),  # one round was not
+        ([1.0, 1.1], [3.0, 9.0], False),  # too few to tell from a disturbance
+        ([], [], False),
+    ],
+)
+def test_far_behind_is_every_one_of_three_rounds(baseline_s, times_s, behind):
+    assert is_behind(baseline_s, times_s, 2.0) is behind
+
+
+def records(held_up: int = 0, rounds: int = 3, **seconds: float) -> list[Record]:
+    """Of steps that take so long, but for the first rounds, which others held up by 10 s."""
+    made = []
+    for name, each_s in seconds.items():
+        waited_s = [10.0 * (at < held_up) for at in range(rounds)]
+        is_fast = each_s == min(seconds.values())
+        times_s = [each_s + waited * (3 if is_fast else 1) for waited in waited_s]
+        made.append(Record(name, times_s, waited_s=waited_s))
+    return made
+
+
+def leaving(racing: list[Record]) -> list[str]:
+    return [record.name for record in Race().leaving(racing, None)]
+
+
+def test_what_is_a_fifth_behind_leaves_after_three_rounds_and_not_before():
+    steps_s = {"baseline": 1.0, "near": 0.5, "best": 0.45, "far": 0.6}
+    assert leaving(records(**steps_s)) == ["baseline", "near", "far"]
+    assert leaving(records(rounds=2, **steps_s)) == []
+
+
+def test_rounds_that_others_held_up_drop_nothing_where_there_are_others():
+    steps_s = {"baseline": 1.0, "best": 0.5}
+    assert leaving(records(held_up=3, rounds=3, **steps_s)) == ["best"]  # nothing else is known
+    assert leaving(records(held_up=3, rounds=6, **steps_s)) == ["baseline"]
