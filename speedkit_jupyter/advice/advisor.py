@@ -28,7 +28,7 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.profiling.api import profiler_of
-from speedkit_jupyter.profiling.module_calls import names_of
+from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profiler import Isolated, Profiler
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.database import Learned

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -85,26 +84,15 @@ class Situation:
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in BESIDE)
 
-    @cached_property
-    def _operators(self) -> Sequence[Any]:
-        return () if self.profile.costs is None else self.profile.costs.operators
-
     def operators(self, *names: str) -> float:
         """Return the share of operators whose names begin so, as `aten::softmax`."""
-        found = (one for one in self._operators if one.name.rpartition("#")[2].startswith(names))
-        return float(sum(one.share for one in found))
+        found = [] if self.profile.costs is None else self.profile.costs.operators
+        return sum(one.share for one in found if one.name.rpartition("#")[2].startswith(names))
 
-    def operator_calls(self) -> float:
-        """Return how many operators run in a step."""
-        return float(sum(one.times for one in self._operators if "::" in one.name)) / self.steps
-
-    def modules(self, names: Collection[str] | None = None) -> tuple[float, float]:
-        """Return the share of modules by name (of all without names), and that of their backward
-        passes.
-        """
+    def modules(self, names: Collection[str] | None = None) -> float:
+        """Return the share of modules by name, or of all."""
         found = [] if self.profile.costs is None else self.profile.costs.modules
-        meant = [one for one in found if one.name and (names is None or one.name in names)]
-        return sum(one.share for one in meant), sum(one.backward for one in meant)
+        return sum(one.share for one in found if one.name and (names is None or one.name in names))
 
     def samples(self, loader: DataLoader[Any]) -> samples.Samples | None:
         """Return what a loader's samples are like; None where its data set can't be asked."""

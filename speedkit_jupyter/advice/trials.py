@@ -1,9 +1,12 @@
-"""Remedies in force for a while, so that they can be measured without editing anything."""
+"""Remedies in force for a while, so that they can be measured without editing anything.
+
+Each returns a context manager, made anew for every block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,20 @@ from speedkit_jupyter.measure.rounds.confinement import patched
 if TYPE_CHECKING:
     import torch
 
+Context = AbstractContextManager[Any]
+
+
+@contextmanager
+def _set(objects: Sequence[Any], name: str, value: bool) -> Iterator[None]:
+    """Set an attribute that is otherwise on all of the objects, and put it back."""
+    try:
+        for one in objects:
+            setattr(one, name, value)
+        yield
+    finally:
+        for one in objects:
+            setattr(one, name, not value)
+
 
 def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
     """Return the parameters that require gradients, and that no optimizer holds."""
@@ -21,54 +38,50 @@ def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
     return [one for one in subject.parameters if one.requires_grad and id(one) not in held]
 
 
-@contextmanager
-def without_gradients(subject: Subject) -> Iterator[None]:
+def without_gradients(subject: Subject) -> Context:
     """Require no gradients of parameters that no optimizer steps."""
-    changed = not_stepped(subject)
-    try:
-        for one in changed:
-            one.requires_grad_(False)
-        yield
-    finally:
-        for one in changed:
-            one.requires_grad_(True)
+    return _set(not_stepped(subject), "requires_grad", False)
 
 
-@contextmanager
-def no_gradients(_: Subject) -> Iterator[None]:
+def sparse_tables(subject: Subject) -> Context:
+    """Have embeddings give gradients of the rows that were asked for."""
+    import torch
+
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    modules = [one for model in subject.models for one in model.modules()]
+    dense = [one for one in modules if isinstance(one, kinds) and not one.sparse]
+    return _set(dense, "sparse", True)
+
+
+def no_gradients(_: Subject) -> Context:
     """Compute without gradients."""
     import torch
 
-    with torch.no_grad():
-        yield
+    return torch.no_grad()
 
 
-@contextmanager
-def zeroed_to_none(_: Subject) -> Iterator[None]:
+def zeroed_to_none(_: Subject) -> Context:
     """Let `zero_grad` drop gradients, whatever it was asked for."""
     import torch
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(original: Any) -> Any:
         return lambda optimizer, set_to_none=True: original(optimizer, True)
 
-    with patched(torch.optim.Optimizer, "zero_grad", make):
-        yield
+    return patched(torch.optim.Optimizer, "zero_grad", make)
 
 
-@contextmanager
-def graph_let_go(_: Subject) -> Iterator[None]:
+def graph_let_go(_: Subject) -> Context:
     """Call `backward` without `retain_graph` and `create_graph`."""
     import torch
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(original: Any) -> Any:
         def call(tensors: Any, grads: Any = None, retain_graph: Any = None,
                  create_graph: Any = False, *args: Any, **kwargs: Any) -> Any:  # fmt: skip
             return original(tensors, grads, None, False, *args, **kwargs)
 
         return call
 
-    with patched(torch.autograd, "backward", make):
-        yield
+    return patched(torch.autograd, "backward", make)
 
 
 @contextmanager
@@ -76,28 +89,11 @@ def anomaly_mode_off(_: Subject) -> Iterator[None]:
     """Detect no anomalies, also where the step itself turns that on."""
     import torch
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(original: Any) -> Any:
         return lambda mode, check_nan=True: original(False, check_nan)
 
     with torch.autograd.set_detect_anomaly(False), patched(torch, "set_anomaly_enabled", make):
         yield
-
-
-@contextmanager
-def sparse_tables(subject: Subject) -> Iterator[None]:
-    """Have embeddings give gradients of the rows that were asked for."""
-    import torch
-
-    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-    tables = [one for model in subject.models for one in model.modules() if isinstance(one, kinds)]
-    dense = [one for one in tables if not one.sparse]
-    try:
-        for one in dense:
-            one.sparse = True
-        yield
-    finally:
-        for one in dense:
-            one.sparse = False
 
 
 @contextmanager
@@ -133,15 +129,13 @@ def other_loader(lasting: int | None, number: int, settings: Settings) -> Trial 
     return partial(_replaced, number, settings) if lasting is None or number < lasting else None
 
 
-@contextmanager
-def _replaced(number: int, settings: Settings, subject: Subject) -> Iterator[None]:
+def _replaced(number: int, settings: Settings, subject: Subject) -> Context:
     from torch.utils.data import DataLoader
 
     loader = subject.loaders[number]
     other = rebuilt(loader, settings)
 
-    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(original: Any) -> Any:
         return lambda asked: original(other if asked is loader else asked)
 
-    with patched(DataLoader, "__iter__", instead):
-        yield
+    return patched(DataLoader, "__iter__", make)

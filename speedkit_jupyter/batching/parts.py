@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import cut, length_of
-from speedkit_jupyter.support.torch_private import tree_leaves, version
+from speedkit_jupyter.support.torch_private import tree_leaves, tree_map, version
 
 if TYPE_CHECKING:
     import torch
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # The position or name of an argument.
 Key = int | str
-# Writes are looked for in objects within an argument (a cache, its layers) to this depth.
-DEPTH = 6
 # Functions of torch.nn.functional whose mean is over the targets that count.
 MEANS = ("cross_entropy", "nll_loss")
 # This many samples are tried together, and in two parts.
@@ -81,31 +77,22 @@ class Batch:
 
     def run(self, function: Callable[..., Any]) -> Any:
         """Call the function. Raises StepError where it writes to an argument."""
-        before = _state(self.given, DEPTH)
+        before = [version(one) for one in self.tensors]
         result = self.call(function)
-        if _state(self.given, DEPTH) != before:
+        if [version(one) for one in self.tensors] != before:
             raise StepError(
-                "the call writes to its arguments (a key-value cache, say), which each part would "
-                "do again: micro_batch can't split it"
+                "the call writes to its arguments, which each part would do again: micro_batch "
+                "can't split it"
             )
         return result
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors in the arguments."""
+        import torch
 
-def _state(value: Any, depth: int) -> Any:
-    """Return what a write changes: which objects lie where, and the version of each tensor."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return id(value), version(value)
-    if isinstance(value, Mapping):
-        return [(key, _state(part, depth)) for key, part in value.items()]
-    if isinstance(value, list | tuple):
-        return [_state(part, depth) for part in value]
-    inside = getattr(value, "__dict__", None)
-    leads_away = isinstance(value, torch.nn.Module | type | FunctionType | ModuleType)
-    if depth == 0 or leads_away or not isinstance(inside, dict):
-        return id(value)
-    return id(value), _state(inside, depth - 1)
+        leaves = tree_leaves(list(self.given.values()))
+        return [one for one in leaves if isinstance(one, torch.Tensor)]
 
 
 def loss_in(result: Any) -> Any:
@@ -141,7 +128,10 @@ class PartLoss:
         with _divisors(still) as divisors:
             loss = loss_in(part.run(self.function))
         if loss is None:
-            raise StepError("the function gave a loss before, and none for this part")
+            raise StepError(
+                "the function gives no loss: one number alone, first of a tuple, or named `loss`. "
+                "For results of parts, join them: torch.cat([net(x) for x in images.split(256)])"
+            )
         if self.is_sum:
             return loss, None
         if self.weight is not None:
@@ -279,15 +269,6 @@ class Accumulated:
             leaf.grad = None
 
 
-def is_loss(loss: PartLoss, batch: Batch) -> bool:
-    """Return whether the function gives one number for a batch, tried with two samples."""
-    part = batch.cut(slice(0, 2))
-    with suppress(Exception):  # what the trial writes to is a copy, where there can be one
-        part = copy.deepcopy(part)
-    with _aside(loss.models):
-        return _tried(lambda: loss_in(part.run(loss.function))) is not None
-
-
 def check(loss: PartLoss, batch: Batch) -> bool | None:
     """Try a few samples at once and in two parts; raise StepError where the losses of the parts
     don't make that of the whole.
@@ -296,6 +277,8 @@ def check(loss: PartLoss, batch: Batch) -> bool | None:
     which proves nothing. Warns where the loss is random and can't be checked.
     """
     few, models = batch.spread(min(batch.length, TRIED)), loss.models
+    # What a trial writes to is not the user's.
+    few = replace(few, given={key: tree_map(_copied, one) for key, one in few.given.items()})
     cut = [*few.parts(max(few.length // 2, 1))]
 
     def tried(part: Batch) -> tuple[float, float | None]:
@@ -320,6 +303,14 @@ def check(loss: PartLoss, batch: Batch) -> bool | None:
             "how much"
         )
     return len({w / one.length for (_, w), one in zip(parts, cut, strict=True) if w}) > 1
+
+
+def _copied(leaf: Any) -> Any:
+    import torch
+
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
 def _together(parts: list[tuple[float, float | None]]) -> float:
@@ -376,10 +367,7 @@ def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:
     """Return the tolerance of the least exact numbers that take part."""
     import torch
 
-    tensors: list[Any] = [
-        one for one in tree_leaves(list(few.given.values())) if torch.is_tensor(one)
-    ]
-    tensors += [one for model in models for one in model.parameters()]
+    tensors = [*few.tensors, *(one for model in models for one in model.parameters())]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)
     if halves or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return CLOSE_IN_HALF

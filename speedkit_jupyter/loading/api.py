@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.samples import drawing
 from speedkit_jupyter.loading.tuner import LoaderTuner
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
@@ -70,22 +69,13 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
     """Return a loop over the loader that gives the step each batch, if it takes one."""
     if step is not None and not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
-    roots = [*drawing(loader), *_choosing(loader)]
     if step is None:
-        return Step(lambda _: loop(loader), [], others=roots)
+        return Step(lambda _: loop(loader), [], others=[loader])
     measured, takes = step_of(step), arguments_of(step)
-    measured.others = [*measured.others, *roots]
+    measured.others = [*measured.others, loader]
     if takes:
         measured.run = lambda _: loop(loader, step, takes > 1)
     return measured
-
-
-def _choosing(loader: DataLoader[Any]) -> list[Any]:
-    """Return what says which samples come next. torch's samplers keep nothing but a generator."""
-    samplers = [loader.sampler, loader.batch_sampler]
-    samplers += [getattr(sampler, "sampler", None) for sampler in samplers]
-    own = [one for one in samplers if not type(one).__module__.startswith("torch.utils.data")]
-    return [loader.generator, *(getattr(one, "generator", None) for one in samplers), *own]
 
 
 def loop(

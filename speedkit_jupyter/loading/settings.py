@@ -25,39 +25,25 @@ class Settings:
 
     num_workers: int = 0
     prefetch_factor: int | None = None
-    persistent_workers: bool = False
     pin_memory: bool = False
-    multiprocessing_context: str | None = None
     whole_batches: bool = False
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Settings:
         """Return the settings of a loader."""
-        context = loader.multiprocessing_context
-        return cls(
-            loader.num_workers,
-            loader.prefetch_factor,
-            loader.persistent_workers,
-            loader.pin_memory,
-            None if context is None else context.get_start_method(),
-        )
+        return cls(loader.num_workers, loader.prefetch_factor, loader.pin_memory)
 
     def with_workers(self, number: int) -> Settings:
         """Return these settings with `number` workers."""
-        return replace(self, num_workers=number, prefetch_factor=self.prefetch_factor or PREFETCH)
-
-    def without_workers(self, **others: Any) -> Settings:
-        """Return these settings without workers, and with `others`."""
-        return Settings(pin_memory=self.pin_memory, **others)
+        factor = (self.prefetch_factor or PREFETCH) if number else None
+        return replace(self, num_workers=number, prefetch_factor=factor)
 
     @property
     def words(self) -> str:
         """Return for example `2 workers, prefetch_factor=4`."""
         said = [count(self.num_workers, "worker")]
-        if self.num_workers and self.prefetch_factor not in (None, PREFETCH):
+        if self.prefetch_factor not in (None, PREFETCH):
             said.append(f"prefetch_factor={self.prefetch_factor}")
-        said += ["persistent_workers"] * self.persistent_workers
-        said += [self.multiprocessing_context] if self.multiprocessing_context else []
         said += ["pin_memory"] * self.pin_memory + ["whole batches"] * self.whole_batches
         return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
 
@@ -65,8 +51,7 @@ class Settings:
 def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
     """Return a loader like this one with other settings; all else stays, also its class.
 
-    The constructor of a subclass, whose arguments nobody knows, is not called. What torch refuses
-    to set after construction is set in `__dict__`.
+    The constructor of a subclass, whose arguments nobody knows, is not called.
     """
     from torch.utils.data import default_convert
 
@@ -75,12 +60,10 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
     other.num_workers = settings.num_workers
     other.prefetch_factor = settings.prefetch_factor
     other.pin_memory = settings.pin_memory
-    other.multiprocessing_context = settings.multiprocessing_context
-    inside: dict[str, Any] = {"persistent_workers": settings.persistent_workers}
     if settings.whole_batches:
-        inside |= {"sampler": loader.batch_sampler, "batch_sampler": None}
         other.collate_fn = default_convert
-    other.__dict__ |= inside
+        # torch refuses to set these after construction.
+        other.__dict__ |= {"sampler": loader.batch_sampler, "batch_sampler": None}
     return other
 
 
@@ -120,19 +103,18 @@ def _how(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, st
     """Return the other arguments that differ from torch's defaults."""
     from torch.utils.data import default_collate
 
-    given = {}
+    own = [key for key in ("generator", "worker_init_fn") if getattr(loader, key) is not None]
     if loader.collate_fn is not default_collate and not settings.whole_batches:
-        given["collate_fn"] = f"{name}.collate_fn"
-    if loader.generator is not None:
-        given["generator"] = f"{name}.generator"
+        own.append("collate_fn")
+    given = {key: f"{name}.{key}" for key in own}
     if settings.num_workers:
-        if loader.worker_init_fn is not None:
-            given["worker_init_fn"] = f"{name}.worker_init_fn"
-        plain = {"prefetch_factor": PREFETCH, "persistent_workers": False, "num_workers": 0}
-        plain["multiprocessing_context"] = None  # type: ignore[assignment]
-        for key, default in plain.items():
-            value = getattr(settings, key)
-            given |= {key: repr(value)} if value not in (None, default) else {}
+        given["num_workers"] = str(settings.num_workers)
+        if settings.prefetch_factor not in (None, PREFETCH):
+            given["prefetch_factor"] = str(settings.prefetch_factor)
+        if loader.multiprocessing_context is not None:
+            given["multiprocessing_context"] = f"{name}.multiprocessing_context"
+        if loader.persistent_workers:
+            given["persistent_workers"] = "True"
         if not getattr(loader, "in_order", True):
             given["in_order"] = "False"
     return given | ({"pin_memory": "True"} if settings.pin_memory else {})

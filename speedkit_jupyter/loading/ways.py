@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import math
+import multiprocessing
 import socket
 import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_start_method
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +52,9 @@ class Ways:
         plain = self.loader.collate_fn is default_collate and self.loader.batch_sampler is not None
         # Tensors in memory take a list of indices: the batch need not be stacked of samples.
         if type(self.loader.dataset) is TensorDataset and plain:
-            yield own.without_workers(whole_batches=True)
+            yield replace(own.with_workers(0), whole_batches=True)
         workers = (own.with_workers(number) for number in self._numbers(own))
-        yield from (one for one in (own.without_workers(), *workers) if one != own)
+        yield from (one for one in (own.with_workers(0), *workers) if one != own)
 
     def near(self, best: Settings) -> Iterator[Settings]:
         """Give variations of the best of them."""
@@ -66,7 +66,7 @@ class Ways:
 
     def _numbers(self, own: Settings) -> list[int]:
         """Return how many workers are worth trying."""
-        why = why_no_workers(self.loader, self.samples, own.multiprocessing_context)
+        why = why_no_workers(self.loader, self.samples)
         if why and not own.num_workers:
             self.declined["workers"] = why
             return []
@@ -98,8 +98,8 @@ def length(loader: DataLoader[Any]) -> int | None:
     return None
 
 
-def why_no_workers(loader: DataLoader[Any], samples: Samples, context: str | None) -> str:
-    """Return a line; empty where it can have some, started by `context`."""
+def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
+    """Return a line; empty where it can have some."""
     if samples.device != "cpu":
         return f"its samples lie on {samples.device}, which another process has no part in"
     if samples.own_generator:
@@ -113,7 +113,7 @@ def why_no_workers(loader: DataLoader[Any], samples: Samples, context: str | Non
             f"{walk.name(value)} ({type(value).__name__}) is open, and workers would share it: "
             "open it at the first sample, or in worker_init_fn"
         )
-    method = context or get_start_method()
+    method = (loader.multiprocessing_context or multiprocessing).get_start_method()
     if method != "fork" and not hasattr(sys.modules["__main__"], "__file__"):
         for value in map(_code_of, (loader.dataset, *walk.found.values())):
             if value.__module__ == "__main__":

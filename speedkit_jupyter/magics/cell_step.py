@@ -12,9 +12,7 @@ from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.namespace import models as models_of
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.discovery import (
-    NO_PARAMETERS,
     bystanders_among,
-    is_quantized,
     optimizers_among,
     outermost,
     reached,
@@ -40,7 +38,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     if arguments.model:
         models = [find_model(names, name)[1] for name in arguments.model]
     if not models and (arguments.compare or arguments.tune):
-        raise UsageError(_why_no_model(names, cell, objects))
+        raise UsageError(_why_no_model(names, cell))
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
     lends_context = cell.reads("ctx") and _is_free(names.get("ctx"), models)
@@ -67,8 +65,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
     """Return the profiler of a cell whose loops tell what they wait for."""
+    from speedkit_jupyter.profiling.instruments import Loops
     from speedkit_jupyter.profiling.lines import cells
-    from speedkit_jupyter.profiling.loops import Loops
     from speedkit_jupyter.profiling.profile import Profile
     from speedkit_jupyter.profiling.profiler import Profiler
 
@@ -88,11 +86,11 @@ def again(make: Callable[..., R], *arguments: Any) -> R:
         raise StepError(str(error)) from None
 
 
-def _why_no_model(names: Mapping[str, Any], cell: Cell, objects: Any) -> str:
+def _why_no_model(names: Mapping[str, Any], cell: Cell) -> str:
     if missing := cell.undefined():
         hint = did_you_mean(missing[0], [name for name in names if name[:1] != "_"])
         return f"the name {missing[0]!r} is not defined.{hint}"
-    return NO_PARAMETERS if is_quantized(objects) else NO_MODEL
+    return NO_MODEL
 
 
 def _is_free(ctx: Any, models: Sequence[Any]) -> bool:

@@ -8,7 +8,6 @@ from speedkit_jupyter.optimizations.allocator import Allocator
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
-from speedkit_jupyter.optimizations.cuda_graphs import CudaGraphs
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.float8 import Float8
@@ -46,7 +45,6 @@ CATALOG: tuple[Optimization, ...] = (
     Int4(),
     Float8(),
     Compile(),
-    CudaGraphs(),
     Inference(),
 )
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]

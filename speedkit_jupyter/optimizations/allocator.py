@@ -22,6 +22,8 @@ class Allocator(Optimization):
     """Lets CUDA memory grow where shapes change, which leaves fewer gaps that nothing fits into."""
 
     name = "allocator"
+    none = "auto"
+    bare = EXPANDABLE
     effect = Effect.EXACT
     summary = "CUDA memory in segments that grow"
     helps = "models on CUDA whose shapes change from batch to batch"
@@ -47,9 +49,6 @@ class Allocator(Optimization):
             return request.decline("auto", f"torch {hardware.torch} can't say what its setting is")
         return request.obey(EXPANDABLE, hint="for the segments that come from now on")
 
-    def changes(self) -> dict[str, Any]:
-        return {self.name: EXPANDABLE} | super().changes()
-
     def switches(self) -> Mapping[str, flags.Switch]:
         if not torch_private.has_allocator_settings():
             return {}
@@ -57,9 +56,6 @@ class Allocator(Optimization):
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
         return {segments.NAME: True}
-
-    def as_is(self, facts: Facts) -> Any:
-        return "auto"
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return the same line for every framework."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,14 +14,13 @@ from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compiled_calls import CompiledCall, CompiledCode
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
-from speedkit_jupyter.optimizations.properties.overrides import Layer
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.exceptions import did_you_mean
 
@@ -122,7 +120,10 @@ class Compile(Optimization):
             return request.decline(False, obstacle)
         details = options.model_dump(exclude={"enabled"})
         if options.enabled is True:
-            return _obeyed(request, facts, details)
+            number, by = len(facts.block_names), options.backend
+            what = f"its {number} repeated blocks " if options.scope == "blocks" else ""
+            hint = f"compiles {what}at the first step{'' if by == INDUCTOR else f', by {by}'}"
+            return request.obey(True, hint=hint, details=details)
         if facts.device_type == "cpu":
             return request.leave(False, "10 to 20 s of compiling on a CPU: it is there on request")
         kind = devices.kind_of(facts.device)
@@ -140,9 +141,6 @@ class Compile(Optimization):
             if module in sys.modules
         }
 
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        return replace(facts, compiles=decision.active)
-
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         compiled = _observed(target.model, _modules(decision.details, target.model))
         return {"model.compiled": compiled, "dynamo.skip_nnmodule_hook_guards": False}
@@ -159,7 +157,12 @@ class Compile(Optimization):
             overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change),
             CALLS.overriding(()) as layer,
         ):
-            _put_calls(layer, decision, target)
+            modules, memo = _modules(decision.details, target.model), target.memo
+            options = options_of(decision.details)
+            code = memo.compiled_call or CompiledCode(options, len(modules), target.notes)
+            memo.compiled_call = code
+            layer.add_each((module, CompiledCall(module, code)) for module in modules)
+            del modules  # which hold the model
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -175,28 +178,6 @@ class Compile(Optimization):
         if facts.device_type == "cuda":
             return (True, {"enabled": True, "mode": "reduce-overhead"})
         return (True,)
-
-
-def _obeyed(request: Request, facts: Facts, details: Mapping[str, Any]) -> Decision:
-    """Return the decision to do what was asked for."""
-    what = "compiles at the first step"
-    if details["scope"] == "blocks":
-        number = len(facts.block_names)
-        what = f"compiles its {number} repeated blocks at the first step, alike ones once"
-    if details["backend"] != INDUCTOR:
-        what += f", by {details['backend']}"
-    return request.obey(True, hint=what, details=details)
-
-
-def _put_calls(layer: Layer, decision: Decision, target: Target) -> None:
-    """Put compiled calls on each module; what is in force holds none of them."""
-    modules = _modules(decision.details, target.model)
-    code = target.memo.compiled_call
-    if code is None:
-        options = options_of(decision.details)
-        code = target.memo.compiled_call = CompiledCode(options, len(modules), target.notes)
-    for module in modules:
-        layer.add(module, CompiledCall(module, code))
 
 
 def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -216,7 +197,7 @@ def _observed(model: torch.nn.Module, later: Sequence[torch.nn.Module]) -> Any:
 
 
 def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str | None:
-    """Why this can't be compiled here, or None."""
+    """Return why this can't be compiled here, or None."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.passed_by:
@@ -228,23 +209,11 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
     if options.backend != INDUCTOR:
         is_cuda = facts.device_type == "cuda" or options.backend != "cudagraphs"
         return None if is_cuda else f"CUDA graphs need CUDA, and the model is on {facts.device}"
-    return _obstacle_of_inductor(hardware, facts)
-
-
-def _obstacle_of_inductor(hardware: Hardware, facts: Facts) -> str | None:
-    gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
-    if kind is not None and kind.has_triton and not hardware.triton:
-        triton = "triton-windows" if hardware.system == "Windows" else "triton"
-        return f"no working Triton on {hardware.system}: pip install {triton}"
-    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < (7, 0):
-        major, minor = gpu.capability
-        return f"Triton needs compute capability 7.0; {gpu.name} has {major}.{minor}"
+    if why := no_triton(hardware, facts):
+        return why
     if hardware.cxx is None:
-        tool = {
-            "Windows": "Visual Studio's C++ build tools",
-            "Darwin": "Xcode's command line tools",
-        }
-        return f"no C++ compiler found: install {tool.get(hardware.system, 'g++')}"
+        tools = {"Windows": "Visual Studio's C++ build tools", "Darwin": "Xcode's tools"}
+        return f"no C++ compiler found: install {tools.get(hardware.system, 'g++')}"
     return None
 
 
@@ -269,10 +238,13 @@ def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form:
     if form in ("torch", "fabric"):
         comment = f"{reason}; {KEYS}" if form == "torch" else ""
         return Snippet(comment, compiled=call("torch.compile", "model", **options))
-    if "backend" in options:  # not all that torch takes are the frameworks' too
+    if "backend" in options or (form == "transformers" and options.keys() - {"mode"}):
         line = f"model.forward = {call('torch.compile', 'model.forward', **options)}"
         return Snippet(f"{reason}; {COPIES}", model=(line,))
-    return _for_trainer(options) if form == "transformers" else _for_accelerate(options)
+    if form == "transformers":
+        mode = {"torch_compile_mode": source(options["mode"])} if options else {}
+        return Snippet(arguments={"torch_compile": "True", **mode})
+    return _for_accelerate(options)
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
@@ -293,17 +265,3 @@ def _for_accelerate(options: Mapping[str, Any]) -> Snippet:
         imports=("from accelerate.utils import TorchDynamoPlugin",),
         arguments={"dynamo_plugin": call("TorchDynamoPlugin", backend=INDUCTOR, **options)},
     )
-
-
-def _for_trainer(options: Mapping[str, Any]) -> Snippet:
-    """Return the mode for Trainer; the rest reaches Accelerate through the environment."""
-    arguments = {"torch_compile": "True"}
-    if "mode" in options:
-        arguments["torch_compile_mode"] = source(options["mode"])
-    lines = tuple(
-        f'os.environ["ACCELERATE_DYNAMO_USE_{key.upper()}"] = "{options[key]}"'
-        for key in ("fullgraph", "dynamic")
-        if key in options
-    )
-    imports = ("import os",) if lines else ()
-    return Snippet(imports=imports, setup=lines, arguments=arguments)

@@ -44,7 +44,7 @@ class Device(Optimization):
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """`auto`: the GPU where there is one and the model is on none yet."""
+        """Decide by `auto` for the GPU, where there is one and the model is on none yet."""
         here = facts.device
         if len(facts.devices) > 1:
             return request.decline(here, f"the model lies on {', '.join(facts.devices)} already")
@@ -103,7 +103,7 @@ class Device(Optimization):
                 _to(target.model, origin)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """A move of model and batch, or the framework's own choice of a device."""
+        """Return a move of model and batch, or the framework's own choice of a device."""
         kind, _, index = facts.device.partition(":")
         if form == "torch":
             move = f'.to("{facts.device}")'
@@ -151,7 +151,7 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _to(model: torch.nn.Module, device: str) -> None:
-    """What a module moves beside its tensors; the user's own buffer objects keep their places."""
+    """Move what a module has beside its tensors; the user's own buffer objects stay."""
     buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
     model.to(device)
     for module, name, buffer in buffers:

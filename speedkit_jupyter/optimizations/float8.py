@@ -41,7 +41,7 @@ class Float8(Compression):
     Options = Annotated[Switch, Field(description="auto, true, false")]
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
-        """torchao's layer over the user's own parameters."""
+        """Return torchao's layer over the user's own parameters."""
         config = torchao("float8").Float8LinearConfig(pad_inner_dim=True)
         new = torchao("float8.float8_linear").Float8Linear.from_float(layer, config=config)
         return new.train(layer.training)

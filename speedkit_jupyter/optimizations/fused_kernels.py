@@ -19,7 +19,7 @@ from pydantic import Field
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.optimization import Optimization, lacks
+from speedkit_jupyter.optimizations.base.optimization import Optimization, lacks, no_triton
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import torch
 
 LIBRARY = "liger-kernel"
-# The first that was looked at; Triton's own limit.
-SINCE, CAPABILITY = (0, 8), (7, 0)
+# The first that was looked at.
+SINCE = (0, 8)
 # Types of transformers' models whose patches were compared with the models.
 TYPES = (
     *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
@@ -70,7 +70,7 @@ class FusedKernels(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Where Triton runs and Liger knows the model; rules offer it on NVIDIA's GPUs alone."""
+        """Offer it on NVIDIA's GPUs, where Triton runs and Liger knows the model."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, asked=True)
@@ -93,7 +93,7 @@ class FusedKernels(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """What Liger's patch puts on the model's modules.
+        """Put on the model's modules what Liger's patch puts there.
 
         Raises SpeedKitError where Liger can't be imported.
         """
@@ -104,7 +104,7 @@ class FusedKernels(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Liger's own patch, or Trainer's own word for it."""
+        """Return Liger's own patch, or Trainer's argument for it."""
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         names = [name for kind in kinds for name in ARGUMENTS[kind]]
         others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]
@@ -184,16 +184,12 @@ def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
 
 
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
-    """Why Liger's kernels are nothing for this model here; empty where they can be."""
-    kind, gpu = devices.kind_of(facts.device), hardware.accelerator(facts.device)
+    """Return why Liger's kernels can't run here; empty where they can."""
+    kind = devices.kind_of(facts.device)
     if facts.model_type not in TYPES:
         return f"Liger patches models of transformers: {', '.join(TYPES)}"
     if facts.compiled != "no":
         return "compiled code fuses such operations itself"
     if kind is None or not kind.has_triton:
         return f"its kernels are written in Triton, for GPUs; this is {facts.device}"
-    if not hardware.triton:
-        return f"no working Triton on {hardware.system}: pip install triton"
-    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < CAPABILITY:
-        return f"Triton needs compute capability 7.0; this is {gpu.name}"
-    return lacks(hardware, LIBRARY, SINCE)
+    return no_triton(hardware, facts) or lacks(hardware, LIBRARY, SINCE)

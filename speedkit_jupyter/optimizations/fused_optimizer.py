@@ -59,7 +59,7 @@ class FusedOptimizer(Optimization):
     default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """On for every optimizer that can; the first obstacle of the others is the reason."""
+        """Turn it on for every optimizer that can; say what keeps the others."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, "optimizers stay as they are", asked=True)
@@ -125,7 +125,7 @@ class FusedOptimizer(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """`fused=True` for every optimizer that can."""
+        """Return `fused=True` for every optimizer that can."""
         name = str(decision.details.get("name") or "adamw").lower()  # as Trainer makes by itself
         if not facts.optimizers and form == "transformers" and name == "adamw":
             return Snippet(TRAINERS, arguments={"optim": '"adamw_torch_fused"'})
@@ -149,12 +149,12 @@ class FusedOptimizer(Optimization):
 
 
 def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
-    """The optimizers that the plan was not made with and switched, as they were before."""
+    """Return the optimizers that were made after the plan, with their facts before it."""
     return dict(target.memo.met_later)
 
 
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
-    """Why this optimizer is not switched, or None."""
+    """Return why this optimizer is not switched, or None."""
     kinds = "bfloat16", "float"
     rules = {
         f"only {options.name} was asked for.{did_you_mean(options.name or '', [optimizer.name])}": (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -24,8 +23,6 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 WORTH_TRYING = 1.1
 # `torch.library.get_kernel`, by which torch's own kernels are kept; tried from this version on.
 SINCE = (2, 11)
-# Intel's switch for the same bits on every processor; oneDNN does not know it.
-REPRODUCIBLE = "MKL_CBWR"
 UNMEASURED = (
     "both engines are measured first, once for this machine, which takes 2 to 10 s: oneDNN must "
     "not be tried here where it dies"
@@ -91,7 +88,7 @@ class Gemm(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """By the rates of both engines, which have to be measured first."""
+        """Decide by the rates of both engines, which have to be measured first."""
         now = facts.flags.get("gemm", gemm.BLAS)
         if facts.device_type != "cpu":
             return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
@@ -103,9 +100,8 @@ class Gemm(Optimization):
             return request.decline(now, f"needs torch 2.11; this is {hardware.torch}")
         gemm.check_torch()
         if facts.precision != "fp32":
-            return request.decline(
-                now, f"inside {facts.precision} autocast no product is in float32"
-            )
+            why = f"inside {facts.precision} autocast no product is in float32"
+            return request.decline(now, why)
         if own := facts.no_float32:
             return request.decline(now, f"parameters are {own}: this is about float32 products")
         rates = hardware.cpu.gemm
@@ -128,13 +124,13 @@ class Gemm(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Every product of the process goes through it meanwhile, whichever model's it is."""
+        """Send every product of the process through it, whichever model's it is."""
         least = _least_here() if decision.value == gemm.ONEDNN else None
         with overridden(target, ("gemm",), lambda: gemm.use(decision.value, least)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """The kernels as they are put on torch's dispatcher, the same in every framework."""
+        """Return the kernels as they are put on torch's dispatcher, for every framework."""
         if decision.value == gemm.BLAS:
             return Snippet()
         least = _least(Hardware.detect().cpu.gemm)
@@ -147,17 +143,6 @@ class Gemm(Optimization):
         return (gemm.ONEDNN,) if facts.device_type == "cpu" and is_ahead else ()
 
 
-@contextmanager
-def by_onednn() -> Iterator[None]:
-    """Products go to oneDNN in the block, as under a plan. Raises SpeedKitError where it dies."""
-    least = _least_here()
-    layer = flags.OVERRIDES.push(("gemm",), lambda: gemm.use(gemm.ONEDNN, least))
-    try:
-        yield
-    finally:
-        flags.OVERRIDES.pop(layer)
-
-
 def _has_get_kernel(hardware: Hardware) -> bool:
     major, minor, *_ = hardware.torch.split(".")
     return (int(major), int(minor)) >= SINCE
@@ -165,8 +150,8 @@ def _has_get_kernel(hardware: Hardware) -> bool:
 
 @cache
 def _least_here() -> int:
-    """Measured now where nothing is known, since where oneDNN dies it must not be tried in this
-    process. Raises SpeedKitError.
+    """Return it, measured first where it is not known: where oneDNN dies it must not be tried in
+    this process. Raises SpeedKitError.
     """
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
@@ -183,7 +168,4 @@ def _compared(rates: GemmRates | None) -> str:
     if rates is None:
         return "not measured on this machine yet: a search does"
     blas, onednn = (f"{rate / 1e9:.0f} GFLOP/s" for rate in (rates.blas, rates.onednn))
-    words = f"oneDNN multiplies float32 at {onednn} here, torch's BLAS at {blas}"
-    if os.environ.get(REPRODUCIBLE):
-        words += f"; the bits that {REPRODUCIBLE} asks for are the BLAS's alone"
-    return words
+    return f"oneDNN multiplies float32 at {onednn} here, torch's BLAS at {blas}"

@@ -103,7 +103,7 @@ class GradScaler(Optimization):
 
 
 def _called_by_a_scaler() -> bool:
-    """Whether any GradScaler, ours or the user's, is among the callers."""
+    """Return whether any GradScaler, ours or the user's, is among the callers."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":

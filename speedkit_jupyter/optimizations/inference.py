@@ -74,7 +74,7 @@ class Inference(Optimization):
 
 
 def _obstacle(facts: Facts) -> str:
-    """Why this model can't be one that only predicts; empty where it can."""
+    """Return why this model can't be one that only predicts; empty where it can."""
     if facts.optimizers:
         names = ", ".join(dict.fromkeys(optimizer.name for optimizer in facts.optimizers))
         return f"the step trains: {names} holds the model's parameters"

@@ -54,7 +54,7 @@ class Int8(Compression):
 
 @cache
 def overflows() -> bool:
-    """Whether products of integers are wrong on this CPU: without VNNI sums of two saturate."""
+    """Return whether integer products are wrong on this CPU: without VNNI sums of two saturate."""
     import torch
 
     most = torch.full((32, 64), 127, dtype=torch.int8)

@@ -27,6 +27,7 @@ class Precision(Optimization):
     """What `ctx.autocast()` does. It changes nothing until a forward pass runs inside it."""
 
     name = "precision"
+    none = "fp32"
     effect = Effect.ROUNDING
     lowers = True
     summary = "autocast to bf16 or fp16"
@@ -50,7 +51,12 @@ class Precision(Optimization):
         if request.value != "auto":
             return self._decide_explicit(request, hardware, facts, gpu)
         if gpu is None:
-            return self._auto_on_cpu(request, hardware)
+            if not hardware.cpu.bf16:
+                why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
+                return request.leave("fp32", why)
+            units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
+            reason = f"this CPU has {units}: faster for some models and not for others"
+            return request.offer("fp32", "bf16", reason)
         value, reason, always_pays = _native(gpu)
         if value == "fp16" and any(dtype.startswith("complex") for dtype in facts.dtypes):
             return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
@@ -59,14 +65,6 @@ class Precision(Optimization):
         if not always_pays:
             return request.offer("fp32", value, reason)
         return request.apply(value, reason)
-
-    def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
-        units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
-        if hardware.cpu.bf16:
-            reason = f"this CPU has {units}: faster for some models and not for others"
-            return request.offer("fp32", "bf16", reason)
-        why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
-        return request.leave("fp32", why)
 
     def _decide_explicit(
         self, request: Request, hardware: Hardware, facts: Facts, gpu: Accelerator | None
@@ -88,9 +86,6 @@ class Precision(Optimization):
         if nearest == "fp32":
             return request.decline("fp32", reason)
         return request.apply(nearest, reason, declined=True)
-
-    def as_is(self, facts: Facts) -> Any:
-        return "fp32"
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, precision=decision.value)
@@ -149,7 +144,7 @@ class Precision(Optimization):
 
 
 def _has_fp16(gpu: Accelerator) -> bool:
-    """Whether it multiplies fp16 natively."""
+    """Return whether it multiplies fp16 natively."""
     return gpu.tensor_cores or not gpu.is_nvidia
 
 

@@ -25,6 +25,8 @@ class ReducedReduction(Optimization):
     """1.25x on whole steps where people measured it on GeForce RTX 30 and 40."""
 
     name = "reduced_reduction"
+    none = "auto"
+    bare = WORD
     effect = Effect.ROUNDING
     summary = "half-precision products are summed in fp16"
     helps = "fp16 on GeForce RTX, which adds up in fp16 twice as fast"
@@ -46,12 +48,6 @@ class ReducedReduction(Optimization):
         if self._gains(hardware, facts) and self._is_fp16(facts):
             return request.offer("auto", WORD, f"{gpu.name} adds up in fp16 twice as fast")
         return request.leave("auto", "as torch has it")
-
-    def changes(self) -> dict[str, Any]:
-        return {self.name: WORD} | super().changes()
-
-    def as_is(self, facts: Facts) -> Any:
-        return "auto"
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Return the switch, and cuBLAS's others, which a measurement puts back; these are read

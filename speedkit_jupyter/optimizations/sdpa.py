@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -16,8 +16,16 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
-from speedkit_jupyter.optimizations.facts import attention as sdp_kernels
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support import torch_private
+
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority_order")
 
 
 class Sdpa(Optimization):
@@ -28,6 +36,7 @@ class Sdpa(Optimization):
     """
 
     name = "sdpa"
+    none = "auto"
     effect = Effect.ROUNDING
     rivals = True
     summary = "the attention kernel that is tried first"
@@ -70,7 +79,22 @@ class Sdpa(Optimization):
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return sdp_kernels.switches()
+        from torch.backends import cuda
+
+        off = (False,)
+        return {
+            "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
+            "sdp.efficient": flags.Switch(
+                cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, off
+            ),
+            "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
+            "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
+            "sdp.priority_order": flags.Switch(
+                torch_private.attention_order,
+                torch_private.set_attention_order,
+                ([0, 1, 2, 3, 4],),
+            ),
+        }
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         now = facts.flags.get("sdp.priority_order", ())
@@ -78,25 +102,22 @@ class Sdpa(Optimization):
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
             "sdp.math": True,
-            "sdp.priority_order": sdp_kernels.order(decision.value, now),
+            "sdp.priority_order": order(decision.value, now),
             "compiler.cache_key_tag": _tag(
                 facts.flags.get("compiler.cache_key_tag", ""), decision.value
             ),
         }
-
-    def as_is(self, facts: Facts) -> Any:
-        return "auto"
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
         import torch.compiler.config as config
 
-        names = (*sdp_kernels.SWITCHES, "compiler.cache_key_tag")
+        names = (*SWITCHES, "compiler.cache_key_tag")
         tag = _tag(config.cache_key_tag, decision.value)
 
         def change() -> None:
-            sdp_kernels.choose(decision.value)
+            choose(decision.value)
             config.cache_key_tag = tag
 
         with overridden(target, names, change):
@@ -108,8 +129,8 @@ class Sdpa(Optimization):
         """Return the same choice for a block, where another plan is in force."""
         if decision.value == "auto":
             return nullcontext
-        change = partial(sdp_kernels.choose, decision.value)
-        return lambda: overridden(target, sdp_kernels.SWITCHES, change)
+        change = partial(choose, decision.value)
+        return lambda: overridden(target, SWITCHES, change)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's public context manager, with the same switches and order inside.
@@ -117,7 +138,7 @@ class Sdpa(Optimization):
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
         word = decision.value
-        names = ("MATH",) if word == "math" else sdp_kernels.in_order(word)
+        names = ("MATH",) if word == "math" else in_order(word)
         kernels = ", ".join(f"SDPBackend.{name}" for name in names)
         tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
         return Snippet(
@@ -140,3 +161,32 @@ class Sdpa(Optimization):
 
 def _tag(now: str, backend: str) -> str:
     return f"{now}|sdpa:{backend}"
+
+
+def choose(word: str) -> None:
+    """Put this one first and the others in torch's own order from now on; beside `math` none."""
+    from torch.backends import cuda
+
+    only_math = word == "math"
+    cuda.enable_flash_sdp(not only_math)
+    cuda.enable_mem_efficient_sdp(not only_math)
+    cuda.enable_cudnn_sdp(not only_math)
+    cuda.enable_math_sdp(True)
+    torch_private.set_attention_order(order(word, torch_private.attention_order()))
+
+
+def order(word: str, now: Sequence[int]) -> list[int]:
+    """Return the numbers of the kernels: the chosen one, and those after it."""
+    from torch.nn.attention import SDPBackend
+
+    first = int(getattr(SDPBackend, BACKENDS[word]))
+    return [first, *(number for number in now if number != first)]
+
+
+def in_order(word: str) -> tuple[str, ...]:
+    """Return the same order in torch's words."""
+    from torch.nn.attention import SDPBackend
+
+    known = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
+    every = order(word, torch_private.attention_order())
+    return tuple(known[number] for number in every if number in known)

@@ -25,6 +25,7 @@ class Tf32(Optimization):
     """
 
     name = "tf32"
+    bare = "high"
     effect = Effect.ROUNDING
     lowers = True
     summary = "TF32 (on a CPU: bf16) inside float32 matrix products"
@@ -71,9 +72,6 @@ class Tf32(Optimization):
         if request.value == "auto":
             return request.leave(now, "'medium' rounds float32 products to bf16: on request")
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
-
-    def changes(self) -> dict[str, Any]:
-        return {self.name: "high"} | super().changes()
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         lower = "ieee" if decision.value == "highest" else "tf32"
@@ -130,7 +128,7 @@ class Tf32(Optimization):
 
 
 def _cudnn_tf32() -> bool | None:
-    """Whether convolutions use TF32; None while torch's two APIs disagree about it."""
+    """Return whether convolutions use TF32; None while torch's two APIs disagree about it."""
     import torch
 
     try:

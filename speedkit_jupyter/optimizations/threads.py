@@ -15,14 +15,6 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
-def _fit(threads: int) -> str:
-    return "1 thread fits" if threads == 1 else f"{threads} threads fit"
-
-
-def _cores(usable: int) -> str:
-    return "1 usable core" if usable == 1 else f"{usable} usable cores"
-
-
 class Threads(Optimization):
     """Containers show every core of the host; threads beyond the quota only wait."""
 
@@ -56,7 +48,8 @@ class Threads(Optimization):
             return request.apply(
                 usable, f"torch uses {now} threads, but quota and affinity leave {usable} cores"
             )
-        return request.leave(now, f"{_fit(now)} the {_cores(usable)}")
+        threads = f"{now} thread{' fits' if now == 1 else 's fit'}"
+        return request.leave(now, f"{threads} the {usable} usable core{'s' * (usable > 1)}")
 
     def switches(self) -> Mapping[str, flags.Switch]:
         import torch

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.profiling.lines import cells, models_of
+from speedkit_jupyter.profiling.lines import cells
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support import arguments
@@ -63,3 +64,18 @@ def profiler_of(
     device = device_of(measured)
     found = Profile(names=cells(), environment=environment(device), command=command)
     return Profiler(measured, device, found, budget_s, called=models_of(step) | dict(models))
+
+
+def models_of(step: Callable[..., object]) -> dict[int, str]:
+    """Return the variables of models by the models' ids, where the function was defined."""
+    import torch
+
+    function = inspect.unwrap(step)
+    if not inspect.isfunction(function):
+        return {}
+    names: dict[str, Any] = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    return {
+        id(value): name
+        for name, value in reversed(names.items())
+        if isinstance(value, torch.nn.Module) and not name.startswith("_")
+    }

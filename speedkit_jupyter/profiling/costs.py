@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
 from speedkit_jupyter.measure.checks import roofline
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.profiling.counted import Work, counted
-from speedkit_jupyter.profiling.module_calls import ModuleCalls
-from speedkit_jupyter.profiling.traced import MODULE, Place, Trace
+from speedkit_jupyter.profiling.operators import MODULE, ModuleCalls, Trace, Work, counted
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +24,7 @@ CACHED = 1.1
 MOST_TRACED, ROOM = 5, 4
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cost:
     """What one module, or one operator, takes of a call.
 
@@ -36,18 +35,14 @@ class Cost:
     """
 
     name: str
-    kind: str
-    share: float
-    backward: float
-    times: float
-    flops: int
-    moved_bytes: int
-    limit: float | None
-    bound: Bound
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
+    kind: str = ""
+    share: float = 0.0
+    backward: float = 0.0
+    times: float = 0.0
+    flops: int = 0
+    moved_bytes: int = 0
+    limit: float | None = None
+    bound: Bound = ""
 
 
 @dataclass
@@ -66,142 +61,99 @@ class Costs:
     chrome: bytes = field(default=b"", repr=False)
 
 
-class Costing:
-    """`call` makes the step once, `settle` puts it back to where it began; `names` are those of
-    modules by their ids, `kinds` their classes by these names, in the order of the model.
-    """
-
-    def __init__(
-        self,
-        call: Callable[[], object],
-        settle: Callable[[], object],
-        device: torch.device,
-        names: Mapping[int, str],
-        kinds: Mapping[str, str],
-    ) -> None:
-        self._call, self._settle, self._device = call, settle, device
-        self._modules, self._kinds = ModuleCalls(names), kinds
-
-    def found(self, call_s: float, budget: Budget) -> Costs:
-        """Count one call, then trace as many as the budget allows, at least one.
-
-        `call_s` are the seconds of a plain one. Raises StepError beside another profiler.
-        """
-        __tracebackhide__ = True
-        work, trace = Counter[Work](), Trace()
-        with suppress(Exception):  # some code does not allow the dispatch mode that counts
-            self._settle()
-            work = counted(self._call, self._modules)
-        operators = {one.place.operator for one in work}
-        while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
-            self._settle()
-            trace.add(self._call, self._modules, self._device, operators)
-        return costs(trace, work, self._kinds, self._device, call_s)
-
-
-def costs(
-    trace: Trace,
-    work: Counter[Work],
-    kinds: Mapping[str, str],
+def costs_of(
+    call: Callable[[], object],
+    settle: Callable[[], object],
     device: torch.device,
+    names: tuple[Mapping[int, str], Mapping[str, str]],
     call_s: float,
+    budget: Budget,
 ) -> Costs:
-    """Return all that a trace and a count say. The machine's limits are measured here, for each
-    dtype once in a session.
+    """Count one call, then trace as many as the budget allows, at least one.
+
+    `call` makes the step once, in `call_s` seconds; `settle` puts it back to where it began.
+    `names` are those of modules by their ids, and their classes by these names, in the order of the
+    model. The machine's limits are measured for each dtype once in a session. Raises StepError
+    beside another profiler.
     """
-    limits, calls = _limits_s(work, device), max(trace.calls, 1)
-    called = Counter[str]()
-    for one, times in work.items():
-        called[one.place.operator] += times
-
-    def collected(key: Callable[[Place], str], times: Callable[[str], float]) -> list[Cost]:
-        shares, done = _shares(key, trace), _Done.by(key, work, limits)
-        backward = _shares(lambda place: key(place) if place.is_backward else "", trace)
-        found = []
-        for name in filter(None, shares):
-            share, its = shares[name], done.get(name, _Done())
-            limit, bound = its.limit(share * call_s)
-            found.append(
-                Cost(
-                    name,
-                    kinds.get(name, ""),
-                    share,
-                    backward.get(name, 0.0),
-                    times(name),
-                    its.flops,
-                    its.moved_bytes,
-                    limit,
-                    bound,
-                )
-            )
-        return sorted(found, key=lambda cost: -cost.share)
-
+    (by_id, kinds), work, trace = names, Counter[Work](), Trace()
+    modules = ModuleCalls(by_id)
+    with suppress(Exception):  # some code does not allow the dispatch mode that counts
+        settle()
+        work = counted(call, modules)
+    operators = {one.place.operator for one in work}
+    while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
+        settle()
+        trace.add(call, modules, device, operators)
+    limits = _limits_s(work, device)
+    modules_costs = _collected("module", trace, work, limits, call_s)
+    operators_costs = _collected("operator", trace, work, limits, call_s)
+    for one in modules_costs:
+        one.kind, one.times = kinds.get(one.name, ""), trace.times[MODULE + one.name] / trace.calls
+    for one in operators_costs:
+        one.times = one.times or trace.times[one.name] / trace.calls
     return Costs(
-        collected(lambda place: place.module, lambda name: trace.times[MODULE + name] / calls),
-        collected(
-            lambda place: place.operator, lambda name: called[name] or trace.times[name] / calls
-        ),
-        _tree(_shares(lambda place: place.module, trace), kinds),
+        modules_costs,
+        operators_costs,
+        _tree(modules_costs, kinds),
         None if trace.busy_s is None else trace.busy_s / trace.total_s,
         trace.chrome,
     )
 
 
-def _shares(key: Callable[[Place], str], trace: Trace) -> dict[str, float]:
-    found = defaultdict[str, float](float)
+def _collected(
+    key: str,
+    trace: Trace,
+    work: Counter[Work],
+    limits: Mapping[Work, tuple[float, float]],
+    call_s: float,
+) -> list[Cost]:
+    """Return the costs for each value of the attribute `key` of the places in a trace and a count,
+    the costliest first.
+    """
+    found, name = dict[str, Cost](), attrgetter(key)
     for place, spent_s in trace.seconds.items():
-        found[key(place)] += spent_s / trace.total_s
-    return found
+        cost, share = found.setdefault(name(place), Cost(name(place))), spent_s / trace.total_s
+        cost.share += share
+        cost.backward += share * place.is_backward
+    computing_s, roof_s = defaultdict[str, float](float), defaultdict[str, float](float)
+    for done, times in work.items():
+        if (at := name(done.place)) in found:
+            found[at].times += times
+            found[at].flops += times * done.flops
+            found[at].moved_bytes += times * done.moved_bytes
+            computing_s[at] += times * limits[done][0]
+            # of each call what takes longer: the other happens meanwhile
+            roof_s[at] += times * max(limits[done])
+    found.pop("", None)
+    for at, cost in found.items():
+        cost.limit, cost.bound = _limit(computing_s[at], roof_s[at], cost.share * call_s)
+    return sorted(found.values(), key=lambda cost: -cost.share)
 
 
-def _tree(own: Mapping[str, float], kinds: Mapping[str, str]) -> dict[str, float]:
+def _limit(computing_s: float, roof_s: float, spent_s: float) -> tuple[float | None, Bound]:
+    """Return how much of the time the machine needs at best, and what for.
+
+    What is faster than its bytes can come from memory has them from a cache: then operations alone
+    are a limit.
+    """
+    from_memory = roof_s <= CACHED * spent_s
+    limit_s = roof_s if from_memory else computing_s
+    if not limit_s or not spent_s:
+        return None, ""
+    is_moving = from_memory and roof_s > 2 * computing_s
+    return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
+
+
+def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]:
     """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
     found = dict.fromkeys(kinds, 0.0)
-    for name, share in own.items():
-        parts = name.split(".") if name else []
-        for end in range(len(parts)):
-            around = ".".join(parts[: end + 1])
-            found[around] = found.get(around, 0.0) + share
+    for cost in modules:
+        parts = cost.name.split(".")
+        for end in range(1, len(parts) + 1):
+            around = ".".join(parts[:end])
+            found[around] = found.get(around, 0.0) + cost.share
     return {name: share for name, share in found.items() if share > 0}
-
-
-@dataclass
-class _Done:
-    """Work that was counted, summed: seconds at best for its operations, and for both."""
-
-    flops: int = 0
-    moved_bytes: int = 0
-    computing_s: float = 0.0
-    roof_s: float = 0.0
-
-    @staticmethod
-    def by(
-        key: Callable[[Place], str],
-        work: Counter[Work],
-        limits: Mapping[Work, tuple[float, float]],
-    ) -> dict[str, _Done]:
-        found = defaultdict[str, _Done](_Done)
-        for one, times in work.items():
-            done, (computing_s, moving_s) = found[key(one.place)], limits[one]
-            done.flops += times * one.flops
-            done.moved_bytes += times * one.moved_bytes
-            done.computing_s += times * computing_s
-            # of each call what takes longer: the other happens meanwhile
-            done.roof_s += times * max(computing_s, moving_s)
-        return found
-
-    def limit(self, spent_s: float) -> tuple[float | None, Bound]:
-        """Return how much of the time the machine needs at best, and what for.
-
-        What is faster than its bytes can come from memory has them from a cache: then operations
-        alone are a limit.
-        """
-        from_memory = self.roof_s <= CACHED * spent_s
-        limit_s = self.roof_s if from_memory else self.computing_s
-        if not limit_s or not spent_s:
-            return None, ""
-        is_moving = from_memory and self.roof_s > 2 * self.computing_s
-        return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
 
 
 def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[float, float]]:

@@ -1,13 +1,14 @@
-"""Patches that tell a split which part of the step begins and ends, in one thread.
+"""Patches by which a recorder learns which part of the step begins and ends, in one thread.
 
 Nothing is traced: the parts are few and long, so that a step takes hardly longer.
 """
 
 from __future__ import annotations
 
+import ast
+import builtins
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,15 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.handlers.iterators import Replay
-from speedkit_jupyter.profiling.lines import is_torchs, user_spot
-from speedkit_jupyter.profiling.recorder import Recorder
-from speedkit_jupyter.profiling.split import Line, Part
+from speedkit_jupyter.profiling.lines import Spot, is_users, user_spot
+from speedkit_jupyter.profiling.split import Line, Part, Recorder
 from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
 
-# Each of them waits until the device has done all that was asked of it before, and what waits in
-# the code is `float(loss)` where the method is `__float__`.
+# Each of them waits until the device has done all that was asked of it before; `float(loss)` is the
+# method `__float__`.
 WAITING = (
     "item",
     "tolist",
@@ -39,12 +39,13 @@ WAITING = (
     "nonzero",
 )
 MOVING = ("to", "cuda", "cpu")
+# What is at hand already makes nobody wait; torch's loaders are seen wherever they are used.
+AT_HAND = (range, list, tuple, dict, set, frozenset, str)
 
 
 @contextmanager
 def installed(recorder: Recorder) -> Iterator[None]:
-    """Have torch's functions that are a whole part tell of their calls from this thread in the
-    block, while the split runs.
+    """Have torch's functions that are a whole part tell of their calls in the block.
 
     For many calls at once: Python (3.13) forgets for ever how to find the methods of a class
     quickly that was changed a thousand times.
@@ -53,28 +54,21 @@ def installed(recorder: Recorder) -> Iterator[None]:
     from torch.nn.utils import clip_grad
     from torch.utils.data import DataLoader
 
-    scaler, optimizer = torch.amp.GradScaler, torch.optim.Optimizer
+    scaler = torch.amp.GradScaler
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
         (torch_private.loader_iterator(), "__next__", "data"),
         (Replay, "_draw", "data"),
         (torch.autograd, "backward", "backward"),
         (torch.autograd, "grad", "backward"),
-        (optimizer, "zero_grad", "optimizer"),
+        (torch.optim.Optimizer, "zero_grad", "optimizer"),
         (torch.nn.Module, "__call__", "forward"),
         (scaler, "step", "optimizer"),
         (scaler, "unscale_", "optimizer"),
         (scaler, "update", "optimizer"),
         *((home, "clip_grad_norm_", "optimizer") for home in (clip_grad, torch.nn.utils)),
     ]
-    with ExitStack() as stack:
-        stack.enter_context(_overrides_forgotten())
-        for owner, name, part in whole:
-            make = partial(counted, part, recorder)
-            stack.enter_context(patched(owner, name, make))
-        for kind in {*_optimizers()}:
-            make = partial(_step_of_optimizer, recorder)
-            stack.enter_context(patched(kind, "step", make))
+    with _in_place((owner, name, partial(_counted, recorder, part)) for owner, name, part in whole):
         yield
 
 
@@ -83,33 +77,51 @@ def installed_within(recorder: Recorder) -> Iterator[None]:
     """Have methods that wait, or move, tell of their calls: within those parts, or between them."""
     import torch
 
-    with ExitStack() as stack:
-        stack.enter_context(_overrides_forgotten())
-        for name in WAITING:
-            make = partial(_waiting, name, recorder)
-            stack.enter_context(patched(torch.Tensor, name, make))
-        for name in MOVING if _has_accelerator() else ():
-            make = partial(_moving, recorder, name)
-            stack.enter_context(patched(torch.Tensor, name, make))
+    moving = MOVING if torch.accelerator.is_available() else ()
+    methods = [*((name, _waiting) for name in WAITING), *((name, _moving) for name in moving)]
+    with _in_place((torch.Tensor, name, partial(make, recorder, name)) for name, make in methods):
         yield
 
 
 @contextmanager
 def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """Tell of compiling, of hooked steps and of functions between the parts in the block, which is
-    one call of the step. Between calls hooks and modes are put back.
+    """Tell of compiling, of optimizers' steps and of functions between the parts in the block,
+    which is one call of the step. Between calls hooks and modes are put back.
 
     Not `sees_functions` in the first call, which may compile: there they are part of the rest.
     """
     with ExitStack() as stack:
-        stack.enter_context(_compiling(recorder))
+        open_compilations: list[Any] = []
+        stack.callback(
+            torch_private.on_compiling(
+                lambda _: open_compilations.append(recorder.begin("compiling")),
+                lambda _: recorder.end(open_compilations.pop() if open_compilations else None),
+            )
+        )
         if sees_functions and not compilations.graphs():
             stack.enter_context(recorder.functions())
-        stack.enter_context(_unseen_steps(recorder))
+        stack.enter_context(_optimizer_steps(recorder))
         yield
 
 
-def counted(part: Part, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+@contextmanager
+def _in_place(patches: Iterable[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Have what stands in for torch's functions in place in the block, but not in the tables that
+    torch makes of them once in a process: those first asked for in the block are made anew.
+    """
+    before = {id(table): table.cache_info().misses for table in torch_private.lookups()}
+    try:
+        with ExitStack() as stack:
+            for owner, name, make in patches:
+                stack.enter_context(patched(owner, name, make))
+            yield
+    finally:
+        for table in torch_private.lookups():
+            if table.cache_info().misses > before.get(id(table), 0):
+                table.cache_clear()
+
+
+def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Callable[..., Any]:
     """Count all of the call as this part."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -122,30 +134,27 @@ def counted(part: Part, recorder: Recorder, original: Callable[..., Any]) -> Cal
     return call
 
 
-def _waiting(name: str, recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
+def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Tell of a method that waits for the device, and gives Python a value.
 
-    On a CPU nothing waits: there it counts where the user's code asks, and not torch's own.
+    On a CPU nothing waits: there it counts where the user's own code asks.
     """
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        split = recorder.split
-        if split.part in ("synchronizations", "data", "compiling", "overhead") or (
-            tensor.device.type == "cpu" and is_torchs(sys._getframe(2).f_code.co_filename)
+        if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
+            tensor.device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
         ):
             return original(tensor, *args, **kwargs)
-        split.enter("overhead")
-        line = _line(name)
-        begun = recorder.begin("synchronizations")
-        mark = split.mark()
-        try:
-            return original(tensor, *args, **kwargs)
-        finally:
-            seconds = split.mark() - mark
-            recorder.end(begun)
-            if line is not None:
-                split.waited(line, seconds)
-            split.leave()
+        with recorder.within("overhead"):
+            spot = user_spot(2)
+            begun = recorder.begin("synchronizations")
+            mark = recorder.mark()
+            try:
+                return original(tensor, *args, **kwargs)
+            finally:
+                waited_s = recorder.mark() - mark
+                recorder.end(begun)
+                _note(recorder, spot, name, waited_s)
 
     return call
 
@@ -154,123 +163,93 @@ def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
     """Tell of a copy to a device, or from there, which waits."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        split = recorder.split
-        if not split.depth:
+        if recorder.part == "overhead":
             return original(tensor, *args, **kwargs)
-        mark, begun_s = split.mark(), split.now()
+        mark, begun_s = recorder.mark(), recorder.now()
         result = original(tensor, *args, **kwargs)
         before, after = tensor.device.type, result.device.type
-        if before == after:
-            return result
-        part: Part = "synchronizations" if after == "cpu" else "host to device"
-        split.moved(mark, part)
-        if after == "cpu" and (line := _line(name)) is not None:
-            split.waited(line, split.now() - begun_s)
+        if after == "cpu" != before:
+            recorder.moved(mark, "synchronizations")
+            _note(recorder, user_spot(2), name, recorder.now() - begun_s)
+        elif after != before:
+            recorder.moved(mark, "host to device")
         return result
 
     return call
 
 
-def _line(call: str) -> Line | None:
-    spot = user_spot(3)
-    return None if spot is None else Line(*spot, call)
-
-
-def _optimizers() -> Iterator[type[torch.optim.Optimizer]]:
-    """Yield the classes of optimizers whose `step` torch has put its hooks around: it does so once
-    the first one is made. Of others (a wrapper's, a parent's) nothing is changed:
-    what steps in there is hooked, or is seen by the hooks of all optimizers.
-    """
-    import torch
-
-    waiting: list[type[torch.optim.Optimizer]] = [torch.optim.Optimizer]
-    while waiting:
-        kind = waiting.pop()
-        waiting += kind.__subclasses__()
-        if getattr(vars(kind).get("step"), "hooked", False):
-            yield kind
-
-
-def _step_of_optimizer(recorder: Recorder, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Count all of a step as the optimizer's, its hooks included."""
-    whole, seen = counted("optimizer", recorder, original), recorder.stepping
-
-    def call(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        stepped = recorder.split.stepped
-        before, is_first = stepped[id(optimizer)], id(optimizer) not in seen
-        seen.add(id(optimizer))
-        try:
-            result = whole(optimizer, *args, **kwargs)
-        finally:
-            if is_first:
-                seen.discard(id(optimizer))
-        stepped[id(optimizer)] = before + 1  # also where its class calls the one that it is of
-        return result
-
-    return call
+def _note(recorder: Recorder, spot: Spot | None, name: str, seconds: float) -> None:
+    if spot is not None:
+        line = Line(spot.file, spot.number, name)
+        recorder.split.waits[line] += 1
+        recorder.split.waited_s[line] += seconds
 
 
 @contextmanager
-def _unseen_steps(recorder: Recorder) -> Iterator[None]:
-    """Tell of steps that do not go by their class: a scheduler puts a step of its own on the
-    optimizer, which calls what it found when the scheduler was made.
+def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
+    """Count optimizers' steps, with the hooks of their own. The step of a class that calls the step
+    of the one that it is of is one step.
     """
-    depths: dict[int, int] = {}
+    under_way: list[tuple[int, Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if recorder.split.depth and id(optimizer) not in recorder.stepping:
-            depths[id(optimizer)] = recorder.split.depth
-            recorder.split.enter("optimizer")
+        under_way.append((id(optimizer), recorder.begin("optimizer")))
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if id(optimizer) in depths:
-            recorder.split.leave(depths.pop(id(optimizer)))
-            recorder.split.stepped[id(optimizer)] += 1
+        of, begun = under_way.pop()
+        recorder.end(begun)
+        if of not in dict(under_way):
+            recorder.split.stepped[of] += 1
 
     with optimizer_hooks(before, after):
         yield
 
 
-@contextmanager
-def _overrides_forgotten() -> Iterator[None]:
-    """Keep what stands in for torch's functions out of the tables that torch makes of its own, once
-    in a process: those that are first asked for in the block are made anew after it.
+class Loops:
+    """Every `for` of the code that is `rewritten` goes through this object's call.
+
+    It is found among Python's built-in names, while the code runs: nothing is added to the user's.
     """
-    import torch.overrides
 
-    torch.overrides.get_overridable_functions()
-    torch.overrides.is_tensor_method_or_property(torch.Tensor.item)
-    before = {id(table): table.cache_info().misses for table in torch_private.lookups()}
-    try:
-        yield
-    finally:
-        for table in torch_private.lookups():
-            if table.cache_info().misses > before.get(id(table), 0):
-                table.cache_clear()
+    name = "_speedbench_waits"
+
+    def __init__(self) -> None:
+        self._recorder: Recorder | None = None
+
+    def rewritten(self, tree: ast.Module) -> ast.Module:
+        """Return the same code, line by line; the loops of functions that it defines, too."""
+        for node in ast.walk(tree):
+            if isinstance(node, ast.For):
+                called = ast.Call(ast.Name(self.name, ast.Load()), [node.iter], [])
+                node.iter = ast.copy_location(called, node.iter)
+        return ast.fix_missing_locations(tree)
+
+    @contextmanager
+    def told_to(self, recorder: Recorder | None) -> Iterator[None]:
+        """Let the code run in the block; the recorder, if there is one, learns of the waits."""
+        self._recorder = recorder
+        setattr(builtins, self.name, self)
+        try:
+            yield
+        finally:
+            self._recorder = None
+            delattr(builtins, self.name)
+
+    def __call__(self, iterable: Iterable[Any]) -> Iterable[Any]:
+        """Return what the loop goes through in place of this."""
+        is_at_hand = isinstance(iterable, AT_HAND) or hasattr(type(iterable), "__array__")
+        if self._recorder is None or is_at_hand:
+            return iterable
+        return _waited(self._recorder, iterable)
 
 
-@contextmanager
-def _compiling(recorder: Recorder) -> Iterator[None]:
-    """Tell of torch.compile at work, also on a backward pass when that comes first."""
-    here, depths = threading.get_ident(), list[int]()
-
-    def start(_: Any) -> None:
-        if threading.get_ident() == here:
-            depths.append(recorder.split.depth)
-            recorder.split.enter("compiling")
-
-    def end(_: Any) -> None:
-        if depths and threading.get_ident() == here:
-            recorder.split.leave(depths.pop())
-
-    remove = torch_private.on_compiling(start, end)
-    try:
-        yield
-    finally:
-        remove()
-
-
-def _has_accelerator() -> bool:
-    import torch
-
-    return bool(torch.accelerator.is_available())
+def _waited(recorder: Recorder, iterable: Iterable[Any]) -> Iterator[Any]:
+    with recorder.within("data"):
+        draws = iter(iterable)
+    while True:
+        try:
+            with recorder.within("data"):
+                drawn = next(draws)
+        except StopIteration:
+            return
+        yield drawn

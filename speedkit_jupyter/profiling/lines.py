@@ -9,7 +9,6 @@ long operation that calls nothing counts for the next line that does.
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import signal
 import sys
@@ -17,22 +16,22 @@ import sysconfig
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from speedkit_jupyter.profiling.split import LineSample, Part, Split
+from speedkit_jupyter.profiling.split import LineSample, Part, Recorder
 from speedkit_jupyter.support.tracebacks import is_door
 
 OURS = str(Path(__file__).parents[1])
 # Seconds between two samples. One takes some 10 µs.
 EVERY_S = 0.001
-# A sample counts for this share of what it would by itself, at the least and at the most.
-LEAST, MOST = 0.4, 4.0
+# A second of samples counts for at most so many by itself: a part may be seen only once.
+MOST = 4.0
 
 
 class Spot(NamedTuple):
@@ -66,14 +65,6 @@ def is_users(file: str) -> bool:
     return not file.startswith((OURS, "<frozen ", "<string>", *libraries))
 
 
-@cache
-def is_torchs(file: str) -> bool:
-    """Return whether a file is one of torch's."""
-    import torch
-
-    return file.startswith(str(Path(inspect.getfile(torch)).parent))
-
-
 def source(file: str, number: int) -> str:
     """Return the line as it is written; empty where nothing is known of the file."""
     return linecache.getline(file, number).strip()
@@ -86,21 +77,6 @@ def cells() -> dict[str, str]:
     return {file: f"cell {number}" for file, number in numbers.items()}
 
 
-def models_of(step: Callable[..., object]) -> dict[int, str]:
-    """Return the variables of models by the models' ids, where the function was defined."""
-    import torch
-
-    function = inspect.unwrap(step)
-    if not inspect.isfunction(function):
-        return {}
-    names: dict[str, Any] = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    return {
-        id(value): name
-        for name, value in reversed(names.items())
-        if isinstance(value, torch.nn.Module) and not name.startswith("_")
-    }
-
-
 @dataclass
 class LineTimes:
     """Shares of a step, 0 to 1: `own` are those of lines of the user's, without other lines that
@@ -110,6 +86,26 @@ class LineTimes:
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
     python: Mapping[Spot, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(samples: Sequence[LineSample], shares: Mapping[Part, float]) -> LineTimes:
+        """Return those of the samples. `shares` are those of the parts, as the split knows them:
+        some parts are interrupted more often than others.
+        """
+        own = defaultdict[tuple[Spot, Part], float](float)
+        python = defaultdict[Spot, float](float)
+        seen_s = defaultdict[Part, float](float)
+        for sample in samples:
+            seen_s[sample.part] += sample.seconds
+        most = MOST / (sum(seen_s.values()) or 1.0)
+        for sample in samples:
+            part_share = shares.get(sample.part, 0.0)
+            share = sample.seconds * min(part_share / (seen_s[sample.part] or 1.0), most)
+            if sample.spot is not None:
+                own[sample.spot, sample.part] += share
+                if sample.part in ("rest", "data") and not sample.in_torch:
+                    python[sample.spot] += share
+        return LineTimes(own, python)
 
     def costliest(self, part: Part | None = None) -> list[tuple[Spot, float]]:
         """Return lines by their own time (of a part of the step only), the costliest first."""
@@ -125,92 +121,49 @@ class LineTimes:
         return max(shares, key=lambda where: shares[where])
 
 
-class LineSampler:
-    """Collects what is seen in all calls that are made while it is `sampling`."""
+@contextmanager
+def sampled(recorder: Recorder) -> Iterator[None]:
+    """Have a timer note which line is at work in this thread, into the recorder's split, while it
+    runs.
 
-    def __init__(self) -> None:
-        self.total_s = 0.0
-        self.seen: list[LineSample] = []
-
-    def result(self, shares: Mapping[Part, float]) -> LineTimes:
-        """Return the lines of all calls so far. `shares` are those of the parts, as the split knows
-        them: some parts are interrupted more often than others.
-        """
-        own = defaultdict[tuple[Spot, Part], float](float)
-        python = defaultdict[Spot, float](float)
-        counts = self._counts(shares)
-        for sample in self.seen:
-            share = counts[sample.part] * sample.seconds
-            if sample.spot is not None:
-                own[sample.spot, sample.part] += share
-                if sample.part in ("rest", "data") and not sample.in_torch:
-                    python[sample.spot] += share
-        return LineTimes(own, python)
-
-    def _counts(self, shares: Mapping[Part, float]) -> dict[Part, float]:
-        """Return what a second of samples is of the step, by part."""
-        seen = defaultdict[Part, float](float)
-        for sample in self.seen:
-            seen[sample.part] += sample.seconds
-        whole_s = sum(seen.values()) or 1.0
-        return {
-            part: min(max(shares.get(part, 0.0) / (spent_s or whole_s), LEAST / whole_s),
-                      MOST / whole_s)
-            for part, spent_s in seen.items()
-        }  # fmt: skip
-
-    @contextmanager
-    def sampling(self, split: Split) -> Iterator[None]:
-        """Sample this thread's lines in the block; the split runs in it, and says which part it is.
-
-        Nothing is seen where no timer can interrupt it.
-        """
-        begun_s = before_s = time.perf_counter()
-
-        def sample() -> None:
-            nonlocal before_s
-            now_s = time.perf_counter()
-            if split.depth and split.part != "overhead":
-                in_torch = split.undecided is not None
-                found = LineSample(user_spot(2), split.part, now_s - before_s, in_torch)
-                self.seen.append(found)
-                if split.undecided is not None:
-                    split.undecided.append(found)
-            before_s = now_s
-
-        try:
-            with _interrupted(sample) if _can_interrupt() else nullcontext():
-                yield
-        finally:
-            self.total_s += time.perf_counter() - begun_s
-
-
-def _can_interrupt() -> bool:
-    """Return whether a timer can interrupt this thread.
-
-    Signals reach the main thread only, Windows has no such timer, and one that the user has set
-    stays as it is.
+    Nothing is noted where no timer can interrupt: signals reach the main thread only, Windows has
+    no such timer, and one that the user has set stays as it is.
     """
-    return (
+    import torch
+
+    is_free = (
         hasattr(signal, "setitimer")
         and threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
         and not signal.getitimer(signal.ITIMER_REAL)[0]
     )
-
-
-@contextmanager
-def _interrupted(sample: Callable[[], None]) -> Iterator[None]:
-    """Call `sample` every EVERY_S in the block, which may take the timer for itself."""
-    import torch
-
+    if not is_free:
+        yield
+        return
     # torch.compile would trace what interrupts compiled code.
-    handler = torch.compiler.disable(lambda *_: sample())
+    handler = torch.compiler.disable(_sampler(recorder))
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGALRM) is handler:
+        if signal.getsignal(signal.SIGALRM) is handler:  # the block may take it for itself
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
+
+
+def _sampler(recorder: Recorder) -> Callable[[int, object], None]:
+    """Return a handler of signals that notes one sample, and goes on between two calls: the first
+    sample of a short call counts as much as any.
+    """
+    before_s = time.perf_counter()
+
+    def sample(*_: object) -> None:
+        nonlocal before_s
+        now_s = time.perf_counter()
+        if recorder.part != "overhead":
+            found = LineSample(user_spot(2), recorder.part, now_s - before_s)
+            recorder.split.samples.append(found)
+        before_s = now_s
+
+    return sample

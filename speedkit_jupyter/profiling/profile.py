@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
@@ -37,8 +36,7 @@ class Profile(Shown):
     `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
     between; where telling takes long, `whole` are splits of calls that were told of little: of the
     parts as a whole, without what is within them. `first` is that of the first call, which may have
-    compiled. `counted` is what the machine counts in a second of the plain ones (`energy_j`:
-    joules), where it does, and then `samples` what a call takes, if its models say it.
+    compiled.
     `timed_s` are wall-clock seconds of all plain calls (of the first call, where there are none),
     `cpu_s` the CPU seconds of this process in them, `held_up_s` those for which other processes
     kept it from the cores. A profile that `is_interrupted` ended by Ctrl-C.
@@ -51,8 +49,6 @@ class Profile(Shown):
     splits: list[Split] = field(default_factory=list)
     whole: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
-    counted: Mapping[str, float] = field(default_factory=dict)
-    samples: int | None = None
     lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
@@ -102,15 +98,6 @@ class Profile(Shown):
         """Return that of a part, 0 to 1."""
         return shares(self.taken, self.whole if self.is_costly else [])[part]
 
-    def quantities(self) -> dict[str, float]:
-        """Return what the machine counts, by name: of a step, and of a sample if known."""
-        found: dict[str, float] = {}
-        for quantity in QUANTITIES:
-            if (rate := self.counted.get(quantity.name)) is not None:
-                samples = self.samples / self.steps if self.samples else None
-                found |= quantity.values(rate * self.step_s, samples)
-        return found
-
     def waits(self) -> list[Wait]:
         """Return lines that wait, what takes longest first, then what waits most often."""
         lines = {line for split in self.taken for line in split.waits}
@@ -158,13 +145,13 @@ class Profile(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
+        costs = self.costs or Costs()
         return {
             "parts": self.rows(),
             "step_s": self.step_s,
             "steps": self.steps,
             "calls": len(self.taken),
             "cost": self.cost,
-            **self.quantities(),
             "first_call_s": None if self.first is None else self.first.total_s,
             "first_compiling_s": None if self.first is None else self.first.seconds["compiling"],
             "synchronizations": [
@@ -186,16 +173,9 @@ class Profile(Shown):
                 }
                 for spot, share in self.lines.costliest()
             ],
-            **self._costs_as_dict(),
+            "modules": [asdict(cost) for cost in costs.modules],
+            "operators": [asdict(cost) for cost in costs.operators],
+            "busy": costs.busy,
             "environment": dict(self.environment),
             "command": self.command,
-        }
-
-    def _costs_as_dict(self) -> dict[str, Any]:
-        if self.costs is None:
-            return {"modules": [], "operators": [], "busy": None}
-        return {
-            "modules": [cost.to_dict() for cost in self.costs.modules],
-            "operators": [cost.to_dict() for cost in self.costs.operators],
-            "busy": self.costs.busy,
         }

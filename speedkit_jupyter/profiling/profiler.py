@@ -7,27 +7,23 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling import instruments
-from speedkit_jupyter.profiling.costs import Costing
-from speedkit_jupyter.profiling.counters import Counters
-from speedkit_jupyter.profiling.lines import LineSampler
-from speedkit_jupyter.profiling.loops import Loops, generator_functions, generators_told_to
-from speedkit_jupyter.profiling.module_calls import names_of
+from speedkit_jupyter.profiling.costs import costs_of
+from speedkit_jupyter.profiling.lines import LineTimes, sampled
+from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.recorder import Recorder
-from speedkit_jupyter.profiling.split import PARTS, Split
+from speedkit_jupyter.profiling.split import PARTS, LineSample, Recorder, Split
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -82,20 +78,19 @@ class Profiler:
         device: torch.device,
         profile: Profile,
         budget_s: float | None = None,
-        loops: Loops | None = None,
+        loops: instruments.Loops | None = None,
         called: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.step, self._device, self._profile = step, device, profile
         self.called = called
-        self._loops = loops or Loops()
+        self._loops = loops or instruments.Loops()
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
         self.afterwards: Callable[[Isolated], object] | None = None
         profile.device = device.type
         self._context: Any = None
-        self._generators: list[FunctionType] = []
         self._is_alone = False
-        self._others = clock.Interruptions()
+        self._watch = clock.Stopwatch(device, clock.now, clock.Interruptions())
 
     def result(self) -> Profile:
         """Return what is known so far."""
@@ -107,42 +102,34 @@ class Profiler:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every call. What the step changed is put back at the end."""
-        __tracebackhide__ = True
-        budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self._interruptible(), self.step.guarded() as visit:
+        profile, budget = self._profile, Budget(self.budget_s, begun_s=self.begun_s)
+        with self._interruptible(), self.step.guarded() as guard:
             self._context = in_force_or_none(self.step.models)
-            budget.reserved_s = visit.taking_s
-            self._generators = generator_functions(visit.state.walk.found.values())
+            budget.reserved_s = guard.taking_s
             yield Progress(0.0, "first call")
-            sampler = LineSampler()
-            watch = clock.Stopwatch(self._device, clock.now, self._others)
-            with self._installed() as recorder, instruments.installed_within(recorder):
-                watch.begin()
-                first = self._profiled(recorder, is_first=True, sampler=sampler)
-                watch.end()
-            self._count(watch)
+            with self._sampled() as recorder:
+                profile.first = first = self._watched(lambda: self._profiled(recorder, True))
             budget.exclude(first.seconds["compiling"])
-            self._profile.first = first
-            is_long = first.total_s - first.seconds["compiling"] > LONG * self.budget_s
-            state = None if is_long and self.afterwards is None else self.step.state()
-            if is_long or state is None:
-                self._profile.why_no_costs = "there was no time for a second call"
-                self._found_lines(sampler)
+            is_long = self._first_s > LONG * self.budget_s
+            state = guard.state if is_long and not self.afterwards else self.step.state()
+            if is_long:
+                profile.why_no_costs = "there was no time for a second call"
+                self._find_lines(first.samples)
                 yield Progress(1.0, "the call is long: it is the profile")
             else:
                 try:
-                    yield from self._in_full(first, state, budget)
+                    yield from self._in_full(state, budget)
                 except StepError:
                     raise
                 except Exception as error:
-                    if self._profile.plain_s or self._is_alone:
+                    if profile.plain_s:
                         raise
-                    self.step.tell([ended(error).line])
                     # Another call can't follow (a schedule has so many steps): each begins anew.
-                    state, self._is_alone = visit.state, True
-                    budget.reserved_s = visit.taking_s
-                    yield from self._in_full(first, state, budget)
-            if self.afterwards is not None and state is not None:
+                    self.step.tell([ended(error).line])
+                    state, self._is_alone = guard.state, True
+                    budget.reserved_s = guard.taking_s
+                    yield from self._in_full(state, budget)
+            if self.afterwards is not None:
                 yield Progress(1.0, "one more call, watched")
                 self.afterwards(self._isolated(state))
 
@@ -155,14 +142,19 @@ class Profiler:
             self._profile.is_interrupted = True
             raise
 
-    def _in_full(
-        self, first: Split, state: Snapshot, budget: Budget
-    ) -> Generator[Progress, None, None]:
+    @property
+    def _first_s(self) -> float:
+        first = self._profile.first
+        return 0.0 if first is None else first.total_s - first.seconds["compiling"]
+
+    @property
+    def _call_s(self) -> float:
+        return self._profile.step_s * self._profile.steps
+
+    def _in_full(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Find parts, then lines, then modules and operators, each from calls of their own."""
-        __tracebackhide__ = True
         left_s = max(budget.left_s, 0.0)
-        longest_s = COSTS * (first.total_s - first.seconds["compiling"])
-        costs_s = min(longest_s, COSTS_SHARE * left_s)
+        costs_s = min(COSTS * self._first_s, COSTS_SHARE * left_s)
         sampling_s = min(SAMPLING_S, SAMPLING_SHARE * left_s)
         trying_s = 0.0 if self.afterwards is None else TRYING_SHARE * self.budget_s
         budget.reserved_s += costs_s + sampling_s + trying_s
@@ -171,36 +163,23 @@ class Profiler:
         yield Progress(budget.share, "lines")
         self._sample_lines(state, budget, sampling_s)
         budget.reserved_s -= costs_s
-        call_s = self._profile.step_s * self._profile.steps
-        if call_s > LONGEST_TRACED_S:
-            self._profile.why_no_costs = (
-                f"a call of {call_s:.0f} s is too long: profile fewer steps"
-            )
-            return
-        needed_s = COSTS * call_s
-        if not budget.allows(needed_s):
+        needed_s = COSTS * self._call_s
+        if self._call_s > LONGEST_TRACED_S:
+            why = f"a call of {self._call_s:.0f} s is too long: profile fewer steps"
+        elif not budget.allows(needed_s):
             more = few_digits(math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s)))
-            self._profile.why_no_costs = f"there was no time for them (--budget {more})"
-            return
-        yield Progress(budget.share, "modules and operators")
-        self._find_costs(state, budget)
-
-    def _isolated(self, state: Snapshot) -> Isolated:
-        return Isolated(
-            call=lambda: self._aside(self._call),
-            settle=state.restore,
-            affords=lambda seconds: seconds <= TRYING_SHARE * self.budget_s,
-            device=self._device,
-        )
+            why = f"there was no time for them (--budget {more})"
+        else:
+            yield Progress(budget.share, "modules and operators")
+            why = self._find_costs(state, budget)
+        self._profile.why_no_costs = why
 
     def _in_turn(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Make some plain calls, as many profiled ones, each from the same state and with data of
         its own.
         """
-        __tracebackhide__ = True
-        profile, counters, number, slowest_s = self._profile, Counters(self._device), 1, 0.0
+        profile, number, slowest_s = self._profile, 1, 0.0
         profile.timed_s = profile.cpu_s = profile.held_up_s = 0.0
-        watch = clock.Stopwatch(self._device, clock.now, self._others)
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -208,10 +187,7 @@ class Profiler:
             plain_s = []
             for _ in range(number):
                 self._settle(state)
-                watch.begin()
-                plain_s.append(counters.counted(self._plain))
-                watch.end()
-                self._count(watch)
+                plain_s.append(self._watched(self._plain))
             with self._installed() as recorder:
                 with instruments.installed_within(recorder):
                     for _ in range(number):
@@ -227,109 +203,114 @@ class Profiler:
                 affordable = min(ENOUGH - 1, max(budget.left_s, 0.0) / (2 * slowest_s))
                 number = max(1, round(affordable / TURNS))
             yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
-        profile.counted = counters.each_second()
-        if profile.counted:
-            state.restore()
-            profile.samples = self._aside(lambda: samples_of(self._call, self.step.models))
-
-    def _count(self, watch: clock.Stopwatch) -> None:
-        self._profile.timed_s += watch.wall_s
-        self._profile.cpu_s += watch.cpu_s
-        self._profile.held_up_s += watch.waited_s
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
-        __tracebackhide__ = True
-        sampler = LineSampler()
-        call_s = self._profile.step_s * self._profile.steps
-        with self._installed() as recorder, instruments.installed_within(recorder):
-            while not sampler.total_s or (sampler.total_s < enough_s and budget.allows(2 * call_s)):
-                state.restore()
-                self._profiled(recorder, sampler=sampler)
-                self._found_lines(sampler)
-
-    def _found_lines(self, sampler: LineSampler) -> None:
-        self._profile.lines = sampler.result({part: self._profile.share(part) for part in PARTS})
-
-    def _find_costs(self, state: Snapshot, budget: Budget) -> None:
-        """Find those of modules and operators. What can't be traced hides nothing else."""
-        __tracebackhide__ = True
-        profile = self._profile
-        names, kinds = names_of(self.step.models, self.called)
-        costing = Costing(
-            lambda: self._aside(self._call), lambda: self._settle(state), self._device, names, kinds
-        )
+        samples, taken_s = list[LineSample](), 0.0
         try:
-            profile.costs = costing.found(profile.step_s * profile.steps, budget)
+            with self._sampled() as recorder:
+                while not taken_s or (taken_s < enough_s and budget.allows(2 * self._call_s)):
+                    state.restore()
+                    split = self._profiled(recorder)
+                    samples += split.samples
+                    taken_s += split.total_s
+        finally:
+            self._find_lines(samples)
+
+    def _find_lines(self, samples: list[LineSample]) -> None:
+        shares = {part: self._profile.share(part) for part in PARTS}
+        self._profile.lines = LineTimes.of(samples, shares)
+
+    def _find_costs(self, state: Snapshot, budget: Budget) -> str:
+        """Find those of modules and operators, or return why there are none."""
+        call, settle = lambda: self._aside(self._call), lambda: self._settle(state)
+        names = names_of(self.step.models, self.called)
+        try:
+            costs = costs_of(call, settle, self._device, names, self._call_s, budget)
         except StepError as error:
-            profile.why_no_costs = str(error)
-        except Exception as error:
-            profile.why_no_costs = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return str(error)
+        except Exception as error:  # what can't be traced hides nothing else
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
+        self._profile.costs = costs
+        return ""
+
+    def _isolated(self, state: Snapshot) -> Isolated:
+        return Isolated(
+            call=lambda: self._aside(self._call),
+            settle=state.restore,
+            affords=lambda seconds: seconds <= TRYING_SHARE * self.budget_s,
+            device=self._device,
+        )
 
     def _aside(self, call: Callable[[], T]) -> T:
         """Call what runs the step, once, and tells nothing to a split."""
-        __tracebackhide__ = True
         with self.step.around_blocks(), self._loops.told_to(None):
             return call()
 
     def _settle(self, state: Snapshot) -> None:
         """Go back to the state; a short step is called once more, so that caches are warm."""
-        __tracebackhide__ = True
         state.restore()
         if self._is_short:
             self._plain()
 
     @property
     def _is_short(self) -> bool:
-        first = self._profile.first
-        return not self._is_alone and (first is None or first.total_s < SHORT * self.budget_s)
+        return not self._is_alone and self._first_s < SHORT * self.budget_s
 
     def _plain(self) -> float:
-        __tracebackhide__ = True
         return self._aside(lambda: clock.timed(self._call, self._device))
+
+    def _watched(self, call: Callable[[], T]) -> T:
+        """Count for how long other processes keep a call from the cores."""
+        self._watch.begin()
+        result = call()
+        self._watch.end()
+        self._profile.timed_s += self._watch.wall_s
+        self._profile.cpu_s += self._watch.cpu_s
+        self._profile.held_up_s += self._watch.waited_s
+        return result
 
     @contextmanager
     def _installed(self) -> Iterator[Recorder]:
         """Let calls be profiled in the block, one after another."""
-        __tracebackhide__ = True
-        recorder = Recorder(Split())
+        recorder = Recorder()
         with instruments.installed(recorder):
             yield recorder
 
+    @contextmanager
+    def _sampled(self) -> Iterator[Recorder]:
+        """The same in every detail, while a timer looks which lines are at work."""
+        with (
+            self._installed() as recorder,
+            instruments.installed_within(recorder),
+            sampled(recorder),
+        ):
+            yield recorder
+
     def _profiled(
-        self,
-        recorder: Recorder,
-        is_first: bool = False,
-        sampler: LineSampler | None = None,
-        is_whole: bool = False,
+        self, recorder: Recorder, is_first: bool = False, is_whole: bool = False
     ) -> Split:
         """Make one call. A short step is called once before: Python forgets what it knows of the
         types that are patched, which costs it a tenth. `is_whole`: without what happens within the
         parts.
         """
-        __tracebackhide__ = True
-        split = recorder.split = Split()
         with (
             self.step.around_blocks(),
             self._loops.told_to(recorder),
-            generators_told_to(recorder, self._generators),
             instruments.told(recorder, sees_functions=not (is_first or is_whole)),
         ):
             if self._is_short and not is_first:
-                with split.run():
-                    self._call()
-                split = recorder.split = Split()
-            with split.run(), sampler.sampling(split) if sampler is not None else nullcontext():
-                self._call()
-                if self._device.type != "cpu":
-                    with split.within("synchronizations"):
-                        synchronize(self._device)
-        return split
+                self._call(recorder)
+            self._call(recorder)
+        return recorder.split
 
     @door
-    def _call(self) -> None:
-        __tracebackhide__ = True
+    def _call(self, recorder: Recorder | None = None) -> None:
         try:
-            interrupts.in_a_window(partial(self.step.run, self._context))
+            with nullcontext() if recorder is None else recorder.run():
+                interrupts.in_a_window(partial(self.step.run, self._context))
+                if recorder is not None and self._device.type != "cpu":
+                    with recorder.within("synchronizations"):
+                        synchronize(self._device)
         except StopIteration:  # would look like the end of a generator of ours
             raise StepError(OUT_OF_DATA) from None

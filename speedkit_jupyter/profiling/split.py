@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.support import torch_private
 
 Part = Literal[
     "data",
@@ -21,16 +23,15 @@ Part = Literal[
     "rest",
     "overhead",
 ]
-# In the order of a step; what telling takes is "overhead", and no part of it.
+# In the order of a step; the time that the instruments take is "overhead", and no part of it.
 PARTS: tuple[Part, ...] = Part.__args__[:-1]  # type: ignore[attr-defined]
-_ALL = frozenset(PARTS)
 # What is no part of its own within another one: a transform of the data set that calls a module is
 # data, a checkpoint that runs a forward pass again in the backward pass is backward.
 _HIDDEN: dict[Part, frozenset[Part]] = {
-    "data": _ALL,
-    "host to device": _ALL,
-    "synchronizations": _ALL,
-    "compiling": _ALL,
+    "data": frozenset(PARTS),
+    "host to device": frozenset(PARTS),
+    "synchronizations": frozenset(PARTS),
+    "compiling": frozenset(PARTS),
     "forward": frozenset(["forward", "data"]),
     "backward": frozenset(["forward", "backward", "host to device", "data"]),
     "optimizer": frozenset(["optimizer"]),
@@ -41,19 +42,6 @@ _HIDDEN: dict[Part, frozenset[Part]] = {
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
 # Of a whole part, or the rest, a part that was told apart within it; or itself.
 Piece = tuple[Part, Part]
-REST: Piece = ("rest", "rest")
-
-
-@dataclass
-class LineSample:
-    """The user's innermost line that was seen at work, if any, and which part it was; whether a
-    function of torch's was at work that no module called.
-    """
-
-    spot: Any
-    part: Part
-    seconds: float
-    in_torch: bool = False
 
 
 class Line(NamedTuple):
@@ -65,23 +53,28 @@ class Line(NamedTuple):
 
 
 @dataclass
-class Split:
-    """Seconds of a call by its `pieces`, and how often each part began; `waits` are the
-    synchronizations by line, `stepped` the steps of each optimizer, by its id.
-
-    Between `run()` and its end the stopwatch always runs for one part: they sum to the whole.
-    `undecided` are the samples of a moment of which only its end will tell which part it is.
+class LineSample:
+    """The user's innermost line at one moment, if any, and the part of the step at that moment;
+    whether one of torch's functions was at work that no module called.
     """
 
-    now: Callable[[], float] = field(default=clock.now, repr=False)
+    spot: Any
+    part: Part
+    seconds: float
+    in_torch: bool = False
+
+
+@dataclass
+class Split:
+    """Seconds of one call by its `pieces`; `waits` are the synchronizations by line, `stepped` the
+    steps of each optimizer by its id, `samples` the lines that a timer saw.
+    """
+
     pieces: dict[Piece, float] = field(default_factory=lambda: defaultdict(float))
-    begun: Counter[Part] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
     waited_s: dict[Line, float] = field(default_factory=lambda: defaultdict(float))
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
-    undecided: list[LineSample] | None = field(default=None, repr=False)
-    _inside: list[Piece] = field(default_factory=list, init=False, repr=False)
-    _since_s: float = field(default=0.0, init=False, repr=False)
+    samples: list[LineSample] = field(default_factory=list, repr=False)
 
     @property
     def seconds(self) -> dict[Part, float]:
@@ -101,101 +94,170 @@ class Split:
         """Return how many the optimizer took; of several (a GAN's) the one that took fewest."""
         return min(self.stepped.values(), default=0)
 
+
+class Recorder:
+    """The stopwatch of the thread that makes it, which fills one `split` after another.
+
+    Between `run()` and its end it always runs for one part: they sum to the whole.
+    """
+
+    def __init__(self, now: Callable[[], float] = clock.now) -> None:
+        self.split = Split()
+        self.now = now
+        self._here = threading.get_ident()
+        self._inside: list[Piece] = []
+        self._since_s = 0.0
+        self._mode: Any = None
+
     @property
     def part(self) -> Part:
-        """Return the one that it runs for now; where it does not run, what is done is ours."""
+        """Return the present one; what is done between two runs is ours."""
         return self._inside[-1][1] if self._inside else "overhead"
 
-    @property
-    def depth(self) -> int:
-        """Return how many parts are open."""
-        return len(self._inside)
-
     @contextmanager
-    def run(self) -> Iterator[None]:
-        """Count what nothing else claims in the block as the rest."""
-        self._inside, self._since_s = [REST], self.now()
+    def run(self) -> Iterator[Split]:
+        """Fill a new split with what the block does; what nothing else claims is the rest."""
+        self.split, self._inside, self._since_s = Split(), [("rest", "rest")], self.now()
         try:
-            yield
+            yield self.split
         finally:
             self._lap()
             self._inside = []
 
-    def hides(self, part: Part) -> bool:
-        """Return whether it is no part of its own within the present one."""
-        return part in _HIDDEN[self.part]
+    def begin(self, part: Part) -> tuple[int, Any] | None:
+        """Begin this part; `end` takes what it returns. What both take is overhead.
 
-    def enter(self, part: Part) -> None:
-        """Begin a part, unless it is no part of its own within the present one."""
-        around = self._inside[-1] if self._inside else REST
-        if part in _HIDDEN[around[1]]:
-            self._inside.append(around)
-            return
-        self._lap()
-        self.begun[part] += 1
-        self._inside.append((part if part in WHOLE else around[0], part))
-
-    def leave(self, depth: int | None = None) -> None:
-        """Go back to what was before it: the innermost one, or all above `depth`.
-
-        (What compiles, and raises, may never say that it has ended.)
+        Nothing begins in another thread, between two runs (an iterator outlives the step), and
+        where the present part hides it.
         """
+        inside = self._inside
+        if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
+            return None
+        depth, around = len(inside), inside[-1][0]
         self._lap()
-        del self._inside[max(len(self._inside) - 1 if depth is None else depth, 1) :]
+        inside.append((around, "overhead"))
+        mode = self._without_mode()
+        self._lap()
+        inside.append((part if part in WHOLE else around, part))
+        return depth, mode
+
+    def end(self, begun: tuple[int, Any] | None) -> None:
+        """End the part that `begin` has begun, and what is open within it: what compiles and raises
+        may never say that it has ended.
+        """
+        if begun is None:
+            return
+        depth, mode = begun
+        self._lap()
+        del self._inside[depth + 1 :]
+        if mode is not None:
+            mode.__enter__()
+        self._lap()
+        del self._inside[depth:]
 
     @contextmanager
     def within(self, part: Part) -> Iterator[None]:
         """Count the block as this part."""
-        self.enter(part)
+        begun = self.begin(part)
         try:
             yield
         finally:
-            self.leave()
+            self.end(begun)
 
     def mark(self) -> float:
         """Return the seconds of the present piece so far, for `moved`."""
         self._lap()
-        return self.pieces[self._inside[-1]]
+        return self.split.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
         """Count what the present piece took since the mark for another part."""
-        if self.hides(part):
-            return
-        self._lap()
-        piece = self._inside[-1]
-        took_s = self.pieces[piece] - mark
-        self.pieces[piece] -= took_s
-        self.pieces[piece[0], part] += took_s
-        self.begun[part] += 1
+        around, present = self._inside[-1]
+        if part not in _HIDDEN[present]:
+            took_s = self.mark() - mark
+            self.split.pieces[around, present] -= took_s
+            self.split.pieces[around, part] += took_s
 
-    def waited(self, line: Line, seconds: float) -> None:
-        """Count a synchronization, at a line of the user's."""
-        self.waits[line] += 1
-        self.waited_s[line] += seconds
+    @contextmanager
+    def functions(self) -> Iterator[None]:
+        """See torch's functions between the parts: what leads to a gradient (a loss that is a
+        function) is forward, what does not (a metric) stays the rest.
+
+        Not for a step that was compiled: it would be compiled anew for the mode. To be entered once
+        what stands in for methods of tensors is in place.
+        """
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        recorder = self
+        # torch finds a method by its name, and so what stands in for it, again.
+        methods = {
+            method: method.stands_in_for
+            for method in vars(torch.Tensor).values()
+            if hasattr(method, "stands_in_for")
+        }
+
+        class Seen(TorchFunctionMode):
+            def __torch_function__(
+                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                function = methods.get(function, function)
+                if recorder.part != "rest":
+                    return function(*args, **(kwargs or {}))
+                mark, samples = recorder.mark(), recorder.split.samples
+                seen = len(samples)
+                result = function(*args, **(kwargs or {}))
+                leads = isinstance(result, torch.Tensor) and result.requires_grad
+                if leads:
+                    recorder.moved(mark, "forward")
+                for sample in samples[seen:]:
+                    sample.in_torch = True
+                    sample.part = "forward" if leads and sample.part == "rest" else sample.part
+                return result
+
+        self._mode = mode = Seen()
+        mode.__enter__()
+        try:
+            yield
+        finally:
+            self._mode = None
+            if torch_private.innermost_function_mode() is mode:  # Ctrl-C may come while it is off
+                mode.__exit__(None, None, None)
+
+    def _without_mode(self) -> Any:
+        """Take the mode off torch's stack and return it, where no other mode lies on top."""
+        mode = self._mode
+        if mode is None or torch_private.innermost_function_mode() is not mode:
+            return None
+        mode.__exit__(None, None, None)
+        return mode
 
     def _lap(self) -> None:
         now_s = self.now()
-        self.pieces[self._inside[-1]] += now_s - self._since_s
+        if self._inside:
+            self.split.pieces[self._inside[-1]] += now_s - self._since_s
         self._since_s = now_s
 
 
 def shares(splits: Sequence[Split], whole: Sequence[Split]) -> dict[Part, float]:
     """Return the share of each part in all calls.
 
-    Telling what happens within the parts may take longer than what happens. So `whole`, splits of
-    calls that were told of the parts as a whole alone, say how long each of these is, if there are
-    any, and `splits` what is within it.
+    Looking into the parts may take longer than what they do. So `whole`, splits of calls that were
+    looked at from outside of them, say how long each of these is, if there are any, and `splits`
+    what is within it.
     """
     pieces, found = _summed(splits), dict.fromkeys(PARTS, 0.0)
-    of_parts, told = defaultdict[Part, float](float), defaultdict[Part, float](float)
-    for piece, spent_s in _summed(whole or splits).items():
-        of_parts[piece[0]] += spent_s
-    for piece, spent_s in pieces.items():
-        told[piece[0]] += spent_s
-    total_s = sum(of_parts[around] for around in told)
+    seen, wholes = _by_whole(pieces), _by_whole(_summed(whole or splits))
+    total_s = sum(wholes.get(around, 0.0) for around in seen)
     for (around, part), spent_s in pieces.items():
-        if total_s and told[around]:
-            found[part] += of_parts[around] / total_s * spent_s / told[around]
+        if total_s and seen[around]:
+            found[part] += wholes.get(around, 0.0) / total_s * spent_s / seen[around]
+    return found
+
+
+def _by_whole(pieces: dict[Piece, float]) -> dict[Part, float]:
+    found = defaultdict[Part, float](float)
+    for (around, _), spent_s in pieces.items():
+        found[around] += spent_s
     return found
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from speedkit_jupyter.advice.advice import Advice, Opportunity
-from speedkit_jupyter.measure.checks.counted_columns import QUANTITIES
 from speedkit_jupyter.profiling.costs import Cost, Costs
 from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile
@@ -102,13 +101,6 @@ def _notes(profile: Profile) -> Iterator[str]:
         yield f"{len(waits) - MOST} more lines wait, each for less."
     if waits and profile.device == "cpu":
         yield "On a CPU these lines wait for nothing; on a GPU each one waits until it is idle."
-    values = profile.quantities()
-    for quantity in QUANTITIES:
-        if (value := values.get(quantity.name)) is not None:
-            words = f"{value:.3g} {quantity.unit}".strip() + " a step"
-            if (each := values.get(quantity.of_a_sample.name)) is not None:
-                words += f", {each:.3g} {quantity.unit}".rstrip() + " a sample"
-            yield f"{quantity.title.capitalize()}: {words}, by the device's own counter."
     if profile.is_interrupted:
         yield "Interrupted: what was found until then."
     calls = count(len(profile.taken), "profiled call")
@@ -247,7 +239,10 @@ def advice_report(advice: Advice) -> Document:
         Folded("\n".join([HOW, *waits])),
     ]
     subject = f" of `{advice.subject}`" if advice.subject else ""
-    headline = f"{seconds(profile.step_s)} a step{subject}: no known reason why it would be slow"
+    why = "no known reason why it would be slow"
+    if profile.is_interrupted:
+        why = "interrupted before reasons were looked for"
+    headline = f"{seconds(profile.step_s)} a step{subject}: {why}"
     if every:
         number = "1 opportunity" if len(every) == 1 else f"{len(every)} opportunities"
         headline = f"{seconds(profile.step_s)} a step{subject}: {number}, the first {every[0].gain}"

@@ -40,18 +40,6 @@ def cut(value: Any, length: int, samples: slice) -> Any:
     return value
 
 
-def are_alike(value: Any, length: int, samples: slice) -> bool:
-    """Return whether these of the `length` samples hold the same, in every tensor that has them."""
-    import torch
-
-    parts = [
-        leaf[samples]
-        for leaf in tree_leaves(_plain(value))
-        if isinstance(leaf, torch.Tensor) and leaf.ndim and len(leaf) == length
-    ]
-    return all(torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in parts)
-
-
 def _plain(value: Any) -> Any:
     """Return a mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
     return dict(value) if isinstance(value, Mapping) and type(value) is not dict else value

@@ -147,15 +147,10 @@ def default_device() -> Any:
     return None if mode is None else mode.device
 
 
-def attention_order() -> tuple[Callable[[], list[int]], Callable[[list[int]], None]]:
-    """Return what reads and what sets the order in which attention kernels are tried, as numbers of
-    SDPBackend; the public `sdpa_kernel` sets it for a block only.
-    """
-    return _found(C, "_get_sdp_priority_order"), _found(C, "_set_sdp_priority_order")
-
-
-# The kernel that a call of scaled_dot_product_attention would take now.
-attention_kernel = _function("torch", "_fused_sdp_choice")
+# The order in which attention kernels are tried, as numbers of SDPBackend; the public `sdpa_kernel`
+# sets it for a block only.
+attention_order = _function(C, "_get_sdp_priority_order")
+set_attention_order = _function(C, "_set_sdp_priority_order")
 
 # The product of two int8 matrices in int32, as torchao's layers call it.
 int8_product = _function("torch", "_int_mm")

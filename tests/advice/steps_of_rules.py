@@ -43,13 +43,6 @@ class OwnNumbers(Squares):
         return torch.full((4,), self.numbers.random())
 
 
-class OpenFile(Squares):
-    """Workers would share the place at which a file is read."""
-
-    def __init__(self) -> None:
-        self.file = open(__file__, encoding="utf-8")  # noqa: SIM115
-
-
 class Parsed(Squares):
     """Each sample is parsed anew, for a while: a step is taken to last a second in all."""
 

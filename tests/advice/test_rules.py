@@ -105,11 +105,9 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("workers", epoch("DataLoader(Squares(), 2)"), waiting(0.4) | {"hardware": "one_core"}, None),
     # What tuning the loader would not try either.
     ("workers", epoch("DataLoader(OwnNumbers(), 2)"), waiting(0.4), None),
-    ("workers", epoch("DataLoader(OpenFile(), 2)"), waiting(0.4), None),
     ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2)"), waiting(0.5), "50 %"),
     ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2, collate_fn="
                         "lambda rows: torch.stack([r[0] for r in rows]))"), waiting(0.5), None),
-    ("pin_memory", epoch("DataLoader(Squares(), 2)"), {"shares": {"host to device": 0.2}}, None),
     ("pin_memory", epoch("DataLoader(Squares(), 2)"),
      {"shares": {"host to device": 0.2}, "device": "cuda"}, "pin_memory=True"),
     ("padding", trained("Table(8)", "words(8)"), {"shares": COMPUTING}, "75 %"),
@@ -127,7 +125,6 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("copied_state", "model(x)\ncopy.deepcopy(model.state_dict())", {"lines": {"deepcopy": 0.5}},
      "50 %"),
     ("writing", "out = model(x)\nprint(out)", {"lines": {"print(": 0.5}}, "print() every"),
-    ("writing", "out = model(x)\nprint(out)", {"lines": {"print(": 0.01}}, None),
     ("parameter_loops", "model(x).sum().backward()\ntotal = 0.0\nfor p in model.parameters():\n"
      "    total += float(p.grad.norm()) ** 2", {"lines": {"total +=": 0.5}}, "get_total_norm"),
     ("parameter_loops", "for p in model.parameters():\n    np.histogram(p.detach().numpy())",
@@ -147,7 +144,6 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("same_forward_twice", "model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))\ndef step():\n"
      "    model(x).sum().backward(); model(x)", {"shares": COMPUTING}, None),
     ("slow_lines", "model(x)\nsum(i for i in range(10))", {"lines": {"sum(i": 0.6}}, "60 %"),
-    ("slow_lines", "model(x)\nsum(i for i in range(10))", {"lines": {"sum(i": 0.05}}, None),
     ("no_grad", "model(x)", {"shares": {"forward": 0.9}}, "torch.no_grad()"),
     ("no_grad", "with torch.no_grad(): model(x)", {"shares": {"forward": 0.9}}, None),
     ("anomaly_mode", f"with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):\n"
@@ -156,8 +152,6 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      "torch.use_deterministic_algorithms(False)", {"shares": COMPUTING}, "rounding"),
     ("graph_kept", "total, kept = 0.0, []\nloss = model(x).sum()\nloss.backward()\ntotal += loss",
      {"shares": COMPUTING}, "`total += loss`"),
-    ("graph_kept", "kept = []\nloss = model(x).sum()\nloss.backward()\nkept.append(loss)",
-     {"shares": COMPUTING}, "`kept.append(loss)`"),
     ("graph_kept", "total, loss = 0.0, model(x).sum()\nloss += model(x).mean()\nloss.backward()\n"
      "total += loss.item(); [].append(loss.detach())", {"shares": COMPUTING}, None),
     ("graphs_of_graphs", "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
@@ -186,7 +180,6 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("dense_embeddings", trained("Table()", "torch.arange(64)"), DENSE, "none with plain SGD"),
     ("dense_embeddings", trained("Table()", "torch.arange(64)", "torch.optim.Adam"), DENSE,
      "20,000 rows, of which a step asks 64"),
-    ("dense_embeddings", trained("Table(sparse=True)", "torch.arange(64)"), DENSE, None),
     ("dense_embeddings", trained("tied()", "torch.arange(64)"), DENSE, None),
     ("dense_embeddings", trained("Table()", "torch.arange(10_000)"), DENSE, None),
     ("double_precision", trained("net().double()", "torch.from_numpy(np.ones((8, 4)))"),
@@ -197,9 +190,8 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      {"operators": {"aten::bmm": 0.3}}, None),
     ("sparse_products", GRAPH.format("torch.eye(1000)"), {"operators": {"aten::mm": 0.8}},
      "(1,000×1,000) is zero in 99.9 %"),
-    *(("sparse_products", GRAPH.format(graph), {"operators": {"aten::mm": 0.8}}, None)
-      for graph in ("torch.ones(1000, 1000)", "torch.eye(1000).to_sparse()",
-                    "torch.zeros(1000, 1000)")),
+    ("sparse_products", GRAPH.format("torch.eye(1000).to_sparse()"),
+     {"operators": {"aten::mm": 0.8}}, None),
     ("recompiling", TRAIN, {"shares": {"compiling": 0.5}}, "50 %"),
 ]  # fmt: skip
 
@@ -371,17 +363,3 @@ def test_an_optimizer_state_of_a_quarter_of_the_memory_is_kept_in_8_bits(
     step = written(trained("net()", "torch.ones(2, 4)", "torch.optim.Adam"))
     said = found("optimizer_state", step, shares=COMPUTING, device=device)
     assert ["AdamW8bit" in one.remedy for one in said] == [True] * many
-
-
-def test_a_closure_that_is_called_with_other_weights_each_time_is_no_second_pass():
-    step = """
-        opt = torch.optim.LBFGS(model.parameters(), max_iter=4)
-        def step():
-            def closure():
-                opt.zero_grad()
-                loss = model(x).pow(2).mean()
-                loss.backward()
-                return loss
-            opt.step(closure)
-    """
-    assert found("same_forward_twice", step, shares=COMPUTING) == []

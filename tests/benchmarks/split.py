@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -163,7 +162,7 @@ def loops(device: str) -> Iterator[tuple[str, Loop]]:
     yield "sync-bound", _training(Cnn(8), lambda: DataLoader(few, 16), device, _waiting)
     mlp = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
     rows = [(torch.randn(256, 32), torch.randint(10, (256,)))]
-    asking = _training(deepcopy(mlp), lambda: rows, device, _row_by_row)
+    asking = _training(mlp, lambda: rows, device, _row_by_row)
     yield "row by row", replace(asking, waits=False)
     yield "rolled out", _rolled_out(device)
 

@@ -169,31 +169,6 @@ def test_an_iterable_data_set_is_measured_with_one_worker() -> None:
     assert tuning.epoch == 8
 
 
-class Sized(Rows):
-    def __len__(self) -> int:
-        return 16
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("step", [None, lambda batch: None])
-def test_the_loader_of_an_iterable_is_not_left_asked_for_its_length(step: Any) -> None:
-    """It would warn of longer epochs from then on."""
-    loader = DataLoader(Sized(), batch_size=2)
-    before = dict(vars(loader))
-    tune_loader(loader, step, budget_s=0.3)
-    assert vars(loader) == before
-
-
-def test_the_error_of_a_step_that_fails_at_once_is_the_user_s(recwarn) -> None:
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        tune_loader(DataLoader(Slow(), batch_size=4), step, budget_s=1.0)
-    assert not [one for one in recwarn if "follows others" in str(one.message)]
-
-
 def scheduled(steps: int) -> tuple[DataLoader[Any], Callable[[], None], Any]:
     """A loader, an epoch of eight batches that goes through it, and its schedule of so many."""
     net, loader = nn.Linear(4, 2), DataLoader(Slow(wait_s=0.0), batch_size=4)
@@ -253,24 +228,6 @@ class Lengths(Dataset[Any]):
         return torch.ones(1 + index * 37 % 100)
 
 
-@pytest.mark.real_time
-def test_nothing_is_gained_for_a_loop_that_does_not_wait() -> None:
-    pad = nn.utils.rnn.pad_sequence
-    loader = DataLoader(Lengths(), batch_size=2, shuffle=True, collate_fn=pad)
-
-    def step() -> None:
-        for number, batch in enumerate(loader):
-            time.sleep(len(batch) * 3e-4)
-            if number + 1 == 50:
-                break
-
-    tuning = tune_loader(loader, step, budget_s=2.0).tuning
-    assert tuning.own.waiting < 0.5
-    for row in tuning.rows():
-        if row["ratio"] is not None:
-            assert row["ratio"] <= 1.02 / (1 - max(tuning.own.waiting, 0.02))
-
-
 @pytest.mark.slow
 @pytest.mark.real_time
 def test_workers_that_give_nothing_are_waited_for_once_and_within_the_budget() -> None:
@@ -289,10 +246,6 @@ LOOPS: dict[str, Callable[[DataLoader[Any], Callable[..., object]], Callable[[],
             train(*next(iter(loader))),
         )
     ),
-    "beside itself": lambda loader, train: (
-        lambda: [train(*one) for pair in zip(loader, loader, strict=False) for one in pair]
-    ),
-    "all at once": lambda loader, train: lambda: [train(*batch) for batch in list(loader)],
     "so many": lambda loader, train: (
         lambda: [train(*next(batches)) for batches in [iter(loader)] for _ in range(6)]
     ),
@@ -324,25 +277,6 @@ def test_a_loop_that_notices_iterators_which_end_early_is_timed() -> None:
             time.sleep(0.2)
 
     assert tune_loader(loader, step, budget_s=2.0).tuning.own.batch_s > 0.05
-
-
-@pytest.mark.real_time
-def test_an_iterator_that_outlives_its_call_is_timed() -> None:
-    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
-    kept: list[Any] = []
-
-    def step() -> None:
-        if not kept:
-            kept.append(iter(loader))
-        batch = next(kept[0], None)
-        if batch is None:
-            kept[0] = iter(loader)
-            next(kept[0])
-        time.sleep(0.003)
-
-    own = tune_loader(loader, step, budget_s=1.0).tuning.own
-    assert min(own.times_s.values()) > 0.003
-    assert own.waiting < 0.9
 
 
 @pytest.mark.real_time

@@ -33,9 +33,9 @@ class Holding(Dataset[Any]):
         return torch.tensor([index, value])
 
 
-def why(data: Dataset[Any], context: str | None = "fork") -> str:
-    loader = DataLoader(data, batch_size=2)
-    return why_no_workers(loader, look_at(loader), context)
+def why(data: Dataset[Any], context: str = "fork") -> str:
+    loader = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=context)
+    return why_no_workers(loader, look_at(loader))
 
 
 OPEN: dict[str, Callable[[Path], Any]] = {

@@ -85,15 +85,6 @@ def test_a_snapshot_loads_no_compiler() -> None:
     assert not [name for name in set(sys.modules) - loaded if name.startswith("torch._")]
 
 
-def test_mixed_apis_are_noticed_and_repaired() -> None:
-    assert not fp32_precision.is_mixed()
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert fp32_precision.is_mixed()
-    assert flags.repair()
-    assert not fp32_precision.is_mixed()
-    assert torch.get_float32_matmul_precision() == "high"
-
-
 # --- overrides ---
 
 
@@ -196,7 +187,6 @@ def test_an_override_on_mixed_apis_comes_back_to_the_mixed_state(stack: Override
     assert torch.get_float32_matmul_precision() == "high"
     stack.pop(layer)
     assert flags.snapshot() == original
-    assert fp32_precision.is_mixed()
 
 
 def test_a_value_changed_meanwhile_is_kept_and_reported(stack: OverrideStack) -> None:

@@ -8,7 +8,7 @@ import json
 import pytest
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.profiling.loops import Loops
+from speedkit_jupyter.profiling.instruments import Loops
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 

@@ -1,7 +1,6 @@
 """fused_kernels: Liger's patches of one model, which leave nothing behind.
 
-What the kernels compute is tested on a CUDA device, or on the CPU in Triton's interpreter:
-    TRITON_INTERPRET=1 pytest -n 0 tests/optimizations/test_fused_kernels.py
+What the kernels compute is tested on a CUDA device.
 """
 
 from __future__ import annotations
@@ -9,14 +8,12 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import os
 import sys
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from interpreted import as_compiled
 from language_models import FAMILIES, batch, language_model
 from torch import nn
 
@@ -28,17 +25,11 @@ from speedkit_jupyter.optimizations.fused_kernels import FusedKernels
 from speedkit_jupyter.tuning.candidates import candidates
 
 LLAMA = Facts(device="cuda:0", parameters=100, linears=9, model_type="llama")
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED or not torch.cuda.is_available() else "cuda"
 HERE = Hardware.detect()
 IS_INSTALLED = "liger-kernel" in HERE.libraries and "triton" in {
     name.partition(".")[0] for name in sys.modules
 } | ({"triton"} if __import__("importlib.util").util.find_spec("triton") else set())
 installed = pytest.mark.skipif(not IS_INSTALLED, reason="needs liger-kernel and triton")
-runs = pytest.mark.skipif(
-    not IS_INSTALLED or not (INTERPRETED or DEVICE == "cuda"),
-    reason="needs liger-kernel, and a CUDA device or TRITON_INTERPRET=1",
-)
 ON = Decision("fused_kernels", True, "as asked", active=True)
 
 
@@ -160,17 +151,12 @@ def test_nothing_is_kept_alive_by_it():
     block.__exit__(None, None, None)
 
 
-@pytest.fixture
-def running(monkeypatch: pytest.MonkeyPatch) -> None:
-    if INTERPRETED:
-        as_compiled(monkeypatch)
-
-
-@runs
+@pytest.mark.gpu
+@installed
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_gives_the_same_loss_and_gradients(family, running):
-    model, words = language_model(family).to(DEVICE), batch()
-    words = {name: tensor.to(DEVICE) for name, tensor in words.items()}
+def test_a_step_gives_the_same_loss_and_gradients(family):
+    model, words = language_model(family).to("cuda"), batch()
+    words = {name: tensor.to("cuda") for name, tensor in words.items()}
     plain = copy.deepcopy(model)
     expected = plain(**words).loss
     expected.backward()
@@ -183,7 +169,7 @@ def test_a_step_gives_the_same_loss_and_gradients(family, running):
 
 
 @pytest.mark.gpu
-@runs
+@installed
 def test_it_is_applied_on_a_gpu():
     model = language_model("llama").cuda()
     with apply_speedups(model, SpeedConfig(fused_kernels=True).alone())[1] as context:

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 
 def applied(model, optimizer, **values):
@@ -94,15 +93,6 @@ def test_an_explicit_wish_wins_over_the_users_foreach_and_gives_it_back():
     assert optimizer.defaults["foreach"] is True
 
 
-def test_a_name_limits_which_are_switched():
-    model = nn.Linear(2, 2)
-    adam, sgd = torch.optim.Adam([model.weight]), torch.optim.SGD([model.bias], 0.1)
-    config = SpeedConfig.from_dict({"optimizer": {"name": "adam", "fused": True}})
-    with apply_speedups(model, config, optimizer=[adam, sgd])[1]:
-        assert adam.param_groups[0]["fused"] is True
-        assert sgd.param_groups[0]["fused"] is None
-
-
 def test_a_group_that_was_added_meanwhile_gets_the_users_setting():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam([model.weight])
@@ -122,14 +112,6 @@ def test_an_optimizer_stays_fused_when_a_state_is_loaded():
     assert optimizer.param_groups[0]["fused"] is None
     assert not optimizer._optimizer_load_state_dict_post_hooks
     optimizer.step()
-
-
-@pytest.mark.parametrize("value", ["auto", True])
-def test_adagrad_has_no_fused_kernel_on_apples_gpu(hardware, value):
-    facts = Facts(parameters=1, device="mps", devices=("mps",),
-                  optimizers=(OptimizerFacts("Adagrad", devices=("mps",)),))  # fmt: skip
-    config = SpeedConfig(fused_optimizer=value)
-    assert not plan(config, hardware("apple_m2_mps"), facts)["fused_optimizer"].active
 
 
 def test_a_scaler_works_before_between_and_after():

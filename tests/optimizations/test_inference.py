@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
-from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -167,12 +166,6 @@ def test_the_code_of_each_form_does_the_same(form):
         space = {"model": model}
         exec(text, space)
         assert torch.equal(space["predict"](x), model(x))
-
-
-def test_the_loop_has_nothing_to_edit():
-    _, context = apply_speedups(network(), ASKED)
-    assert loop(context, Words("net")) == ""
-    context.restore()
 
 
 def test_trainer_is_no_place_for_it():

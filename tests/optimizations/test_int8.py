@@ -24,7 +24,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from speedkit_jupyter import (
-    ConfigError,
     Facts,
     SpeedConfig,
     SpeedKitError,
@@ -80,12 +79,6 @@ def test_the_bare_word_is_the_one_that_multiplies_integers(hardware, word):
     assert "4 linear layers" in decision.reason
 
 
-def test_false_leaves_it_and_a_wrong_word_is_told(hardware):
-    assert not plan(SpeedConfig(int8=False), with_torchao(hardware("cpu")), SMALL)["int8"].active
-    with pytest.raises(ConfigError, match="allowed: auto, false, dynamic, weights"):
-        SpeedConfig(int8="four")
-
-
 @pytest.mark.parametrize(
     ("machine", "libraries", "facts", "why"),
     [
@@ -102,11 +95,6 @@ def test_false_leaves_it_and_a_wrong_word_is_told(hardware):
 def test_it_is_declined_with_the_reason(hardware, machine, libraries, facts, why):
     here = hardware(machine).model_copy(update={"libraries": libraries})
     assert_declined(SpeedConfig(int8="dynamic"), "int8", here, facts, why)
-
-
-@pytest.mark.parametrize(("machine", "word"), [("t4", True), ("h200", True), ("v100", "weights")])
-def test_gpus_with_integer_tensor_cores_have_it_and_weights_alone_all(hardware, machine, word):
-    assert plan(SpeedConfig(int8=word), with_torchao(hardware(machine)), SMALL)["int8"].active
 
 
 @real

@@ -18,12 +18,16 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import SpeedKitError, profile
-from speedkit_jupyter.profiling import traced
-from speedkit_jupyter.profiling.costs import _Done
-from speedkit_jupyter.profiling.counted import counted
-from speedkit_jupyter.profiling.module_calls import ModuleCalls, names_of
+from speedkit_jupyter.profiling.costs import _limit
+from speedkit_jupyter.profiling.operators import (
+    PYTHON,
+    ModuleCalls,
+    Trace,
+    _busy_s,
+    counted,
+    names_of,
+)
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.traced import PYTHON, Trace
 
 CPU = torch.device("cpu")
 
@@ -181,7 +185,7 @@ def test_overlapping_kernels_keep_a_device_busy_once():
         )
 
     events = [kernel(0, 10), kernel(5, 20), kernel(6, 7), kernel(30, 40), kernel(0, 90, True)]
-    assert traced._busy_s(events) == pytest.approx(30e-6)
+    assert _busy_s(events) == pytest.approx(30e-6)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_overlapping_kernels_keep_a_device_busy_once():
 def test_the_limit_is_of_operations_or_of_memory_and_never_more_than_all(
     computing_s, roof_s, expected
 ):
-    assert _Done(1, 1, computing_s, roof_s).limit(1.0) == expected
+    assert _limit(computing_s, roof_s, 1.0) == expected
 
 
 def trained(budget_s: float = 1.5) -> tuple[Profile, nn.Module]:

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.lines import LineSampler, LineTimes, Spot, models_of
+from speedkit_jupyter.profiling.api import models_of
+from speedkit_jupyter.profiling.lines import LineTimes, Spot, sampled
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import Split
+from speedkit_jupyter.profiling.split import Recorder
 
 pytestmark = pytest.mark.real_time
 
@@ -70,13 +71,13 @@ def test_only_the_measured_thread_is_looked_at():
     ends = threading.Event()
     other = threading.Thread(target=lambda: ends.wait(5))
     other.start()
-    sampler, split = LineSampler(), Split()
-    with split.run(), sampler.sampling(split):
+    recorder = Recorder()
+    with sampled(recorder), recorder.run() as split:
         time.sleep(0.05)
     ends.set()
     other.join()
-    assert sampler.seen
-    assert {look.spot.file for look in sampler.seen if look.spot} <= {__file__}
+    assert split.samples
+    assert {sample.spot.file for sample in split.samples if sample.spot} <= {__file__}
 
 
 def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
@@ -93,7 +94,7 @@ def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(m
     for handler in (signal.SIG_DFL, own):
         before = signal.signal(signal.SIGALRM, handler)
         try:
-            with Split().run(), suppress(ZeroDivisionError), LineSampler().sampling(Split()):
+            with suppress(ZeroDivisionError), sampled(Recorder()):
                 time.sleep(0.01)
                 raise ZeroDivisionError
             assert signal.getsignal(signal.SIGALRM) is handler
@@ -103,11 +104,10 @@ def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(m
 
 
 def test_a_time_out_that_the_step_sets_is_its_own():
-    rung = []
-    sampler, split = LineSampler(), Split()
+    rung, recorder = [], Recorder()
     before = signal.getsignal(signal.SIGALRM)
     try:
-        with split.run(), sampler.sampling(split):
+        with sampled(recorder), recorder.run():
             signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
             signal.setitimer(signal.ITIMER_REAL, 0.01)
             time.sleep(0.05)
@@ -118,17 +118,16 @@ def test_a_time_out_that_the_step_sets_is_its_own():
 
 
 def test_in_another_thread_than_the_main_one_no_line_is_looked_at():
-    sampler, split = LineSampler(), Split()
+    recorder = Recorder()
 
     def look() -> None:
-        with split.run(), sampler.sampling(split):
+        with sampled(recorder), recorder.run():
             time.sleep(0.02)
 
     other = threading.Thread(target=look)
     other.start()
     other.join()
-    assert sampler.total_s > 0.01
-    assert sampler.seen == []
+    assert recorder.split.samples == []
 
 
 def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
@@ -137,10 +136,6 @@ def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
     assert times.part(spot) == "forward"
     assert times.costliest() == [(spot, pytest.approx(0.4))]
     assert times.costliest("rest") == [(spot, 0.1)]
-
-
-def test_without_a_look_nothing_is_said():
-    assert LineSampler().result({}).costliest() == []
 
 
 critic = nn.Sequential(nn.Linear(2, 1))

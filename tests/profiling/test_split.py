@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter.profiling.profile import Profile
-from speedkit_jupyter.profiling.split import PARTS, Split
+from speedkit_jupyter.profiling.split import PARTS, Recorder, Split
 
 
 class Clock:
@@ -31,17 +31,17 @@ def clock() -> Clock:
     )
 )
 def test_whatever_begins_and_ends_the_parts_sum_to_the_whole(events):
-    clock = Clock()
-    split = Split(clock)
-    with split.run():
+    clock, begun = Clock(), []
+    recorder = Recorder(clock)
+    with recorder.run() as split:
         for event, part in events:
             if event == "enter":
-                split.enter(part)
-            elif event == "leave" and split.depth > 1:
-                split.leave()
+                begun.append(recorder.begin(part))
+            elif event == "leave" and begun:
+                recorder.end(begun.pop())
             clock.now_s += 1.0
     assert split.total_s == pytest.approx(clock.now_s)
-    assert split.depth == 0
+    assert recorder.part == "overhead"
 
 
 @pytest.mark.parametrize(
@@ -60,33 +60,32 @@ def test_whatever_begins_and_ends_the_parts_sum_to_the_whole(events):
     ],
 )
 def test_what_happens_within_a_part_is_its_own_or_the_part_s(clock, outer, inner, counts):
-    split = Split(clock)
-    with split.run(), split.within(outer):
+    recorder = Recorder(clock)
+    with recorder.run() as split, recorder.within(outer):
         clock.now_s += 1
-        with split.within(inner):
+        with recorder.within(inner):
             clock.now_s += 10
         clock.now_s += 1
     assert split.seconds[counts] == (12 if counts == outer else 10)
     assert split.seconds[outer] == (12 if counts == outer else 2)
 
 
-def test_an_optimizer_that_raised_ends_with_what_is_around_it(clock):
-    split = Split(clock)
-    with split.run():
-        depth = split.depth
-        split.enter("optimizer")
-        split.enter("forward")
-        split.leave(depth)
-        assert split.part == "rest"
+def test_what_never_said_that_it_ended_ends_with_what_is_around_it(clock):
+    recorder = Recorder(clock)
+    with recorder.run():
+        begun = recorder.begin("optimizer")
+        recorder.begin("forward")
+        recorder.end(begun)
+        assert recorder.part == "rest"
 
 
 def test_time_that_turns_out_to_be_another_part_s_is_moved(clock):
-    split = Split(clock)
-    with split.run():
+    recorder = Recorder(clock)
+    with recorder.run() as split:
         clock.now_s += 1
-        mark = split.mark()
+        mark = recorder.mark()
         clock.now_s += 5
-        split.moved(mark, "forward")
+        recorder.moved(mark, "forward")
     assert split.seconds["forward"] == 5
     assert split.seconds["rest"] == 1
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus
 from speedkit_jupyter.report import units
 from speedkit_jupyter.report.comparison_report import comparison_report, comparison_table
 from speedkit_jupyter.report.document import Document

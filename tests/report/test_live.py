@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from speedkit_jupyter.measure.rounds.variant_status import VariantStatus, statuses
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus, statuses
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Folded, Row, Section, Table

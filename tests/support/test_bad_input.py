@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import speedkit_jupyter as sk
-from speedkit_jupyter.batching.micro_batch import MicroBatch
 from speedkit_jupyter.support import tracebacks
 
 NET = nn.Linear(4, 2)
@@ -30,7 +29,6 @@ CALLS = {
     "code": lambda: sk.code(3),
     "micro_batch": lambda: sk.micro_batch(NET, 0),
     "a micro batch": lambda: sk.micro_batch(_contrast, 2)(X),
-    "a stream": lambda: sk.micro_batch(nn.BatchNorm1d(4), 2).stream(X),
     "plan": lambda: sk.plan(3),
     "profile": lambda: sk.profile(3),
     "SpeedConfig": lambda: sk.SpeedConfig.from_dict({"precison": "bf16"}),
@@ -55,15 +53,12 @@ def test_bad_input_shows_the_users_line_and_one_of_ours_at_most(name):
     assert set(ours) <= tracebacks._GATES
 
 
-@pytest.mark.parametrize(
-    "call", [MicroBatch.__call__, lambda split, x: list(split.stream(x))], ids=["called", "stream"]
-)
-def test_what_the_users_function_raises_in_a_micro_batch_shows_the_users_frames(call):
+def test_what_the_users_function_raises_in_a_micro_batch_shows_the_users_frames():
     def broken(x: torch.Tensor) -> torch.Tensor:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError) as caught:
-        call(sk.micro_batch(broken, 2), X)
+        sk.micro_batch(broken, 2)(X)
     names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.tb)]
     assert names[-1] == "broken"
     assert set(names[1:-1]) <= {"call", "<lambda>"}

@@ -36,16 +36,11 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
     """Find `torch.autograd.set_detect_anomaly(True)`: each operator notes its traceback."""
     if "anomaly" not in seen.watched.flags or not seen.trains:
         return
-    most = seen.computing
-    operators = max(seen.operator_calls() / 2, 1.0)
-    # 25 to 90 µs an operator with torch 2.13; the look for NaN goes over all numbers, too.
-    least_s, most_s = (operators * each_s / seen.step_s for each_s in (1e-5, 1e-4))
-    low, high = min(least_s, 0.2, most * 0.9), max(min(most_s, most * 0.9), 0.3 * most)
     yield Opportunity(
         "turn anomaly detection off",
-        f"it is on: each of some {operators:.0f} operators notes its traceback, and each "
-        f"gradient is looked through for NaN; forward and backward: {share(most)} of the step",
-        Gain(without(low), without(high)),
+        "it is on: each operator notes its traceback, and each gradient is looked through for NaN; "
+        f"forward and backward: {share(seen.computing)} of the step",
+        amdahl(seen.computing, 1.2, 8.0),  # 25 to 90 µs an operator with torch 2.13
         "torch.autograd.set_detect_anomaly(False)",
         "a NaN is no longer traced to where it came from",
         trial=trials.anomaly_mode_off,
@@ -143,15 +138,14 @@ def set_to_none(seen: Situation) -> Iterator[Opportunity]:
     """Find `zero_grad(set_to_none=False)`: gradients are written twice, and added."""
     if not seen.watched.zeroed_to[False] or not seen.trains:
         return
-    size = sum(one.numel() * one.element_size() for one in seen.parameters if one.requires_grad)
     zeroing = seen.operators("aten::zero_", "aten::_foreach_zero_", "aten::fill_")
     zeroing = zeroing or seen.share("optimizer") * 0.1
     # What zeros are added to is read and written: up to three times as long as the zeros.
     most = min(zeroing * 4, 0.8)
     yield Opportunity(
         "let gradients go in zero_grad",
-        f"zero_grad(set_to_none=False) fills {size / 2**20:.3g} MiB with zeros, to which "
-        f"gradients are added: up to {share(most)} of the step",
+        "zero_grad(set_to_none=False) writes zeros, to which gradients are added: up to "
+        f"{share(most)} of the step",
         Gain(without(zeroing * 0.5), without(most)),
         "zero_grad(), whose default lets them go",
         "a parameter that gets no gradient is not stepped any more (weight decay and momentum "
@@ -229,23 +223,19 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
         return
     # Without times of operators it can be all of the backward pass.
     most = taken if seen.profile.costs is not None else stepped + seen.share("backward")
-    plain = all(
-        isinstance(one, torch.optim.SGD)
-        and not any(group["momentum"] or group["weight_decay"] for group in one.param_groups)
-        for one in seen.optimizers
+    groups = [group for one in seen.optimizers for group in one.param_groups]
+    plain = all(isinstance(one, torch.optim.SGD) for one in seen.optimizers) and not any(
+        group["momentum"] or group["weight_decay"] for group in groups
     )
-    names = ", ".join(seen.name(one, "an embedding") for one in tables[:3])
     yield Opportunity(
-        f"sparse gradients of {names}",
+        f"sparse gradients of {', '.join(seen.name(one, 'an embedding') for one in tables[:3])}",
         f"{sum(one.num_embeddings for one in tables):,} rows, of which a step asks "
         f"{asked:,.0f} at most; their dense gradients and steps: {share(most)} of the step",
         Gain(without(taken * 0.5), without(most)),
-        "nn.Embedding(…, sparse=True)"
-        + ("" if plain else ", and torch.optim.SparseAdam for the tables alone"),
-        "none with plain SGD"
-        if plain
-        else "rows that no sample asks for stay as they are, where momentum or weight decay would "
-        "move them: another training",
+        "nn.Embedding(…, sparse=True), and torch.optim.SparseAdam for the tables alone "
+        "(plain SGD takes them)",
+        "none with plain SGD; else rows that no sample asks for stay as they are, where momentum "
+        "or weight decay would move them: another training",
         trial=trials.sparse_tables if plain else None,
         share=most,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
         plain = loader.batch_sampler is not None and loader.collate_fn is default_collate
         if not plain or not _is_in_memory(loader):
             continue
-        settings = Settings.of(loader).without_workers(whole_batches=True)
+        settings = replace(Settings.of(loader).with_workers(0), whole_batches=True)
         yield Opportunity(
             f"draw whole batches of {seen.name(loader, 'the DataLoader')} at once",
             f"data: {share(data)} of the step; the data set lies in memory, and is indexed "
@@ -124,7 +125,7 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
     if is_iterable(loader) or loader.batch_sampler is None or _is_in_memory(loader):
         return False
     drawn = seen.samples(loader)
-    return drawn is not None and not why_no_workers(loader, drawn, None)
+    return drawn is not None and not why_no_workers(loader, drawn)
 
 
 def _gain_of_workers(seen: Situation, data: float, many: int) -> Gain:

@@ -92,8 +92,7 @@ def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
     for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         calls = seen.watched.times[kind] / seen.steps
         modules = (one for model in seen.models for one in model.modules() if type(one) is kind)
-        taken, _ = seen.modules({seen.name(one, "") for one in modules})
-        every, _ = seen.modules()
+        taken, every = seen.modules({seen.name(one, "") for one in modules}), seen.modules()
         # Without a trace the cells count as all there is: so many calls mostly are.
         taken = seen.computing * (taken / every if every else 1.0)
         if calls < 8 or taken < 0.1:

@@ -141,12 +141,9 @@ def recompiling(seen: Situation) -> Iterator[Opportunity]:
     compiling = seen.share("compiling")
     if compiling < 0.02 or not seen.profile.splits:
         return
-    calls = seen.watched.of_models()
-    shapes = {tuple(tuple(one.shape) for one in call.inputs) for call in calls}
-    kinds = f", for {len(shapes)} kinds of shapes in a call" if len(shapes) > 1 else ""
     yield Opportunity(
         "give compiled code the same shapes each time",
-        f"compiling: {share(compiling)} of the step, also after the first call{kinds}",
+        f"compiling: {share(compiling)} of the step, also after the first call",
         amdahl(compiling, 3.0),
         "torch.compile(model, dynamic=True), or pad batches to a few sizes; drop_last=True for "
         "the last one",
@@ -199,8 +196,7 @@ def catalog(seen: Situation) -> Iterator[Opportunity]:
             continue
         told.add(decision.name)
         word = Candidate({decision.name: decision.value}).name
-        value = decision.value
-        written = str(value).lower() if isinstance(value, bool) else value
+        written = str(value).lower() if isinstance(value := decision.value, bool) else value
         is_exact = named(decision.name).effect is Effect.EXACT
         yield Opportunity(
             f"turn on {word}",

@@ -1,7 +1,7 @@
 """How far tensors are off others: by norm, scale and bias; and how much of it rounding explains.
 
 Rounding scatters. What it does to a tensor has hardly a direction along it (`scale`) or a sign
-(`bias`). A control is the same step with random rounding in the variant's precision. Of 30 nets
+(`bias`). A control is the same step, rounded to the variant's precision. Of 30 nets
 (MLPs, CNNs, recurrent, transformers), in training and in evaluation, real autocast was off by 0.5
 to 1.5 times as much as its control in every output, in gradients by up to 6 times.
 """

@@ -59,8 +59,9 @@ class Examination:
             first, kept = self._runners[0], self._runners[0].step.kept
             begins = self._trials.fingerprint(first)
             if "judge" not in kept or kept["judge"][1] != begins:
-                kept["judge"] = Judge(self._trials, first), begins
-                kept["judge"][0].prepare()
+                judge = Judge(self._trials, first)
+                judge.prepare()
+                kept["judge"] = judge, begins
             self._judge = judge = kept["judge"][0]
             self._trials.drawn = judge.trials.drawn
             judge.trials, judge.first = self._trials, first

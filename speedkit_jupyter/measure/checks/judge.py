@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,11 +98,13 @@ class Judge:
         return self.lowered != "fp32" or most <= RANDOM
 
     def add_control(self, precision: str, scale: float) -> None:
-        """Run one more control of this precision."""
+        """Run one more control of this precision: one rounds at random, one to nearest."""
         runs = self.controls.setdefault(precision, [])
         wide = bool(self.own.rows) and self.lowered != "fp32"
-        run = self.trials.control(self.first, self.trace, precision, len(runs), scale, wide)
-        runs += [] if run is None else [run]
+        if len(runs) < 2:
+            given = (precision, bool(runs), scale, wide)
+            run = self.trials.control(self.first, self.trace, *given)
+            runs += [] if run is None else [run]
 
     def note_unlike(self) -> None:
         """Run the baseline once more, and note what it gives otherwise by itself."""
@@ -131,19 +133,18 @@ class Judge:
         precision = self.judged_in(precision)
         if not self.void and (fault := self._broken(run, precision)):
             return fault
-        times, why = self._worst(run, precision)
+        (times, why), other = self._worst(run, precision), self._other_result(run, precision)
         more = iter(evidence)
-        while times > 1 and not self.void and next(more, self) is not self:
-            times, why = self._worst(run, precision)
+        while (times > 1 or other) and not self.void and next(more, self) is not self:
+            (times, why), other = self._worst(run, precision), self._other_result(run, precision)
         if self.void:
             return Accuracy("not checked", self.void)
         numbers = self._numbers(run, precision)
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
         doubt = f"{why}, which may be the net or the plan" if times > 1 else ""
-        if not doubt and (other := self._other_result(run, precision)):
-            doubt = f"other result: {other}"
-        if doubt := doubt or self._lack(run, precision):
+        doubt = doubt or (f"other result: {other}" if other else self._lack(run, precision))
+        if doubt:
             return Accuracy("not checked", doubt, **numbers)
         pairs = [
             (numbers[f"{kind}_error"], numbers[f"baseline_{kind}_error"])
@@ -233,26 +234,15 @@ class Judge:
     # Integers and words.
 
     def _other_result(self, run: Run, precision: str) -> str:
+        """What differs in integers or text, beyond what rounding explains."""
         moved = self._numbers(run, precision)["explained_output"]
         for place, row in run.rows.items():
-            explaining = [
-                each.rows[place] for each in self._explaining(precision) if place in each.rows
-            ]
             if not row.count or row.kind == "given" or place in self.unlike:
                 continue
-            what, counts = "", max((each.count for each in explaining), default=0)
-            share = OF_OUTPUT * moved + (FREE if row.is_free else 0.0)
-            if row.is_text:
-                what = "" if counts or row.is_free else "is another text"
-            elif row.size == 1:  # a count of hits, say
-                limit = 2 * max((each.most for each in explaining), default=0.0)
-                limit += share * row.largest
-                what = f"is off by {row.most:g}, where {precision} explains {limit:.2g}"
-                what = what if math.ceil(row.most) > limit else ""
-            elif row.count > (most := 2 * counts + SCATTER * math.sqrt(counts) + share * row.size):
-                what = f"differs in {row.count} of {row.size} integers, where {precision} explains"
-                what = f"{what} {int(most)}"
-            if what:
+            runs, name = self._explaining(precision), (row.kind, place[1])
+            rows = [each.rows.get(place) or each.latest.get(name) for each in runs]
+            known = [each for each in rows if each is not None]
+            if what := _beyond(row, known, OF_OUTPUT * moved + (FREE if row.is_free else 0.0)):
                 return f"{_where(row)}{_called(row.kind, place[1])} {what}"
         return ""
 
@@ -285,6 +275,20 @@ class Judge:
         norm = math.sqrt(max(whole.off + 2 * whole.product + whole.square, 0.0) * whole.square)
         numbers["gradient_cosine"] = (whole.product + whole.square) / norm if norm else None
         return numbers
+
+
+def _beyond(row: Row, known: Sequence[Row], share: float) -> str:
+    """Return how integers or text differ; empty where the known rows or a share explain it."""
+    counts = max((each.count for each in known), default=0)
+    if row.is_text:
+        return "" if counts or row.is_free else "is another text"
+    if row.size == 1:  # a count of hits, say
+        limit = 2 * max((each.most for each in known), default=0.0) + share * row.largest
+        is_beyond = math.ceil(row.most) > limit
+        return f"is off by {row.most:g}, beyond the {limit:.2g} of rounding" if is_beyond else ""
+    limit = 2 * counts + SCATTER * math.sqrt(counts) + share * row.size
+    what = f"differs in {row.count} of {row.size} integers, beyond the {int(limit)} of rounding"
+    return what if row.count > limit else ""
 
 
 def _whole(run: Run, kind: str) -> Sums:

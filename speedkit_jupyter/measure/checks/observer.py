@@ -193,7 +193,7 @@ class Observer(Watcher):
         self._in_backward = True
         if not (self._is_free or self.named):
             divisor = self.scale() if self.loss_is_scaled else 1.0
-            self._look("output", _divided(leaves(tensors, "loss"), divisor))
+            self._look("output", _divided(leaves(tensors, "loss"), divisor), "loss")
 
     @unwatched
     def after_backward(self) -> None:
@@ -265,7 +265,7 @@ class Observer(Watcher):
         self._flush()
         found = leaves([*results], "result")
         self.run.unknown += [value for value in found.values() if isinstance(value, Unknown)]
-        self._look("output", found | self._modes())
+        self._look("output", found | self._modes(), "result")
         if not self._is_free:
             rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
             self._drifts = self._moves("moved", rest) or self._drifts
@@ -352,9 +352,9 @@ class Observer(Watcher):
             words.append(f"after {count} optimizer step{'s' * (count > 1)}")
         return " ".join(words)
 
-    def _look(self, kind: str, found: Values) -> list[Row]:
+    def _look(self, kind: str, found: Values, tag: str = "") -> list[Row]:
         """Compare with the trace, or add to it."""
-        moment = (len(self.run.ends), self.run.steps, kind, self._tag)
+        moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
         look = self.trace.get(key)

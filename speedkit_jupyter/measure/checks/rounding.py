@@ -1,8 +1,10 @@
-"""The control: a step with random rounding, as a dtype would bring it, after each operation.
+"""The control: a step rounded, as a dtype would round it, after each operation.
 
-It says what the rounding of a dtype does to this very net, tensor by tensor. Each result is moved
-by a random share of its last digit (Monte Carlo arithmetic: Parker, UCLA CSD-970002, 1997), so that
-also sums that cancel by symmetry, as rounding to nearest leaves them, show what they are made of.
+It says what the rounding of a dtype does to this very net, tensor by tensor. The first control
+moves each result by a random share of its last digit (Monte Carlo arithmetic: Parker, UCLA
+CSD-970002, 1997), so that sums that cancel by symmetry show what they are made of. The second one
+rounds to nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal
+numbers err alike.
 """
 
 from __future__ import annotations
@@ -76,16 +78,16 @@ def noted_autocast() -> Iterator[set[str]]:
 
 
 @contextmanager
-def rounded(precision: str, seed: int = 0, loss_scale: float = 1.0) -> Iterator[None]:
+def rounded(precision: str, to_nearest: bool = False, loss_scale: float = 1.0) -> Iterator[None]:
     """Round products and what follows from them to this precision, as autocast would.
 
-    In fp32 everything is. Another `seed` is another control. Small numbers become coarse in fp16,
-    in the backward pass after the loss was scaled.
+    In fp32 everything is. `to_nearest` is another control than at random. Small numbers become
+    coarse in fp16, in the backward pass after the loss was scaled.
     """
     import torch
 
     everything = precision == "fp32"
-    noise, lowered = _Noise(precision, seed, loss_scale), _Lowered(everything)
+    noise, lowered = _Noise(precision, to_nearest, loss_scale), _Lowered(everything)
 
     class Rounding(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -113,20 +115,25 @@ def rounded(precision: str, seed: int = 0, loss_scale: float = 1.0) -> Iterator[
 
 
 class _Noise:
-    """Moves numbers by up to one rounding, at random."""
+    """Moves numbers by up to one rounding."""
 
-    def __init__(self, precision: str, seed: int, loss_scale: float) -> None:
+    def __init__(self, precision: str, to_nearest: bool, loss_scale: float) -> None:
         self._digits = COARSE_DIGITS if precision == "fp32" else DIGITS[precision]
         self._smallest = SMALLEST_FP16 / 2 if precision == "fp16" else 0.0
-        self._seed, self._loss_scale = seed, loss_scale
+        self._to_nearest, self._loss_scale = to_nearest, loss_scale
         self._drawn: dict[Any, torch.Tensor] = {}
-        self._place = random.Random(seed)  # not the user's generator
+        self._place = random.Random(0)  # not the user's generator
 
     def on(self, tensor: torch.Tensor) -> torch.Tensor:
         """Change a tensor in place."""
         import torch
 
-        moved = torch.addcmul(tensor, tensor, self._noise(tensor), value=2.0**-self._digits)
+        if self._to_nearest:
+            own = 24 if tensor.dtype is torch.float32 else 53
+            large = tensor * (2.0 ** (own - self._digits) + 1)
+            moved = large - (large - tensor)
+        else:
+            moved = torch.addcmul(tensor, tensor, self._noise(tensor), value=2.0**-self._digits)
         if self._smallest:
             smallest = self._smallest / (self._loss_scale if _in_backward() else 1.0)
             moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
@@ -150,7 +157,7 @@ class _Noise:
 
         stock = self._drawn.get(key := (tensor.device, tensor.dtype))
         if stock is None:
-            generator = torch.Generator(tensor.device).manual_seed(self._seed)
+            generator = torch.Generator(tensor.device).manual_seed(0)
             stock = torch.empty(STOCK, device=tensor.device, dtype=tensor.dtype)
             stock = self._drawn[key] = stock.uniform_(-1, 1, generator=generator)
         begin, count = self._place.randrange(STOCK), tensor.numel()

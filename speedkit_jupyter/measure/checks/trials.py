@@ -69,12 +69,12 @@ class Trials:
         trace.clear()
 
     def control(
-        self, runner: Runner, trace: dict[Key, Look], precision: str, seed: int,
+        self, runner: Runner, trace: dict[Key, Look], precision: str, to_nearest: bool,
         loss_scale: float, in_float64: bool,
     ) -> Run | None:  # fmt: skip
-        """Return how far the step is off with random rounding to this precision."""
+        """Return how far the step is off with rounding to this precision."""
         around = [*_plainly(runner), *([self._in_float64(runner)] if in_float64 else [])]
-        around.append(lambda: rounding.rounded(precision, seed, loss_scale))
+        around.append(lambda: rounding.rounded(precision, to_nearest, loss_scale))
         with suppress(Exception):  # code that doesn't allow a dispatch mode
             return self.run(runner, trace, *around, ends_early=True)
         return None

@@ -5,7 +5,7 @@ All patches of the accuracy check are here, confined to the thread that measures
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -69,68 +69,67 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
     and compile the model anew.
     """
     import torch
-    from torch.nn import Module
-    from torch.optim import Optimizer
 
     ids = {id(model) for model in models}
-    depths = {"call": 0, "backward": 0}  # a model in a model, a checkpoint in a backward pass
 
-    def calling(call: Any) -> Callable[..., Any]:
-        def observed(module: Any, *args: Any, **kwargs: Any) -> Any:
-            if id(module) not in ids:
-                return call(module, *args, **kwargs)
-            with _deeper(depths, "call"):
-                result = call(module, *args, **kwargs)
-            if not depths["call"]:
-                watcher.called(args, kwargs, result)
-            return result
+    def clears(args: Any, kwargs: Any) -> None:
+        watcher.before_zero_grad()
 
-        return observed
+    def called(args: Any, kwargs: Any, result: Any) -> None:
+        watcher.called(args[1:], kwargs, result)
 
-    def going_back(backward: Any) -> Callable[..., Any]:
-        def observed(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if not depths["backward"]:
-                watcher.before_backward(tensors)
-            with _deeper(depths, "backward"):
-                backward(tensors, *args, **kwargs)
-            if not depths["backward"]:
-                watcher.after_backward()
+    def begins(args: Any, kwargs: Any) -> None:
+        watcher.before_backward(args[0] if args else kwargs["tensors"])
 
-        return observed
+    def ended(args: Any, kwargs: Any, result: Any) -> None:
+        watcher.after_backward()
 
-    def differentiating(grad: Any) -> Callable[..., Any]:
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            gradients = grad(*args, **kwargs)
-            watcher.differentiated(gradients)
-            return gradients
+    def differentiated(args: Any, kwargs: Any, result: Any) -> None:
+        watcher.differentiated(result)
 
-        return observed
-
-    def clearing(clear: Any) -> Callable[..., Any]:
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            watcher.before_zero_grad()
-            return clear(*args, **kwargs)
-
-        return observed
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
         watcher.before_step(optimizer, any(map(callable, (*args, *kwargs.values()))))
 
     with (
-        patched(Module, "__call__", calling),
-        patched(torch.autograd, "backward", going_back),
-        patched(torch.autograd, "grad", differentiating),
-        patched(Module, "zero_grad", clearing),
-        patched(Optimizer, "zero_grad", clearing),
-        optimizer_hooks(before, lambda optimizer, *_: watcher.after_step(optimizer)),
+        patched(torch.nn.Module, "__call__", _around(after=called, only=ids)),
+        patched(torch.autograd, "backward", _around(begins, ended)),
+        patched(torch.autograd, "grad", _around(after=differentiated)),
+        patched(torch.nn.Module, "zero_grad", _around(clears)),
+        patched(torch.optim.Optimizer, "zero_grad", _around(clears)),
+        optimizer_hooks(steps, lambda optimizer, *_: watcher.after_step(optimizer)),
     ):
         yield
 
 
-@contextmanager
-def _deeper(depths: dict[str, int], name: str) -> Iterator[None]:
-    depths[name] += 1
-    try:
-        yield
-    finally:
-        depths[name] -= 1
+def _around(
+    before: Callable[[Any, Any], None] | None = None,
+    after: Callable[[Any, Any, Any], None] | None = None,
+    only: Collection[int] | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what makes of a function one with calls around it; `only` with these first arguments.
+
+    Nothing is told of a call within another one: a model in a model, a checkpoint's backward pass
+    within the backward pass.
+    """
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        depth = 0
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            if only is not None and id(args[0]) not in only:
+                return function(*args, **kwargs)
+            if before is not None and not depth:
+                before(args, kwargs)
+            depth += 1
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                depth -= 1
+            if after is not None and not depth:
+                after(args, kwargs, result)
+            return result
+
+        return call
+
+    return make

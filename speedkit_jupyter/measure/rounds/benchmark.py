@@ -34,9 +34,8 @@ from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
 from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, changes_some, config_of
+from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import together
@@ -165,22 +164,22 @@ class Benchmark:
     def _warm_up(self, start: Snapshot) -> Generator[Progress, None, list[Runner]]:
         """Return a runner for each variant, those that work warm."""
         __tracebackhide__ = True
-        step, first = self.step, self._runner(0, start.walk)
+        step, first = self.step, self._runner(0)
         self._environment = environment(first.device)
         warm_up = WarmUp(step, self.budget, self._policy, len(self.variants))
         yield from warm_up.baseline(first, start)
         if step.made and first.is_planned:  # it was planned without knowing of them
-            first = self._runner(0, start.walk)
+            first = self._runner(0)
             yield from warm_up.baseline(first, start)
         if self._scorer is not None:
             yield from self._scorer.of_baseline(first, start, self.budget)
         # Planned once it is known which optimizers the step makes itself.
-        others = [self._runner(i, start.walk) for i in range(1, len(self.variants))]
+        others = [self._runner(i) for i in range(1, len(self.variants))]
         yield Progress(0.0, self._time_ahead(first, [first, *_working(others)]))
         yield from warm_up.others(first, _working(others), start)
         return [first, *others]
 
-    def _runner(self, index: int, walk: Walk) -> Runner:
+    def _runner(self, index: int) -> Runner:
         """Return a variant's runner, and write what its plan holds into the record."""
         step, variant, record = self.step, self.variants[index], self._records[index]
         configs = [config_of(variant, model) for model in step.models]
@@ -200,8 +199,6 @@ class Benchmark:
             record.declined, record.same_as_baseline = bool(record.declines), not record.declines
             reasons = (f"{name} declined: {reason}" for name, reason in record.declines.items())
             record.failure = "; ".join(reasons) or None
-        if of_some := changes_some(contexts, walk):
-            record.notes["models"] = of_some
         return Runner(
             step,
             contexts,

@@ -248,7 +248,7 @@ def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
     start.restore()
     with runner.applied():
         first = _work(step, start, runner.once)
-    return judged(first, later, bool(step.said))
+    return judged(first, later)
 
 
 def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
@@ -256,7 +256,7 @@ def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Rep
     __tracebackhide__ = True
     later = _work(step, start, run)
     start.restore()
-    return judged(_work(step, start, run), later, bool(step.said))
+    return judged(_work(step, start, run), later)
 
 
 def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:

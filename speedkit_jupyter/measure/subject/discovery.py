@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def reached(values: Iterable[Any]) -> list[Any]:
-    """The values and what lies behind them: a function's globals and closure, an object's parts.
+    """Return the values and what lies behind them: globals and closures, parts of objects.
 
     Without what only the methods of a class name, unless there is no model otherwise. Nothing is
     run and no attribute is computed: only dictionaries, slots and cells are read.
@@ -22,75 +22,50 @@ def reached(values: Iterable[Any]) -> list[Any]:
     return walk.near if outermost(walk.near) else list(walk.found.values())
 
 
-def outermost(objects: Sequence[Any]) -> list[torch.nn.Module]:
-    """The models among objects that have parameters and are not part of another."""
-    import torch
-
-    modules = [module for module in objects if issubclass(type(module), torch.nn.Module)]
+def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
+    """Return the models among objects that have parameters and are not part of another."""
+    modules = _modules(objects)
     inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
 
 
-NO_PARAMETERS = (
-    "the model in this step has no parameters, since its weights are quantized: no plan changes it"
-)
-
-
-def is_quantized(objects: Iterable[Any]) -> bool:
-    """Whether a module is among objects whose weights are packed, and are no parameters."""
-    import torch
-
-    modules = [module for module in objects if issubclass(type(module), torch.nn.Module)]
-    return any(
-        ".quantized." in type(part).__module__ for module in modules for part in module.modules()
-    )
-
-
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """The modules and optimizers among objects that are none of the known, nor part of them, nor
-    wrappers of them.
+    """Return the modules and optimizers among objects beside the known ones.
+
+    Parts and wrappers of these don't count, nor optimizers that only pass on to another.
     """
-    import torch
-
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
-    for value in (*known, *objects):
-        if issubclass(type(value), torch.nn.Module):
-            inside.update(id(part) for part in list(value.modules())[1:])
-    kinds = (torch.nn.Module, torch.optim.Optimizer)
-    rest = [
-        value for value in objects if issubclass(type(value), kinds) and id(value) not in inside
-    ]
-    return [value for value in rest if id(unwrapped(value)) not in inside and not _is_shell(value)]
+    for module in _modules([*known, *objects]):
+        inside.update(id(part) for part in list(module.modules())[1:])
+    rest = [*_modules(objects), *(one for one in _optimizers(objects) if not is_wrapper(one))]
+    return [one for one in rest if id(one) not in inside and id(unwrapped(one)) not in inside]
 
 
-def _is_shell(optimizer: Any) -> bool:
-    """Whether it is an optimizer that only passes on to another: that one is reached as well."""
-    import torch
-
-    return issubclass(type(optimizer), torch.optim.Optimizer) and is_wrapper(optimizer)
-
-
-def optimizers_among(objects: Sequence[Any]) -> list[torch.optim.Optimizer]:
-    """The optimizers among objects, those behind wrappers."""
-    import torch
-
-    return each_once(
-        optimizer for optimizer in objects if issubclass(type(optimizer), torch.optim.Optimizer)
-    )
+def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers among objects, those behind wrappers."""
+    return each_once(_optimizers(objects))
 
 
 def holding(
     optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers that hold a parameter of the model, each once and without its wrapper."""
-    parameters = {id(p) for p in model.parameters()}
-    return [
-        optimizer
-        for optimizer in each_once(optimizers)
-        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
-    ]
+    """Return the optimizers that hold a parameter of the model, each once, without wrappers."""
+    return [optimizer for optimizer in each_once(optimizers) if holds(optimizer, [model])]
 
 
 def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> bool:
-    """Whether it holds a parameter of one of the models."""
-    return any(holding([optimizer], model) for model in models)
+    """Return whether it holds a parameter of one of the models."""
+    parameters = {id(p) for model in models for p in model.parameters()}
+    return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
+
+
+def _modules(objects: Iterable[Any]) -> list[torch.nn.Module]:
+    import torch
+
+    return [value for value in objects if issubclass(type(value), torch.nn.Module)]
+
+
+def _optimizers(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
+    import torch
+
+    return [value for value in objects if issubclass(type(value), torch.optim.Optimizer)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Device, versions and the time, for a result: those of the machine that it ran on.
+    """Return the device, versions and the time of a result, of the machine that it ran on.
 
     `planned_for` names the other machine that its plans were made for, where there is one.
     """

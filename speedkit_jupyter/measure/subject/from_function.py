@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.subject.discovery import (
     reached,
 )
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
-from speedkit_jupyter.measure.subject.step import PLAIN, THROUGH, Step
+from speedkit_jupyter.measure.subject.step import UNRUN, Step
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
@@ -105,18 +105,12 @@ def _refuse_unrun(step: Any) -> None:
         function = function.func
     name = getattr(function, "__name__", "") or type(function).__name__
     if isinstance(function, type):
-        raise StepError(
-            f"the step must be a function, not the class {name}, of which a call makes an object: "
-            "give a function that does one step"
-        )
+        raise StepError(f"the step must be a function that does one step, not the class {name}")
     for code in (function, inspect.getattr_static(type(function), "__call__", None)):
-        if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
-            raise StepError(f"{name} is an async function: calling it runs none of it; {PLAIN}")
-        if inspect.isgeneratorfunction(code):
-            through = THROUGH.format(name=name)
-            raise StepError(
-                f"{name} is a generator function: calling it runs none of it; {through}"
-            )
+        is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
+        if is_async or inspect.isgeneratorfunction(code):
+            kind = "something to await" if is_async else "a generator"
+            raise StepError(f"{name}() makes {UNRUN.format(kind, name)}")
 
 
 def _takes_context(step: Callable[..., object]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import numbers
@@ -26,8 +27,6 @@ LOWER = frozenset(
         "cer", "bpb", "fid", "distance",
     )
 )  # fmt: skip
-# `trainer.evaluate(model)['eval_loss']`: the name that is called, and the key.
-EXPRESSION = re.compile(r"(?:\w+\.)*(\w+)(?:\(.*\))?(?:\[['\"](\w+)['\"]\])?\s*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +97,22 @@ def named_accuracy(
 
 
 def by_its_name(name: str) -> Better:
-    """Return which way is better, by the last name of the expression that gives the number."""
-    found = EXPRESSION.fullmatch(name)
-    word = (found[2] or found[1]) if found else ""
-    words = {part.lower() for part in re.findall(r"[a-z]+|[A-Z][a-z]*", word)}
+    """Return which way is better, by the last name of `trainer.evaluate()["eval_loss"]`."""
+    words = {part.lower() for part in re.findall(r"[a-z]+|[A-Z][a-z]*", _last_name(name))}
     return "lower" if words & LOWER else "higher"
+
+
+def _last_name(expression: str) -> str:
+    """Return the last name or key that gives the number; empty if it is computed."""
+    try:
+        node: Any = ast.parse(expression.strip(), mode="eval").body
+    except SyntaxError:
+        return ""
+    while isinstance(node, ast.Call):
+        node = node.func
+    if isinstance(node, ast.Subscript):
+        return str(getattr(node.slice, "value", ""))
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def required(function: Any) -> list[str]:

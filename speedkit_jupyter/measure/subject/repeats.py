@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 SUSPICIOUS = 1.5
 # A call that does less than this share of the first one's work is not the user's step.
 PART = 0.5
-USED_UP = (
-    "after its first call the step neither calls the model nor runs a backward pass: what it uses "
-    "up or keeps can't be put back, so that measured is a step without them"
-)
 
 
 @dataclass
@@ -84,16 +80,11 @@ def ended(error: Exception) -> Repeats:
     return Repeats(afresh=True, alone=True, line=line)
 
 
-def judged(first: Work, later: Work, unrestorable: bool) -> Repeats:
-    """Compare the work of two calls.
-
-    `unrestorable` says that the step reaches what can't be put back.
-    """
+def judged(first: Work, later: Work) -> Repeats:
+    """Compare the work of two calls."""
     unit, most, least = "backward pass", first.passes, later.passes
     if not most:
         unit, most, least = "model call", first.calls, later.calls
-    if not most and unrestorable:
-        return Repeats(line=USED_UP)
     if least >= most:
         return Repeats()
     ending = "" if most == 1 else "es" if unit.endswith("s") else "s"

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Callable,
-    Iterator,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.subject.discovery import (
-    NO_PARAMETERS,
-    holding,
-    is_quantized,
-)
+from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.repeats import Repeats
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.handlers.names import Names
@@ -36,17 +25,11 @@ from speedkit_jupyter.support.wrappers import unwrapped
 if TYPE_CHECKING:
     import torch
 
-
 # A call of an async or generator function makes an object, and runs none of the code.
-PLAIN = "write the step as a plain function"
-THROUGH = "give a function that goes through it, as lambda: list({name}())"
+UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
 OUT_OF_DATA = (
     "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
     "the cell names begins anew by itself"
-)
-STATIC_GRAPH = (
-    "DistributedDataParallel(static_graph=True) records its first step and can't begin anew: run "
-    "one step before"
 )
 
 
@@ -124,10 +107,8 @@ class Step:
     def guarded(self) -> Iterator[MeasurementGuard]:
         """Undo at the end whatever the block does; iterators replay their first draws.
 
-        Raises StepError while another step is measured, and if a model can't begin anew.
+        Raises StepError while another step is measured.
         """
-        if any(map(_begins_static_graph, (*self.models, *self.bystanders))):
-            raise StepError(STATIC_GRAPH)
         shows_first = self.asked is None
         guard = MeasurementGuard(self.roots(), self.models, self.tell, shows_first, self.off_device)
         with guard:
@@ -163,9 +144,7 @@ class Step:
 
     def why_no_model(self, aim: str) -> str:
         """Return why there is nothing to do when `models` is empty."""
-        if is_quantized(self.bystanders):
-            return NO_PARAMETERS
-        return f"no model is used in this step, so there is nothing to {aim}"
+        return f"no model with parameters is used in this step, so there is nothing to {aim}"
 
     def with_others(self, *more: Any) -> Step:
         """Return the same step, where these are called between its steps."""
@@ -180,25 +159,19 @@ class Step:
         return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])
 
 
-def _begins_static_graph(model: Any) -> bool:
-    """Return whether DDP's next step is the one that its reducer records (torch 2.11 to 2.13)."""
-    is_static = getattr(model, "static_graph", False) is True
-    return is_static and not getattr(model, "_static_graph_delay_allreduce_enqueued", True)
-
-
 def refuse_unrun_result(result: Any) -> None:
     """Raise StepError for a coroutine or generator that a step returns and nobody runs.
 
     A generator expression passes: it most often goes through what the step has computed.
     """
-    is_new = is_a(result, GeneratorType) and (
-        inspect.getgeneratorstate(result) == inspect.GEN_CREATED
-    )
-    if is_new and result.gi_code.co_name != "<genexpr>":
-        through = THROUGH.format(name=getattr(result, "__name__", "step"))
-        raise StepError(f"the step returns a generator that nobody runs; {through}")
-    if is_a(result, Awaitable | AsyncGenerator):
+    is_generator = is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>"
+    if is_generator and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
+        kind = "a generator"
+    elif is_a(result, Awaitable | AsyncGenerator):
+        kind = f"something to await ({type(result).__name__})"
         if is_a(result, CoroutineType):
             result.close()  # Python would warn that nobody awaited it
-        kind = type(result).__name__
-        raise StepError(f"the step returns something to await ({kind}) that nobody runs; {PLAIN}")
+    else:
+        return
+    name = getattr(result, "__name__", "step")
+    raise StepError(f"the step returns {UNRUN.format(kind, name)}")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.optimizations.fused_optimizer import NONE_GIVEN
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
-from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
@@ -23,9 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
-UNSTEPPED = "no optimizer of the step holds its parameters"
-# A line names at most this many models.
-MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class Variant:
 
 
 def parse(text: str) -> list[Variant]:
-    """`baseline,auto,bf16+compile:max-autotune,plan.yaml` as variants, in that order.
+    """Return the variants of `baseline,auto,bf16+compile:max-autotune,plan.yaml`, in that order.
 
     Raises StepError for a word that is not in the catalog, with the nearest that is.
     """
@@ -52,7 +46,7 @@ def parse(text: str) -> list[Variant]:
 
 
 def variant(name: str) -> Variant:
-    """One variant by name; raises StepError or ConfigError.
+    """Return one variant by name. Raises StepError or ConfigError.
 
     A name that a benchmark was saved under stands for the plan of its fastest right variant.
     """
@@ -83,7 +77,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """The variant's config for a model; `current` asks for what is applied to this one now."""
+    """Return the variant's config for a model; `current` is what is applied to this one now."""
     if variant.name != CURRENT:
         return variant.config
     plan = plan_applied_to(model)
@@ -91,19 +85,19 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
 
 
 def _saved(name: str, kept: database.Saved) -> SpeedConfig | None:
-    """The plan of the fastest variant that was proven faster; the baseline where none was."""
+    """Return the plan of the fastest variant that was proven faster; None for the baseline."""
     ahead = [row for row in kept.result["variants"] if row.get("verdict") in ("faster", "accepted")]
     best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
     return None if best is None else _config(best.get("plan", {}), name)
 
 
 def named(name: str, values: Mapping[str, Any]) -> Variant:
-    """A variant of these config values and no others."""
+    """Return a variant of these config values and no others."""
     return Variant(name, _config(values, name))
 
 
 def _config(values: Mapping[str, Any], name: str) -> SpeedConfig:
-    """A variant is what its name says, whatever rules and environment wish for the rest."""
+    """Return a config of these values alone, whatever rules and environment say of the rest."""
     every = (optimization.name for optimization in CATALOG)
     return from_arguments(values, f"variant {name}", firm=every).alone()
 
@@ -117,13 +111,13 @@ def check_free(name: str) -> None:
 
 
 def variant_names(text: str) -> bool:
-    """Whether this is a list of variants, all of them known words."""
+    """Return whether this is a list of variants, all of them known words."""
     vocabulary = {BASELINE, CURRENT, AUTO, *words()}
     return all(word in vocabulary for name in text.split(",") for word in name.split("+"))
 
 
 def words() -> dict[str, dict[str, Any]]:
-    """Every single word that names a change: `bf16`, `compile`, `sdpa:math`, `threads:2` …"""
+    """Return every word that names a change: `bf16`, `compile`, `sdpa:math` and their like."""
     return {
         word: {optimization.name: value}
         for optimization in CATALOG
@@ -143,30 +137,5 @@ def _option(word: str) -> dict[str, Any]:
     names = [BASELINE, CURRENT, AUTO, *vocabulary, "threads:1", "device:cpu"]
     raise StepError(
         f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "
-        f"a YAML file, a saved name, or words joined by +: "
-        f"{', '.join([*vocabulary, *free])}"
+        f"a YAML file, a saved name, or words joined by +: {', '.join([*vocabulary, *free])}"
     )
-
-
-def changes_some(contexts: Sequence[SpeedContext], walk: Walk) -> str:
-    """Return `fused_optimizer changes student, not teacher (why)` for a step of several models.
-
-    Empty if every model gets all of the plan.
-    """
-    told = []
-    for of_each in zip(*(context.plan for context in contexts), strict=True):
-        have: list[str] = []
-        lack: list[str] = []
-        for context, decision in zip(contexts, of_each, strict=True):
-            name = walk.name(context.model)
-            why = UNSTEPPED if decision.reason == NONE_GIVEN else decision.reason
-            have += [name] if decision.active else []
-            lack += [] if decision.active else [f"{name} ({why})"]
-        if have and lack:
-            told.append(f"{of_each[0].name} changes {_few(have)}, not {_few(lack)}")
-    return "; ".join(told)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

@@ -42,13 +42,13 @@ class Run:
     """
 
     def __init__(self, engine: Engine, told: Callable[[Run], None]) -> None:
-        self._engine: Engine | None = engine
         self._told = told
         self.result: Any = None
         self.state: Literal["running", "done", "stopped", "failed"] = "running"
         self.progress = Progress(0.0, "")
         self.message = ""
         self._stopped = False
+        self._blocks: Generator[None, None, None] = self._measure(engine)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -56,7 +56,7 @@ class Run:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            for _ in self._blocks():
+            for _ in self._blocks:
                 pass
         else:
             self._task = asyncio.ensure_future(self._in_turns())
@@ -66,18 +66,17 @@ class Run:
         self._stopped = True
 
     async def _in_turns(self) -> None:
-        blocks = self._blocks()
         try:
             interval_s, last = 0.0, time.perf_counter()
-            for _ in blocks:
+            for _ in self._blocks:
                 if time.perf_counter() - last >= interval_s:
-                    handing_s = await self._give_up_turn(blocks)
+                    handing_s = await self._give_up_turn()
                     last = time.perf_counter()
                     interval_s = max(TURN_S, PART * handing_s)
         finally:
-            blocks.close()
+            self._blocks.close()
 
-    async def _give_up_turn(self, blocks: Generator[None, None, None]) -> float:
+    async def _give_up_turn(self) -> float:
         """Let others run; return the seconds that handing over and back took."""
         start, given_s = time.perf_counter(), 0.0
         here = guard.in_progress()
@@ -90,36 +89,30 @@ class Run:
                 given_s = time.perf_counter() - begin
         except guard.ChangedMeanwhile as error:
             with suppress(StopIteration):  # it has noted the error and ended
-                blocks.throw(error)
+                self._blocks.throw(error)
         return time.perf_counter() - start - given_s
 
-    def _blocks(self) -> Generator[None, None, None]:
+    def _measure(self, engine: Engine) -> Generator[None, None, None]:
         """Run block after block, and note how it ends; a KeyboardInterrupt would end the loop."""
-        engine, self._engine = self._engine, None  # it holds models: let go at the end
-        assert engine is not None
         steps: Any = engine.run()
+        end: Literal["done", "stopped", "failed"] = "stopped"  # also if the loop goes away
         try:
-            for progress in steps:
-                self.progress = progress
+            for self.progress in steps:
                 yield
                 if self._stopped:
                     break
-            self.state = "stopped" if self._stopped else "done"
-        except SpeedKitError as error:
-            self._fail(error, str(error))
+            else:
+                end = "done"
         except KeyboardInterrupt:
-            self.state = "stopped"
+            pass
         except Exception as error:
-            self._fail(error, f"the step raised {type(error).__name__}: {error}")
+            is_ours = isinstance(error, SpeedKitError)
+            what = str(error) if is_ours else f"the step raised {type(error).__name__}: {error}"
+            end, self.message = "failed", what
+            traceback.clear_frames(error.__traceback__)  # it would keep the step's variables alive
+            error.__traceback__ = None
         finally:
             steps.close()
             self.result = engine.result() if engine.has_results() else None
-            if self.state == "running":  # the loop is going away
-                self.state = "stopped"
+            self.state = end
             self._told(self)
-
-    def _fail(self, error: BaseException, message: str) -> None:
-        """Note the failure; its traceback keeps nothing of the step alive."""
-        self.state, self.message = "failed", message
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None

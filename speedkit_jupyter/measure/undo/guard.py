@@ -7,9 +7,11 @@ and the measurement ends.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from time import process_time, sleep, thread_time
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo import audit, process
@@ -33,6 +35,11 @@ GIVEN_AGAIN = (
     "drawn from: an object in its place gives the same again to callers of next(), and a later "
     "epoch's order may be another than without the measurement"
 )
+# A thread at work uses this much CPU time while ours sleeps for `GLANCE_S`: threads that wait use
+# some microseconds, one that adds a number each millisecond 200.
+GLANCE_S, AT_WORK_S = 0.01, 5e-5
+# A loop that trains in another thread makes a step in this time, or is waiting for something.
+LOOK_S = 0.1
 # A line has no more names than this.
 MOST_NAMES = 5
 # State at module level, on purpose: all measurements share one process, its flags and its clock.
@@ -76,6 +83,7 @@ class MeasurementGuard:
 
     def __enter__(self) -> MeasurementGuard:
         begun_s = time.perf_counter()
+        _refuse_trained_elsewhere(self._models)
         walk = Walk(self._roots)
         self._iterators = Replays(walk)
         try:
@@ -139,7 +147,7 @@ class MeasurementGuard:
             for plan in plans:
                 hide(plan)
             self._iterators.take()
-            if changed := self.state.changed():
+            if changed := self._changed():
                 self._iterators.hand_back()
                 for plan in plans:
                     show(plan)
@@ -150,8 +158,38 @@ class MeasurementGuard:
             self._output.hold()
         self.paused_s += time.perf_counter() - start
 
+    def _changed(self) -> str:
+        """Return what is not as the user had it; nothing if all is."""
+        if self.state.settings_changed():
+            return "torch's settings"
+        if (instance := self.state.changed()) is None:
+            return ""
+        named = (pair for model in self._models for pair in model.named_parameters())
+        names = {id(parameter): name for name, parameter in named}
+        return names.get(id(instance)) or self.state.walk.name(instance)
+
     def _plans(self) -> list[Any]:
         return [plan for plan in map(applied_to, self._models) if plan is not None]
+
+
+def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
+    """Raise StepError if another thread writes to a parameter at the moment.
+
+    Frames of other threads are not looked at: reading those of a running thread can crash Python.
+    """
+    if threading.active_count() == 1:
+        return
+    begun_s = process_time() - thread_time()
+    sleep(GLANCE_S)
+    if process_time() - thread_time() - begun_s <= AT_WORK_S:
+        return
+    versions = [(n, p, p._version) for m in models for n, p in m.named_parameters()]
+    sleep(LOOK_S)
+    for name, parameter, version in versions:
+        if parameter._version != version:
+            raise StepError(
+                f"another thread changes {name}, which the step reaches: measure when it has ended"
+            )
 
 
 def _ended(fact: str) -> ChangedMeanwhile:

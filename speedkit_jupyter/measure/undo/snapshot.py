@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from speedkit_jupyter.measure.undo import process
@@ -13,7 +12,6 @@ from speedkit_jupyter.measure.undo.handlers.registry import HANDLERS
 from speedkit_jupyter.measure.undo.handlers.values import Generators
 from speedkit_jupyter.measure.undo.process import Settings, in_a_line
 from speedkit_jupyter.measure.undo.walk import Walk
-from speedkit_jupyter.support import interrupts
 
 # A variant's warm state is put back wholly at first and at times, otherwise only what steps were
 # seen to change.
@@ -40,8 +38,7 @@ class Snapshot:
         self._settings = Settings(process.switches())
         self._random = Settings(process.generators())
         copies = Copies(off_device, _owned(walk))
-        with _without_collecting():
-            self._memories = self._copied(copies)
+        self._memories = self._copied(copies)
         self._by_object = {(id(one), handler): memory for handler, one, memory in self._memories}
         self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
 
@@ -137,45 +134,22 @@ class Snapshot:
                 if handler.bulky and not handler.same_values(instance, memory)
             ]
 
-    def changed(self) -> str:
-        """Return the name of something that is not as it was copied; nothing if all is."""
+    def settings_changed(self) -> bool:
+        """Return whether a switch of torch is not as it was."""
+        return self._settings.changed()
+
+    def changed(self) -> Any:
+        """Return an object that is not as it was copied, but for failures; None if all is."""
         import torch
 
-        if self._settings.changed():
-            return "torch's settings"
         with torch.DisableTorchFunctionSubclass():
             for handler, instance, memory in self._memories:
                 # A plan that is shown and hidden again lays tensors elsewhere.
                 same = handler.same_values if handler.bulky else handler.same
                 with suppress(Exception):
-                    if not same(instance, memory):
-                        name = self.walk.name(instance)
-                        if name not in self.failed:
-                            return name
-        return ""
-
-
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Keep so many small copies from starting the garbage collector again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
-def isolated(*roots: Any) -> Iterator[Snapshot]:
-    """Undo at the end whatever the block does to what these reach."""
-    snapshot = Snapshot(Walk(roots))
-    try:
-        yield snapshot
-    finally:
-        with interrupts.held_back():
-            snapshot.restore()
+                    if not same(instance, memory) and self.walk.name(instance) not in self.failed:
+                        return instance
+        return None
 
 
 def _owned(walk: Walk) -> Iterator[int]:

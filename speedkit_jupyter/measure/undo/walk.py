@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from time import process_time, sleep, thread_time
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -13,20 +11,13 @@ from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_
 from speedkit_jupyter.measure.undo.handlers.instances import Attributes
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.handlers.registry import PROXIES, handlers_of
-from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, is_trainable
 from speedkit_jupyter.measure.undo.ownership import is_the_users_class, works_elsewhere
-from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
 
 # No more objects are looked into. Containers of more elements than LARGE come last, so that they
 # hide nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
 SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
-# A thread at work uses this much CPU time while ours sleeps for `GLANCE_S`: threads that wait use
-# some microseconds, one that adds a number each millisecond 200.
-GLANCE_S, AT_WORK_S = 0.01, 5e-5
-# A loop that trains in another thread makes a step in this time, or is waiting for something.
-LOOK_S = 0.1
 
 
 class Walk:
@@ -34,8 +25,7 @@ class Walk:
 
     `near` are those that are reached without passing through a class: its methods name much that
     no step calls. `cut` are objects that were not looked into; `holders` says what holds each
-    iterator; `elsewhere` are names of objects with a thread or process of their own. Raises
-    StepError if another thread trains one of the tensors.
+    iterator; `elsewhere` are names of objects with a thread or process of their own.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -46,7 +36,6 @@ class Walk:
         self.holders: dict[int, list[tuple[Any, StateHandler]]] = {}
         self._known: dict[type, tuple[StateHandler, ...]] = {}
         self._before: dict[int, int] = {}
-        self._trainable: list[Any] = []
         self._waiting, self._large, self._classes = deque[Any](), deque[Any](), deque[Any]()
         self._add(list(roots), 0, self._waiting)
         self._run()
@@ -116,10 +105,7 @@ class Walk:
         return ""
 
     def _run(self) -> None:
-        while self._waiting or self._large or self._trainable:
-            if not self._waiting and not self._large:
-                self._look_at_gradients()
-                continue
+        while self._waiting or self._large:
             instance = self._waiting.popleft() if self._waiting else None
             if instance is not None and _length(instance) > LARGE:
                 self._large.append(instance)
@@ -130,22 +116,9 @@ class Walk:
             else:
                 self._look_into(instance)
 
-    def _look_at_gradients(self) -> None:
-        """Look behind parameters last: nobody may read `.grad` while another thread writes it."""
-        waiting, self._trainable = self._trainable, []
-        if (trained := _trained_elsewhere(waiting)) is not None:
-            raise StepError(
-                f"another thread changes {self.name(trained)}, which the step reaches: measure "
-                "when it has ended"
-            )
-        for parameter in waiting:
-            self._look_at(Gradients(), parameter)
-
     def _look_into(self, holder: Any) -> None:
         for handler in self.handlers(holder):
-            if type(handler) is Gradients and is_trainable(holder):
-                self._trainable.append(holder)
-            elif not self._look_at(handler, holder):
+            if not self._look_at(handler, holder):
                 return
         if is_the_users_class(cls := type(holder)):
             self._add([cls], id(holder), self._classes)
@@ -189,20 +162,3 @@ def _models_in(attributes: dict[str, Any]) -> list[Any]:
 def _length(instance: Any) -> int:
     base = next((base for base in SIZED if issubclass(type(instance), base)), None)
     return 0 if base is None else int(base.__len__(instance))
-
-
-def _trained_elsewhere(tensors: list[Any]) -> Any:
-    """Return one of these tensors that another thread writes to at the moment, if there is any.
-
-    Frames of other threads are not looked at: reading those of a running thread can crash Python.
-    """
-    if not tensors or threading.active_count() == 1:
-        return None
-    begun_s = process_time() - thread_time()
-    sleep(GLANCE_S)
-    if process_time() - thread_time() - begun_s <= AT_WORK_S:
-        return None
-    versions = [tensor._version for tensor in tensors]
-    sleep(LOOK_S)
-    pairs = zip(tensors, versions, strict=True)
-    return next((tensor for tensor, version in pairs if tensor._version != version), None)

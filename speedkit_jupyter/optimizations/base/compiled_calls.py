@@ -34,7 +34,7 @@ class CompiledCode:
 
     @property
     def failed(self) -> bool:
-        """Whether the modules run as before."""
+        """Return whether the modules run as before."""
         return self._compiled is None
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ class CompiledCall(Call):
         self.code = code
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """One forward pass; a plain one where something around it is being compiled."""
+        """Make one forward pass; a plain one where something around it is being compiled."""
         import torch
 
         if torch.compiler.is_compiling():
@@ -127,7 +127,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
+    """Return whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

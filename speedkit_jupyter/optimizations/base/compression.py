@@ -24,6 +24,7 @@ from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.overrides import MISSING
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.marks import are_changed, marks
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +40,8 @@ class Compression(Optimization):
     """By request only; one of them at a time.
 
     `for_training` says that optimizers may step. Rows and columns of a weight have to be
-    `multiples` of these numbers; with `casts` it is made bfloat16 first. `bare` is the word that
-    the name alone stands for, where it is not `true`; `since` is the first compute capability whose
-    `units` multiply so.
+    `multiples` of these numbers; with `casts` it is made bfloat16 first. `since` is the first
+    compute capability whose `units` multiply so.
     """
 
     effect = Effect.CHANGES_MODEL
@@ -52,7 +52,6 @@ class Compression(Optimization):
     for_training: ClassVar[bool] = False
     multiples: ClassVar[tuple[int, int]] = (1, 1)
     casts: ClassVar[bool] = False
-    bare: ClassVar[str] = ""
     hint: ClassVar[str] = INFERENCE
     since: ClassVar[tuple[int, int]] = (0, 0)
     units: ClassVar[str] = ""
@@ -73,7 +72,7 @@ class Compression(Optimization):
         return request.obey(request.value, f"{facts.linears} linear layers", hint=self.hint)
 
     def _obstacle(self, facts: Facts) -> str:
-        """Why the linear layers of this model can't multiply by others; empty where they can."""
+        """Return why this model's linear layers can't multiply by others; empty where they can."""
         if facts.optimizers and not self.for_training:
             trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
             return f"{trained} trains this model, and this is for inference: take a deepcopy of it"
@@ -88,7 +87,7 @@ class Compression(Optimization):
         return ""
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Why this device does not multiply so; empty where it does."""
+        """Return why this device does not multiply so; empty where it does."""
         gpu = hardware.accelerator(facts.device)
         has = f"this is {facts.device if gpu is None else gpu.name}"
         if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
@@ -181,15 +180,15 @@ class Compression(Optimization):
         """Return what was made of the same bits before the plan was hidden, or make it anew."""
         import torch
 
-        bits = _checksum(own_weight(layer).detach())
-        known = target.memo.quantized.get(layer)
-        if known is not None and all(map(torch.equal, known[0], bits)):
-            return known[1]
+        weights = [own_weight(layer)]
+        before, known = target.memo.quantized.get(layer, (None, None))
+        if before is not None and not are_changed(weights, before):
+            return known
         with torch.no_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
             made = self.made(value, layer)
             if not isinstance(made, torch.nn.Module):
                 made = torch.nn.Parameter(made, requires_grad=False)
-        target.memo.quantized[layer] = bits, made
+        target.memo.quantized[layer] = marks(weights), made
         return made
 
     def _refuse(self, optimizer: torch.optim.Optimizer) -> None:
@@ -197,9 +196,6 @@ class Compression(Optimization):
             f"{type(optimizer).__name__} would train a model whose weights {self.name} has "
             "rounded: ctx.restore() or `%speedkit restore` first, then make the optimizer"
         )
-
-    def changes(self) -> dict[str, Any]:
-        return ({self.name: self.bare} if self.bare else {}) | super().changes()
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, quantized=self.name) if decision.active else facts
@@ -249,7 +245,7 @@ def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Whether it multiplies by a weight of torch's own class that nothing steps or looks into."""
+    """Return whether its weight is of torch's own class, and nothing steps or watches it."""
     import torch
 
     weight = own_weight(layer) if "weight" in layer._parameters else None
@@ -257,11 +253,3 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
         return False
     known = str(weight.dtype).removeprefix("torch.") in DTYPES and not weight.is_meta
     return known and weight.numel() > 0 and id(weight) not in stepped and not is_watched(layer)
-
-
-def _checksum(weight: torch.Tensor) -> list[torch.Tensor]:
-    """Return the sums of the bits of each row and of each column: writes raise no version."""
-    import torch
-
-    bits = weight.contiguous().view({2: torch.int16, 4: torch.int32}[weight.element_size()])
-    return [bits.sum(dimension, dtype=torch.int64) for dimension in (0, 1)]

@@ -79,7 +79,7 @@ class Request:
 
     @property
     def explicit(self) -> bool:
-        """Whether something definite was asked for, rather than left to SpeedKit."""
+        """Return whether something definite was asked for, rather than left to SpeedKit."""
         value = self.value
         first = next(iter(dict(value).values())) if isinstance(value, Fields) else value
         return self.source != "auto" and first != "auto"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.options import choices, fields_of
@@ -36,6 +36,8 @@ class Optimization(ABC):
     `lowers` marks what lowers the precision of products, `rivals` whose values are a choice among
     equals, none of them the strongest.
     `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
+    `bare` is the word that the name alone stands for, where it is not `true`; `none` the value that
+    changes nothing.
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
     """
@@ -59,6 +61,8 @@ class Optimization(ABC):
     lowers: ClassVar[bool] = False
     rivals: ClassVar[bool] = False
     library: ClassVar[str] = ""
+    bare: ClassVar[str] = ""
+    none: ClassVar[Any] = False
 
     def __init_subclass__(cls) -> None:
         if "variable" not in vars(cls):
@@ -82,7 +86,7 @@ class Optimization(ABC):
 
     def changes(self) -> dict[str, Any]:
         """Return the words for changes in comparisons, each with the config's value."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = {self.name: self.bare} if self.bare else {}
         for word in self.words:
             if word == "true":
                 changes[self.name] = True
@@ -111,7 +115,7 @@ class Optimization(ABC):
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that stands for leaving everything as it is."""
-        return False
+        return self.none
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """Return the facts that later optimizations decide upon."""
@@ -180,6 +184,17 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
         return f"needs {library}: pip install {library}"
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
         return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
+    return ""
+
+
+def no_triton(hardware: Hardware, facts: Facts) -> str:
+    """Return why Triton can't serve the model's device; empty where it can, or need not."""
+    gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
+    if kind is not None and kind.has_triton and not hardware.triton:
+        triton = "triton-windows" if hardware.system == "Windows" else "triton"
+        return f"no working Triton on {hardware.system}: pip install {triton}"
+    if gpu is not None and gpu.is_nvidia and gpu.capability and gpu.capability < (7, 0):
+        return f"Triton needs compute capability 7.0; {gpu.name} has {dotted(gpu.capability)}"
     return ""
 
 

@@ -52,7 +52,7 @@ def _groups(
 
 
 def _has_twins(group: Group) -> bool:
-    """Whether two of these are alike; lists of modules are not called, and a layer has no parts."""
+    """Return whether two are alike; lists of modules are not called, and a layer has no parts."""
     import torch
 
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
@@ -63,7 +63,7 @@ def _has_twins(group: Group) -> bool:
 
 
 def _kind(module: torch.nn.Module) -> Any:
-    """Its class; for a plain sequence, which says nothing by itself, those of its parts too."""
+    """Return its class; for a plain sequence, which says nothing, those of its parts too."""
     import torch
 
     if type(module) is not torch.nn.Sequential:

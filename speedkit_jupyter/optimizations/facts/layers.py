@@ -18,7 +18,7 @@ GROUPS = 8
 
 
 def is_convolution(module: torch.nn.Module) -> bool:
-    """Whether this is a 2-D or 3-D convolution with a plain weight that can be laid out anew."""
+    """Return whether this is a 2-D or 3-D convolution whose weight can be laid out anew."""
     import torch
 
     convolution: Any = torch.nn.Conv2d.__base__
@@ -26,15 +26,15 @@ def is_convolution(module: torch.nn.Module) -> bool:
 
 
 def has_channels(weight: torch.Tensor | None) -> bool:
-    """Whether it has the dimensions of a 2-D or 3-D convolution's weight by now."""
+    """Return whether it has the dimensions of a 2-D or 3-D convolution's weight by now."""
     from torch.nn.parameter import is_lazy
 
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Whether this is a linear layer that multiplies by itself: the last one of torch's attention
-    only lends its weight.
+    """Return whether this is a linear layer that multiplies by itself: the last one of torch's
+    attention only lends its weight.
     """
     import torch
     from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
@@ -43,7 +43,7 @@ def is_linear(module: torch.nn.Module) -> bool:
 
 
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
-    """Whether some parameter gets its shape at the first forward pass only."""
+    """Return whether some parameter gets its shape at the first forward pass only."""
     import torch
     from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
@@ -54,7 +54,7 @@ def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool
 
 
 def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The strides of a 4-D or 5-D tensor of this shape with its channels last, in elements."""
+    """Return the strides of a 4-D or 5-D tensor with its channels last, in elements."""
     return _channels_last_stride(tuple(tensor.shape))
 
 
@@ -67,7 +67,7 @@ def _channels_last_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Whether the weight lies in memory with its channels last.
+    """Return whether the weight lies in memory with its channels last.
 
     By its strides: with one channel or a 1x1 kernel both layouts hold the same bytes in the same
     order, and yet torch's kernels choose by the strides.
@@ -77,7 +77,7 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
-    """Its own or its class's; a module looks long for what it does not have."""
+    """Return a module's attribute; `getattr` looks long for what there is not."""
     return vars(module).get(name, getattr(type(module), name, None))
 
 

@@ -41,8 +41,8 @@ class Facts:
     `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
     be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
     `block_classes` the names of their classes; `training` says that some module is in training
-    mode, `lazy` that some have no shape yet. `precision`, `passed_by` (what compiled code would
-    pass by) and `compiles` are filled in while planning. `rewritable` are kinds and paths of
+    mode, `lazy` that some have no shape yet. `precision` and `passed_by` (what compiled code
+    would pass by) are filled in while planning. `rewritable` are kinds and paths of
     modules that `rewrites` can make others of, `model_type` is transformers' word for the model.
     `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
     that their forward is torch's own.
@@ -72,29 +72,28 @@ class Facts:
     optimizers_later: bool = False
     precision: str = "fp32"
     passed_by: str = ""
-    compiles: bool = False
     quantized: str = ""
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def device_type(self) -> str:
-        """The device without its index: "cpu", "cuda", "mps", "xpu"."""
+        """Return the device without its index: "cpu", "cuda", "mps", "xpu"."""
         return self.device.partition(":")[0]
 
     @property
     def no_float32(self) -> str:
-        """What the parameters are in where none is in float32; empty where one is."""
+        """Return the parameters' dtypes where none is float32; empty where one is."""
         return "" if not self.parameters or "float32" in self.dtypes else ", ".join(self.dtypes)
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
-        """The same facts with such optimizers beside those that it has; alike ones count once."""
+        """Return the facts with such optimizers beside its own; alike ones count once."""
         if not optimizers:
             return self
         union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
         return replace(self, optimizers=union)
 
     def moved(self, device: str) -> Facts:
-        """The same facts on another device, for the decisions that follow a move."""
+        """Return the facts on another device, for the decisions that follow a move."""
         optimizers = tuple(replace(optimizer, devices=(device,)) for optimizer in self.optimizers)
         return replace(self, device=device, devices=(device,), optimizers=optimizers)
 
@@ -159,7 +158,7 @@ def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
 def _blocks(
     inner: torch.nn.Module, repeated: Sequence[torch.nn.Module] | None
 ) -> dict[str, torch.nn.Module]:
-    """By name, as in the model behind its wrappers; `repeated` are its own, where known."""
+    """Return the blocks by name, as in the model behind its wrappers."""
     repeated = repeated_blocks(inner) if repeated is None else repeated
     ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
     if not ids:

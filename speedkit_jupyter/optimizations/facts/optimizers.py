@@ -57,14 +57,14 @@ class OptimizerFacts:
 
 
 def _with_sparse_gradients(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """The weights of `Embedding(sparse=True)` and of all that has such a switch."""
+    """Yield the weights of `Embedding(sparse=True)` and of all that has such a switch."""
     for module in model.modules():
         if attribute(module, "sparse") is True:
             yield from module.parameters(recurse=False)
 
 
 def _has_sparse_gradient(parameter: torch.Tensor) -> bool:
-    """Now: a function can make it so, without a module that says it."""
+    """Return whether it is so now: a function can make it so, without a module."""
     import torch
 
     gradient = parameter.grad if parameter.is_leaf else None
@@ -72,10 +72,10 @@ def _has_sparse_gradient(parameter: torch.Tensor) -> bool:
 
 
 def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
-    """`cuda:0`, `float32`, each once."""
+    """Return `cuda:0` or `float32` for each value once."""
     return tuple(str(value).removeprefix("torch.") for value in dict.fromkeys(values))
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Each once, in their order."""
+    """Return each value once, in order."""
     return tuple(dict.fromkeys(values))

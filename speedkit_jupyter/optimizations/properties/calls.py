@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
@@ -45,7 +45,7 @@ class Call:
         return cast("torch.nn.Module", self._module())
 
     def acts(self) -> bool:
-        """Whether this call is for the layer: in its thread, neither compiled nor traced."""
+        """Return whether this call is for the layer: in its thread, neither compiled nor traced."""
         import torch
 
         if self.only_in not in (None, threading.get_ident()):
@@ -90,45 +90,35 @@ class Calls(Property):
             put_back_entries(thing.__dict__, {SLOT: original})
 
 
-Layered = TypeVar("Layered", bound=Call)
-
 # State at module level, on purpose: what lies around a module's calls is known to the process.
 CALLS = Calls()
 
 
-def layer_of(module: torch.nn.Module, kind: type[Layered]) -> Layered | None:
-    """Return the outermost layer of this kind that is in force on the module."""
-    call = getattr(module, SLOT, None)
-    while isinstance(call, Call):
-        if isinstance(call, kind):
-            return call
-        call = call.inner
-    return None
-
-
 def around(module: torch.nn.Module, kind: type[Call]) -> bool:
-    """Whether a layer of this kind is in force on the module."""
-    return layer_of(module, kind) is not None
+    """Return whether a layer of this kind is in force on the module."""
+    return any(isinstance(call, kind) for call in _chain(module))
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
-    """Whether a call of the module goes through compiled code."""
-    call = getattr(module, SLOT, None)
-    while isinstance(call, Call) and not call.compiles:
-        call = call.inner
-    return call is not None
+    """Return whether a call of the module goes through compiled code."""
+    return any(not isinstance(call, Call) or call.compiles for call in _chain(module))
 
 
 def users_own(module: torch.nn.Module) -> bool:
-    """Whether the user has compiled it in place; what plans put there does not count."""
+    """Return whether the user has compiled it in place; what plans put there does not count."""
+    return any(not isinstance(call, Call) for call in _chain(module))
+
+
+def _chain(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield what a call goes through, from the outermost layer to what the user has put there."""
     call = getattr(module, SLOT, None)
-    while isinstance(call, Call):
-        call = call.inner
-    return call is not None
+    while call is not None:
+        yield call
+        call = call.inner if isinstance(call, Call) else None
 
 
 def is_watched(module: torch.nn.Module) -> bool:
-    """Whether something sees what it takes or gives, in either pass, or computes in its place."""
+    """Return whether a hook sees what it takes or gives, or something computes in its place."""
     hooks = (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -138,13 +128,6 @@ def is_watched(module: torch.nn.Module) -> bool:
     return bool(hooks) or "forward" in module.__dict__
 
 
-def has_hooks_of_all() -> bool:
-    """Whether something of the user's runs whenever any module does."""
-    from torch.nn.modules import module
-
-    return bool(module._global_forward_hooks or module._global_forward_pre_hooks)
-
-
 def has_forward_hooks(module: torch.nn.Module) -> bool:
-    """Whether something of the user's runs whenever a part of it runs."""
+    """Return whether something of the user's runs whenever a part of it runs."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

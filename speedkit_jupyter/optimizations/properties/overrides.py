@@ -39,7 +39,7 @@ class Property(ABC):
 
     @abstractmethod
     def holds(self, thing: Any, override: Any) -> bool:
-        """Whether it is as `put` made it, rather than changed by the user since."""
+        """Return whether it is as `put` made it, rather than changed by the user since."""
 
     @abstractmethod
     def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:

@@ -17,13 +17,8 @@ if TYPE_CHECKING:
 
 ATTRIBUTES = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 Values = Mapping[str, Any]
-
-
-class Step(NamedTuple):
-    """Where a parameter's `step` lay and what it was made of."""
-
-    device: torch.device
-    dtype: torch.dtype
+# Where a parameter's `step` lay, and its dtype.
+Step = tuple["torch.device", "torch.dtype"]
 
 
 class Found(NamedTuple):
@@ -50,15 +45,15 @@ class Found(NamedTuple):
 
         capturable = any(group.get("capturable") for group in optimizer.param_groups)
         device = parameter.device if capturable else torch.device("cpu")
-        return self.steps.get(id(parameter), Step(device, step.dtype))
+        return self.steps.get(id(parameter), (device, step.dtype))
 
 
 class Fused(Property):
     """`fused=True` in an optimizer's defaults and groups, and what goes with it."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> Found:
-        groups = {_key(g): _settings(g) for g in filter(_key_exists, thing.param_groups)}
-        steps = {id(p): Step(step.device, step.dtype) for p, step in _stepped(thing)}
+        groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
+        steps = {id(p): (step.device, step.dtype) for p, step in _stepped(thing)}
         attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
         return Found(_settings(thing.defaults), groups, attributes, steps)
 
@@ -66,8 +61,8 @@ class Fused(Property):
         self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
     ) -> Found:
         now = self.found(thing, optimizers)
-        for group in filter(_key_exists, thing.param_groups):
-            if group.get("fused") is True:
+        for group in thing.param_groups:
+            if group["params"] and group.get("fused") is True:
                 now.groups[_key(group)] = original.of_group(group)
         ours = thing.defaults.get("fused") is True
         defaults = original.defaults if ours else now.defaults
@@ -137,10 +132,6 @@ def _put_back(holder: Any, values: Values) -> None:
     if holder.get("fused") is True:
         foreach = {} if holder.get("foreach") else {"foreach": values["foreach"]}
         put_back_entries(holder, {"fused": values["fused"], **foreach})
-
-
-def _key_exists(group: Mapping[str, Any]) -> bool:
-    return bool(group["params"])
 
 
 def _key(group: Mapping[str, Any]) -> int:

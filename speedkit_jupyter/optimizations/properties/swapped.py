@@ -90,7 +90,7 @@ def _holder(module: torch.nn.Module, slot: Slot) -> dict[str, Any]:
 
 
 def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
-    """Whether it stands there, or a cast or moved copy of the same class of tensors."""
+    """Return whether it stands there, or a cast or moved copy of the same class of tensors."""
     import torch
 
     now = _holder(module, slot).get(slot[1], MISSING)

@@ -83,14 +83,14 @@ def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
 
 
 def owns_its_storage(tensor: torch.Tensor) -> bool:
-    """Whether the memory is this tensor's alone: no flat buffer, and no other process's too."""
+    """Return whether the memory is this tensor's alone: no flat buffer, no other process's."""
     if tensor.device.type == "cpu" and tensor.is_shared():  # model.share_memory()
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
-    """Whether other tensors see its values: a view, one of a `state_dict()`, an array."""
+    """Return whether other tensors see its values: a view, one of a `state_dict()`, an array."""
     import torch
 
     return users_of_storage(tensor) > users_of_storage(torch.empty(1))

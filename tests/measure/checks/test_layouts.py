@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from isolation import isolated
 from planted import examined
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
 from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
-from speedkit_jupyter.measure.undo.snapshot import isolated
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -111,31 +111,3 @@ def test_a_step_that_returns_one_is_measured(name, x):
     for record in examined(step, ["fused_optimizer"], model, optimizer).records:
         assert record.failure is None, record.failure
         assert record.accuracy.verdict in ("exact", "rounding"), record.accuracy
-
-
-class Ragged(torch.nn.Module):
-    """Gives a tensor of a layout, and keeps one in a buffer."""
-
-    def __init__(self, make):
-        super().__init__()
-        self.layer, self.make = torch.nn.Linear(6, 6), make
-        self.register_buffer("kept", make(torch.ones(4, 6)))
-
-    def forward(self, x):
-        return self.make(self.layer(x))
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["coo", "csr", "jagged", "nested", "meta", "fake"])
-def test_a_model_that_gives_and_keeps_one_is_measured(name, x):
-    model = Ragged(ALL[name])
-
-    def step():
-        with torch.no_grad():
-            return model(x)
-
-    for record in examined(step, ["bf16"], model).records:
-        assert record.failure is None, record.failure
-        assert record.accuracy.verdict != "wrong", record.accuracy
-        if name in WITHOUT_VALUES:
-            assert "without values" in record.accuracy.reason

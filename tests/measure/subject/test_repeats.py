@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds.timeit_run import Timer
 
@@ -38,11 +37,9 @@ class Work:
     model: nn.Module
     x: torch.Tensor = field(default_factory=lambda: torch.ones(2, 4))
     done: int = 0
-    best: list[float] = field(default_factory=list)
     memo: dict[str, Any] = field(default_factory=dict)
     trained: bool = False
     rng: Any = field(default_factory=lambda: np.random.default_rng(0))
-    mine: random.Random = field(default_factory=lambda: random.Random(0))
 
     def train(self) -> None:
         self.model(self.x).sum().backward()
@@ -58,33 +55,9 @@ def fit_that_is_done(work: Work) -> None:
         work.done += 1
 
 
-def returns_at_the_last_step(work: Work) -> None:
-    if work.done >= MANY:
-        return
-    for _ in range(MANY):
-        work.train()
-    work.done += MANY
-
-
-def early_stopping(work: Work) -> None:
-    for _ in range(MANY):
-        work.train()
-        work.best.append(0.0)
-        if len(work.best) > MANY:
-            return
-
-
 def memo(work: Work) -> None:
     if "y" not in work.memo:
         work.memo["y"] = [work.predict() for _ in range(MANY)]
-
-
-def trains_only_once(work: Work) -> None:
-    if not work.trained:
-        for _ in range(MANY):
-            work.train()
-        work.trained = True
-    work.predict()
 
 
 def rows_taken_off(work: Work) -> None:
@@ -94,10 +67,7 @@ def rows_taken_off(work: Work) -> None:
         work.predict()
 
 
-LESS = (
-    fit_that_is_done, returns_at_the_last_step, early_stopping, memo, trains_only_once,
-    rows_taken_off,
-)  # fmt: skip
+LESS = (fit_that_is_done, memo, rows_taken_off)
 
 
 def random_lengths(work: Work) -> None:
@@ -108,16 +78,6 @@ def random_lengths(work: Work) -> None:
 def lengths_of_a_generator_of_its_own(work: Work) -> None:
     for _ in range(work.rng.choice([1, MANY])):
         work.predict()
-
-
-def lengths_of_pythons_generator(work: Work) -> None:
-    for _ in range(work.mine.choice([1, MANY])):
-        work.train()
-
-
-def torchs_lengths(work: Work) -> None:
-    for _ in range(int(torch.randint(1, MANY, ()))):
-        work.train()
 
 
 def slow_first_call(work: Work) -> None:
@@ -142,8 +102,8 @@ def more_and_more(work: Work) -> None:
 
 
 HONEST = (
-    random_lengths, lengths_of_a_generator_of_its_own, lengths_of_pythons_generator,
-    torchs_lengths, slow_first_call, evaluates_now_and_then, more_and_more,
+    random_lengths, lengths_of_a_generator_of_its_own, slow_first_call, evaluates_now_and_then,
+    more_and_more,
 )  # fmt: skip
 
 
@@ -163,7 +123,7 @@ def test_each_measured_call_does_what_the_users_first_one_does(work, step):
     assert len(found.baseline.times_s) > 5
     for record in found.records:
         assert all(time_s > 0.01 * (MANY - 1) for time_s in record.times_s), record.name
-    assert (work.done, work.best, work.memo, work.trained) == (0, [], {}, False)
+    assert (work.done, work.memo, work.trained) == (0, {}, False)
     assert type(found).from_dict(found.to_dict()).repeats == found.repeats
 
 
@@ -183,32 +143,6 @@ def test_what_does_a_little_less_is_measured_as_it_goes_on_and_that_is_said(work
     found = benchmark(step, "baseline", model=work.model, budget_s=5)
     assert "(6 instead of 12 backward passes): later calls are timed" in found.repeats
     assert all(time_s < 0.01 * MANY for time_s in found.baseline.times_s)
-
-
-def test_what_a_cache_keeps_is_not_measured_silently(work):
-    @functools.lru_cache
-    def kept(number: int) -> list[torch.Tensor]:
-        return [work.predict() for _ in range(number)]
-
-    with pytest.warns(match="can't be copied, nor put back"):
-        found = benchmark(lambda: kept(MANY), "baseline", model=work.model, budget_s=5)
-    assert "neither calls the model" in found.repeats
-    assert found.repeats[1:] in repr(found).replace("\n", " ")
-
-
-@pytest.mark.usefixtures("trusted")
-@pytest.mark.slow
-def test_a_search_measures_such_a_step_from_its_beginning(work, made_time):
-    def step() -> None:
-        if torch.is_autocast_enabled("cpu"):
-            made_time.sleep(0.2)
-        fit_that_is_done(work)
-
-    found = tune(step, model=work.model, budget_s=20, fresh=True)
-    assert work.done == 0
-    times = [t for s in found.stages for t in s.comparison.baseline.times_s]
-    assert times
-    assert min(times) > 0.01 * (MANY - 1)
 
 
 def test_a_cell_is_timed_from_its_beginning_too(work):

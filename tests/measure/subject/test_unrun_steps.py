@@ -41,10 +41,6 @@ class Asynchronous:
     async def method(self):
         plain()
 
-    @staticmethod
-    async def static():
-        plain()
-
 
 class Generating:
     def __call__(self):
@@ -77,37 +73,23 @@ FUNCTIONS = {
     "object": Asynchronous(),
     "generating object": Generating(),
     "method": Asynchronous().method,
-    "method of a class": Asynchronous.static,
-    "__call__": Asynchronous().__call__,
-    "partial": functools.partial(coroutine),
     "nested partial": functools.partial(functools.partial(generator)),
-    "partial of an object": functools.partial(Asynchronous()),
     "class": Working,
-    "partial of a class": functools.partial(Working),
 }
 RESULTS = {
     "coroutine": lambda: coroutine(),
     "generator": lambda: generator(),
     "async generator": lambda: asynchronous_generator(),
     "future": made,
-    "of an object": lambda: Asynchronous()(),
 }
-
-
 TAKEN = {
-    "function": plain,
-    "lambda": lambda: plain(),
     "object": Working(),
     "method": Working().method,
     "partial": functools.partial(plain),
     "wrapper": runs_it,
     "list": lambda: list(generator()),
-    "generator expression": lambda: (x for x in [torch.ones(2)]),
     "expression over results": lambda: (one.sum() for one in [model(batch)]),
     "map over results": lambda: map(torch.sum, [model(batch)]),
-    "zip of models": lambda: zip([model], [plain()], strict=True),
-    "names of parameters": lambda: (name for name, _ in model.named_parameters()),
-    "iterator": lambda: iter([plain(), model]),
     "with a context": lambda ctx: plain(),
 }
 MEASURES = {
@@ -122,7 +104,7 @@ MEASURES = {
 @pytest.mark.parametrize("way", MEASURES)
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_a_function_that_does_not_run_is_refused_with_the_next_step(kind, way):
-    with pytest.raises(StepError, match=r"write the step as|goes through it|does one step") as told:
+    with pytest.raises(StepError, match=r"write the step as|does one step") as told:
         MEASURES[way](FUNCTIONS[kind])
     assert len(str(told.value).splitlines()) == 1
 
@@ -132,7 +114,7 @@ def test_a_function_that_does_not_run_is_refused_with_the_next_step(kind, way):
 def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(kind, way):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(StepError, match=r"that nobody runs; (write|give)") as told:
+        with pytest.raises(StepError, match="that nobody runs: write") as told:
             MEASURES[way](RESULTS[kind])
     assert len(str(told.value).splitlines()) == 1
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import array
 import collections
 import functools
-import io
-import random
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from isolation import isolated
 from torch import nn
 
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.undo.handlers import base
-from speedkit_jupyter.measure.undo.snapshot import Snapshot, isolated
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 
 
@@ -36,17 +33,6 @@ class Plain:
 
     def __init__(self) -> None:
         self.n, self.log = 0, [1]
-
-    @property
-    def double(self) -> int:
-        return self.n * 2
-
-
-class Slotted:
-    __slots__ = ("late", "n")
-
-    def __init__(self) -> None:
-        self.n = 0
 
 
 class Stubborn(dict):  # type: ignore[type-arg]
@@ -103,16 +89,10 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "gradients": [
-        Case(lambda: torch.ones(2, requires_grad=True), lambda t: t.sum().backward(),
-             lambda t: t.grad),
-        Case(lambda: nn.Linear(1, 1).requires_grad_(False), lambda m: m.requires_grad_(True),
-             lambda m: [p.requires_grad for p in m.parameters()]),
         Case(lambda: torch.ones(2, requires_grad=True), lambda t: t.register_hook(print),
              lambda t: t._backward_hooks),
     ],
     "modules": [
-        Case(lambda: nn.Linear(1, 1), lambda m: m.register_forward_hook(print),
-             lambda m: len(m._forward_hooks)),
         Case(lambda: nn.Sequential(nn.Linear(1, 1)), lambda m: m.append(nn.ReLU()),
              lambda m: str(m)),
         Case(lambda: nn.BatchNorm1d(2), lambda m: m.eval()(torch.ones(2, 2)),
@@ -124,28 +104,14 @@ CASES: dict[str, list[Case]] = {
         Case(lambda: torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1),
              lambda o: o.add_param_group({"params": torch.ones(2, requires_grad=True)}),
              lambda o: len(o.param_groups)),
-        Case(lambda: torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1),
-             lambda o: o.param_groups[0].update(lr=5.0), lambda o: o.param_groups[0]["lr"]),
-        Case(lambda: torch.amp.GradScaler("cpu"), lambda s: (s.scale(torch.ones(1)), s.update(2.0)),
-             lambda s: s.state_dict()),
     ],
     "containers": [
         Case(lambda: collections.OrderedDict(b=1, a=2), lambda d: d.move_to_end("b"), list),
-        Case(lambda: collections.deque([1, 2], 2), lambda d: d.append(3), list),
-        Case(lambda: {1, 2}, lambda s: s.discard(1), sorted),
         Case(lambda: Stubborn(a=1), lambda d: dict.update(d, b=2), lambda d: list(d.items())),
-        Case(lambda: collections.defaultdict(list), lambda d: d["x"], len),
         Case(lambda: [[1], (2, [3])], lambda x: (x[0].append(1), x[1][1].clear()), str),
-        Case(lambda: bytearray(b"ab"), lambda b: b.extend(b"c"), bytes),
-        Case(lambda: array.array("d", [1.0]), lambda a: a.append(2.0), list),
-        Case(lambda: io.StringIO("ab"), lambda f: f.write("xyz"), lambda f: f.getvalue()),
     ],
     "instances": [
-        Case(Plain, lambda p: vars(p).update(n=3, more=1), lambda p: dict(vars(p))),
-        Case(Slotted, lambda s: setattr(s, "late", 1), lambda s: hasattr(s, "late")),
         Case(Frozen, lambda f: vars(f).update(n=3), lambda f: f.n),
-        Case(lambda: types.SimpleNamespace(a=1), lambda s: vars(s).update(a=s.a + 1), str),
-        Case(lambda: Plain, lambda c: setattr(c, "total", 5), lambda c: c.total),
         Case(Plain, lambda p: object.__setattr__(p, "__class__", Frozen), lambda p: str(type(p))),
         Case(lambda: functools.partial(list.append, [1]), lambda f: f(2), lambda f: f.args),
         Case(lambda: Plain().log.append, lambda f: f(2), lambda f: f.__self__),
@@ -153,17 +119,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "arrays": [
         Case(lambda: np.zeros((2, 3)).T, lambda a: a.__setitem__(0, 1), lambda a: a.tolist()),
-        Case(lambda: np.array([None, "x"], object), lambda a: a.fill(1), lambda a: a.tolist()),
         Case(lambda: np.array([(1, 2.0)], "i4,f8"), lambda a: a.fill(0), lambda a: a.tolist()),
-        Case(lambda: np.zeros(3), lambda a: a.setflags(write=False), lambda a: a.flags.writeable),
-    ],
-    "random generators": [
-        Case(lambda: random.Random(3), lambda r: r.random(), lambda r: r.getstate()),
-        Case(lambda: np.random.default_rng(0), lambda r: r.random(),
-             lambda r: str(r.bit_generator.state)),
-        Case(lambda: np.random.RandomState(0), lambda r: r.rand(), lambda r: str(r.get_state())),
-        Case(lambda: torch.Generator().manual_seed(1), lambda g: torch.rand(1, generator=g),
-             lambda g: g.get_state().tolist()),
     ],
 }  # fmt: skip
 
@@ -223,9 +179,9 @@ def test_gradients_behind_a_graph_of_before_come_back() -> None:
 
 
 def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
-    closed, log = io.StringIO("a"), [1]
-    state = Snapshot(Walk([[closed, log]]))
-    closed.close()
+    array, log = np.zeros(4), [1]
+    state = Snapshot(Walk([[array, log]]))
+    array.shape = (2, 2)
     log.append(2)
     state.restore()
     assert log == [1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 from collections.abc import Iterable, Iterator
 from types import FrameType, GeneratorType
 from typing import Any
@@ -91,8 +92,9 @@ class Iterators(StateHandler):
         if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in OF_A_LOADER)
         elif not isinstance(instance, GeneratorType):
-            # Other iterators are drawn from by this one. Only the collector knows what it holds.
-            behind = gc.get_referents(instance)
+            # Only the collector knows what it holds. This one draws from other iterators, and what
+            # `cycle` has collected is its own.
+            behind = [] if isinstance(instance, itertools.cycle) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not _is_a_librarys(frame):
             yield from frame.f_locals.values()

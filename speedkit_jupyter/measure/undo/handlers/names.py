@@ -71,9 +71,10 @@ class Cells(Holder):
 
 
 class Functions(StateHandler):
-    """The code and default arguments of a function; it leads to its closure and its globals."""
+    """Functions lead to their closures, default arguments and globals."""
 
     types = (FunctionType,)
+    has_state = False
 
     def children(self, instance: FunctionType) -> Iterable[Any]:
         if is_machinery(instance.__globals__.get("__name__")):
@@ -85,12 +86,6 @@ class Functions(StateHandler):
         if is_the_users_function(instance):
             read, bound = global_names(instance.__code__)
             yield Names(instance.__globals__, read, bound)
-
-    def copy(self, instance: FunctionType, copies: Copies) -> tuple[Any, ...]:
-        return instance.__code__, instance.__defaults__, instance.__kwdefaults__
-
-    def put_back(self, instance: FunctionType, memory: tuple[Any, ...]) -> None:
-        instance.__code__, instance.__defaults__, instance.__kwdefaults__ = memory
 
 
 @lru_cache(maxsize=4096)

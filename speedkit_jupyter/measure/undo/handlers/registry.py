@@ -6,26 +6,10 @@ import datetime
 import functools
 import gc
 import re
+import sys
+import types
 import weakref
 from collections.abc import Callable, Iterable, MappingView
-from types import (
-    BuiltinFunctionType,
-    CodeType,
-    EllipsisType,
-    FrameType,
-    FunctionType,
-    GenericAlias,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MemberDescriptorType,
-    MethodType,
-    MethodWrapperType,
-    ModuleType,
-    NoneType,
-    NotImplementedType,
-    TracebackType,
-    WrapperDescriptorType,
-)
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
@@ -34,7 +18,7 @@ from speedkit_jupyter.measure.undo.handlers.instances import Attributes, Definit
 from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replays
 from speedkit_jupyter.measure.undo.handlers.names import Cells, Functions, NamesHandler
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, Tensors
-from speedkit_jupyter.measure.undo.handlers.values import Arrays, Buffers, Files, Generators
+from speedkit_jupyter.measure.undo.handlers.values import Arrays, Buffers, Generators
 from speedkit_jupyter.measure.undo.ownership import (
     INNER_MODULES,
     is_elsewhere,
@@ -52,11 +36,11 @@ class Leading(StateHandler):
 
     has_state = False
 
-    def __init__(self, types: Any, behind: Callable[[Any], Iterable[Any]]) -> None:
-        self._types, self._behind = types, behind
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, self._types)
+    def __init__(
+        self, kinds: type | tuple[type, ...], behind: Callable[[Any], Iterable[Any]]
+    ) -> None:
+        self.types = kinds if isinstance(kinds, tuple) else (kinds,)
+        self._behind = behind
 
     def children(self, instance: Any) -> Iterable[Any]:
         return [part for part in self._behind(instance) if part is not None]
@@ -69,7 +53,7 @@ def _views(view: Any) -> Iterable[Any]:
 
 def _bound(method: Any) -> Iterable[Any]:
     owner = getattr(method, "__self__", None)
-    return getattr(method, "__func__", None), None if isinstance(owner, ModuleType) else owner
+    return getattr(method, "__func__", None), None if isinstance(owner, types.ModuleType) else owner
 
 
 def _referents(reference: Any) -> Iterable[Any]:
@@ -89,31 +73,29 @@ class Unknown(StateHandler):
         return cls is not object and (own is None or own is object.__hash__)
 
     def is_unrestorable(self, instance: Any) -> bool:
-        return True
+        return instance is not sys.stdout and instance is not sys.stderr
 
 
 class Caches(StateHandler):
     """`lru_cache`, whose entries can be cleared, and not put back. A library's is its own."""
 
+    types = (LruCache,)
     has_state = False
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, LruCache)
 
     def is_unrestorable(self, instance: Any) -> bool:
         function = getattr(instance, "__wrapped__", None)
-        return type(function) is FunctionType and is_the_users_function(function)
+        return type(function) is types.FunctionType and is_the_users_function(function)
 
 
-METHODS = (MethodType, BuiltinFunctionType, MethodWrapperType, staticmethod, classmethod)
+BOUND = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
 # In the order in which they put back: what holds before what is held, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
     NamesHandler(), Cells(), Functions(), Definitions(), Attributes(), Slots(), Dicts(), Lists(),
-    Sets(), Buffers(), Tensors(), Arrays(), Generators(), Files(), Iterators(), Replays(),
+    Sets(), Buffers(), Tensors(), Arrays(), Generators(), Iterators(), Replays(),
     Leading(tuple, tuple.__iter__),
     Leading(frozenset, frozenset.__iter__),
-    Leading((MappingView, MappingProxyType), _views),
-    Leading(METHODS, _bound),
+    Leading((MappingView, types.MappingProxyType), _views),
+    Leading((*BOUND, staticmethod, classmethod), _bound),
     Leading(property, lambda p: (p.fget, p.fset, p.fdel)),
     Leading((functools.partial, functools.partialmethod), lambda p: (p.func, *p.args, p.keywords)),
     Leading((weakref.ref, *PROXIES), _referents),
@@ -123,10 +105,10 @@ UNKNOWN = Unknown()
 # Plain values, which can't change.
 ATOMS: frozenset[type] = frozenset(
     {
-        int, float, complex, bool, str, bytes, range, object, NoneType, EllipsisType,
-        NotImplementedType, CodeType, FrameType, TracebackType, GenericAlias,
-        GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType,
-        datetime.datetime, re.Pattern,
+        int, float, complex, bool, str, bytes, range, object, types.NoneType, types.EllipsisType,
+        types.NotImplementedType, types.CodeType, types.FrameType, types.TracebackType,
+        types.GenericAlias, types.GetSetDescriptorType, types.MemberDescriptorType,
+        types.WrapperDescriptorType, datetime.datetime, re.Pattern,
     }
 )  # fmt: skip
 # Objects in C of these packages hold no state of the user's.

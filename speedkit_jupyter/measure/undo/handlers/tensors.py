@@ -129,11 +129,6 @@ class Gradients(StateHandler):
                 setattr(instance, name, hook)
 
 
-def is_trainable(tensor: torch.Tensor) -> bool:
-    """Return whether backward passes write its gradient."""
-    return tensor.is_leaf and tensor.requires_grad and not is_transformed(tensor)
-
-
 def _behind(tensor: torch.Tensor) -> Iterator[Any]:
     """Yield the tensors behind an earlier graph: a backward pass of the step reaches them."""
     try:

@@ -1,9 +1,7 @@
-"""Values in C: NumPy's arrays, rows of bytes, random generators, files."""
+"""Values in C: NumPy's arrays, bytes, random generators."""
 
 from __future__ import annotations
 
-import array
-import io
 import operator
 import random
 import sys
@@ -47,19 +45,14 @@ class Arrays(StateHandler):
         return bool((_bytes(plain) == _bytes(saved)).all())
 
     def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
-        """Write into its own memory; a read-only array may be a view of one that is not."""
+        """Write into its own memory."""
         import numpy as np
 
         saved, header = memory
-        if _header(instance)[:3] != header[:3]:
+        if _header(instance) != header:
             raise ValueError("its shape or dtype was changed in place")
-        if saved is not None and not self.same_values(instance, memory):
-            plain = _bare(instance)
-            if not plain.flags.writeable:
-                plain.setflags(write=True)
-            np.copyto(plain, saved)
-        if instance.flags.writeable != header[3]:
-            instance.setflags(write=header[3])
+        if saved is not None:
+            np.copyto(_bare(instance), saved)
 
 
 def _bare(array: Any) -> Any:
@@ -70,7 +63,7 @@ def _bare(array: Any) -> Any:
 
 
 def _header(array: Any) -> tuple[Any, ...]:
-    return array.dtype, array.shape, array.strides, array.flags.writeable
+    return array.dtype, array.shape, array.strides
 
 
 def _bytes(plain: Any) -> Any:
@@ -80,22 +73,19 @@ def _bytes(plain: Any) -> Any:
 
 
 class Buffers(StateHandler):
-    """The values of a `bytearray` or an `array.array`."""
+    """The bytes of a `bytearray`."""
 
-    types = (bytearray, array.array)
+    types = (bytearray,)
 
-    def copy(self, instance: Any, copies: Copies) -> Any:
-        return instance[:] if copies.fits(instance, memoryview(instance).nbytes) else None
+    def copy(self, instance: bytearray, copies: Copies) -> bytes | None:
+        return bytes(instance) if copies.fits(instance, len(instance)) else None
 
-    def same(self, instance: Any, memory: Any) -> bool:
-        return memory is None or bytes(memoryview(instance)) == bytes(memoryview(memory))
+    def same(self, instance: bytearray, memory: bytes | None) -> bool:
+        return memory is None or instance == memory
 
-    def put_back(self, instance: Any, memory: Any) -> None:
+    def put_back(self, instance: bytearray, memory: bytes) -> None:
         """Write in place; raise BufferError if the size changed while a view is in use."""
-        if len(instance) == len(memory):
-            memoryview(instance).cast("B")[:] = memoryview(memory).cast("B")
-        else:
-            instance[:] = memory
+        instance[:] = memory
 
 
 class Generators(StateHandler):
@@ -145,34 +135,3 @@ def _plain(state: Any) -> Any:
     if isinstance(state, dict):
         return {key: _plain(part) for key, part in state.items()}
     return tuple(map(_plain, state)) if isinstance(state, tuple | list) else state
-
-
-class Files(StateHandler):
-    """The contents of files in memory, and the position of those that are read."""
-
-    types = (io.IOBase,)
-
-    def copy(self, instance: Any, copies: Copies) -> tuple[Any, int] | None:
-        if instance.closed or not instance.seekable() or self.is_unrestorable(instance):
-            return None
-        is_in_memory = isinstance(instance, io.StringIO | io.BytesIO)
-        return instance.getvalue() if is_in_memory else None, instance.tell()
-
-    def same(self, instance: Any, memory: tuple[Any, int] | None) -> bool:
-        return memory is None or bool(self.copy(instance, Copies()) == memory)
-
-    def put_back(self, instance: Any, memory: tuple[Any, int]) -> None:
-        """Write it anew; raise ValueError if the step closed it."""
-        value, position = memory
-        if value is not None:
-            instance.seek(0)
-            instance.truncate()
-            instance.write(value)
-        instance.seek(position)
-
-    def is_unrestorable(self, instance: Any) -> bool:
-        """Return whether it can be written, and is neither in memory nor a standard stream."""
-        left_alone = (sys.stdin, sys.stdout, sys.stderr)
-        if isinstance(instance, io.StringIO | io.BytesIO) or instance in left_alone:
-            return False
-        return not instance.closed and bool(instance.writable())

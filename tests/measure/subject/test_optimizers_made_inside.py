@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, benchmark, tune, verify
+from speedkit_jupyter import benchmark
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -57,11 +57,6 @@ def groups(model, seen, kept):
     train(model, torch.optim.SGD(parts, 0.01, momentum=0.9), seen)
 
 
-def kept_in_an_attribute(model, seen, kept):
-    kept.optimizer = torch.optim.Adam(model.parameters())
-    train(model, kept.optimizer, seen)
-
-
 def made_once(model, seen, kept):
     if kept.optimizer is None:
         kept.optimizer = torch.optim.AdamW(model.parameters())
@@ -75,7 +70,7 @@ def with_a_scheduler(model, seen, kept):
     scheduler.step()
 
 
-WAYS = (local, groups, kept_in_an_attribute, made_once, with_a_scheduler)
+WAYS = (local, groups, made_once, with_a_scheduler)
 
 
 @pytest.mark.sampled(3)
@@ -116,20 +111,6 @@ def test_optimizers_of_other_threads_and_models_are_left_alone(model, seen):
         benchmark(step, FUSED, model=model, budget_s=0.3)
     assert (True, True) in {tuple(settings) for *settings, _ in drained(seen)}
     assert {tuple(settings) for *settings, _ in drained(elsewhere)} == {(None, None)}
-
-
-@pytest.mark.filterwarnings("ignore:seen")
-def test_a_search_tries_it_and_a_verification_runs_under_it(model, seen):
-    def step() -> None:
-        train(model, torch.optim.AdamW(model.parameters()), seen)
-
-    found = tune(step, model=model, budget_s=0.5, fresh=True)
-    tried = [found.winner.name, *(one.name for one in found.rejected)]
-    assert any("fused_optimizer" in name for name in tried)
-    drained(seen)
-    verified = verify(step, SpeedConfig(fused_optimizer=True).alone(), model=model, steps=3)
-    assert verified.plan == {"fused_optimizer": True}
-    assert {tuple(settings) for *settings, _ in drained(seen)} == {(None, None), (True, True)}
 
 
 def epoch(model, seen, kept):

@@ -1,0 +1,270 @@
+"""Iterators of DataLoaders: the same batches for each step, and afterwards for the user."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from inspect import GEN_CREATED, getgeneratorstate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+
+DATA = torch.rand(12, 2)
+KEPT = {"num_workers": 1, "persistent_workers": True}
+
+
+class CountsEpochs:
+    """A sampler of the user's own."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        yield from torch.randperm(12).tolist()
+
+    def __len__(self) -> int:
+        return 12
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        yield from DATA[first::step]
+
+
+LOADERS: dict[str, Callable[..., DataLoader[Any]]] = {
+    "in order": lambda **more: DataLoader(DATA, 3, **more),
+    "shuffled": lambda **more: DataLoader(DATA, 3, shuffle=True, **more),
+    "by a generator": lambda **more: DataLoader(
+        DATA, 3, shuffle=True, generator=torch.Generator().manual_seed(5), **more
+    ),
+    "one by one": lambda **more: DataLoader(DATA, None, shuffle=True, **more),
+    "weighted": lambda **more: DataLoader(
+        DATA, 3, sampler=WeightedRandomSampler([1.0] * 12, 12), **more
+    ),
+    "a batch sampler": lambda **more: DataLoader(
+        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 4, False), **more
+    ),
+    "a sampler of one's own": lambda **more: DataLoader(DATA, 3, sampler=CountsEpochs(), **more),
+}
+
+
+def loader_of(kind: str, **more: Any) -> DataLoader[Any]:
+    torch.manual_seed(3)
+    return LOADERS[kind](**more)
+
+
+def rest(loader: DataLoader[Any], batches: Iterator[Any]) -> list[Any]:
+    """Return the rest of the epoch, two more, random numbers after them, and how samplers stand."""
+    found = [one.tolist() for one in batches]
+    more = [[one.tolist() for one in loader] for _ in range(2)]
+    return [found, more, torch.rand(3).tolist(), getattr(loader.sampler, "epoch", 0)]
+
+
+def measured(batches: Iterator[Any], log: Path) -> tuple[Any, str, set[str]]:
+    """Return the step's iterator afterwards, what was said, and the batches that steps saw."""
+    with torch.random.fork_rng():
+        model = nn.Linear(2, 1)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT)  # what is written there no one takes back
+
+    def step() -> Any:
+        batch = next(batches)
+        os.write(file, f"{batch.tolist()}\n".encode())
+        return model(batch)
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        benchmark(step, "baseline,threads:1", budget_s=0.05)
+    os.close(file)
+    lines = log.read_text().splitlines()
+    assert len(lines) > 4
+    return batches, " ".join(str(one.message) for one in said), set(lines)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_one_that_has_yet_to_draw_its_order_is_left_alone(made_time, tmp_path, kind):
+    expected = loader_of(kind)
+    expected = rest(expected, iter(expected))
+    loader = loader_of(kind)
+    found = iter(loader)
+    batches, said, seen = measured(found, tmp_path / "seen")
+    assert batches is found
+    assert getgeneratorstate(batches._sampler_iter) == GEN_CREATED
+    assert "epoch" not in said
+    assert seen == {str(expected[0][0])}
+    assert rest(loader, batches) == expected
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", ["in order", "shuffled", "a sampler of one's own"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_that_has_begun_goes_on_with_the_same_batches(made_time, tmp_path, kind, workers):
+    def begun() -> Any:
+        batches = iter(loader_of(kind, num_workers=workers))
+        next(batches)
+        return batches
+
+    expected = [one.tolist() for one in begun()]
+    batches, said, seen = measured(begun(), tmp_path / "seen")
+    assert ("an object in its place" in said) == bool(workers)
+    assert seen == {str(expected[0])}
+    assert [one.tolist() for one in batches] == expected
+
+
+def test_a_cell_that_draws_from_it_meanwhile_gets_what_the_user_would():
+    expected = [one.tolist() for one in iter(loader_of("shuffled"))]
+    model, batches = nn.Linear(2, 1), iter(loader_of("shuffled"))
+    step = step_of(lambda: model(next(batches)))
+    with step.guarded() as guard:
+        model(next(batches))
+        with guard.paused():
+            assert next(batches).tolist() == expected[0]
+        model(next(batches))
+    assert [one.tolist() for one in batches] == expected[1:]
+
+
+def in_a_variable(loader: DataLoader[Any]) -> Callable[[], Any]:
+    batches = iter(loader)
+
+    def draw() -> Any:
+        nonlocal batches
+        try:
+            return next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            return next(batches)
+
+    return draw
+
+
+def in_a_dict(loader: DataLoader[Any]) -> Callable[[], Any]:
+    table = {"train": iter(loader)}
+    return lambda: next(table["train"])
+
+
+def of_a_trainer(loader: DataLoader[Any]) -> Callable[[], Any]:
+    class Trainer:
+        def __init__(self) -> None:
+            self.batches = iter(loader)
+
+    trainer = Trainer()
+    return lambda: next(trainer.batches)
+
+
+def zipped(loader: DataLoader[Any]) -> Callable[[], Any]:
+    pairs = zip(itertools.count(), loader, strict=False)
+    return lambda: next(pairs)[1]
+
+
+def endless(loader: DataLoader[Any]) -> Callable[[], Any]:
+    def epochs() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    batches = epochs()
+    next(batches)
+    return lambda: next(batches)
+
+
+def cycled(loader: DataLoader[Any]) -> Callable[[], Any]:
+    batches = itertools.cycle(loader)
+    return lambda: next(batches)
+
+
+def looped_over(loader: DataLoader[Any]) -> Callable[[], Any]:
+    return lambda: sum(batch for batch in loader)
+
+
+def of_lightning(loader: DataLoader[Any]) -> Callable[[], Any]:
+    combined = pytest.importorskip("lightning.pytorch.utilities").CombinedLoader({"a": loader})
+    batches = iter(combined)
+    return lambda: next(batches)[0]["a"]
+
+
+WAYS = [
+    in_a_variable, in_a_dict, of_a_trainer, zipped, endless, looped_over, of_lightning,
+    cycled,
+]  # fmt: skip
+
+
+def drawn(draw: Callable[[], Any]) -> list[Any]:
+    """Return as many batches as there are, and the random numbers after them."""
+    batches = []
+    for _ in range(8):
+        try:
+            batches.append(draw().tolist())
+        except StopIteration:
+            break
+    return [*batches, torch.rand(2).tolist()]
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("data", [DATA, Stream()], ids=["samples", "a stream"])
+def test_with_processes_it_goes_on_where_it_stood_however_it_is_drawn_from(made_time, way, data):
+    with torch.random.fork_rng():
+        model = nn.Linear(2, 1)
+
+    def made() -> Callable[[], Any]:
+        torch.manual_seed(3)
+        return way(DataLoader(data, 3, shuffle=data is DATA, **KEPT))
+
+    expected, draw = drawn(made()), made()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = benchmark(lambda: model(draw()).sum().backward(), "baseline,bf16", budget_s=0.05)
+    assert not found.records[1].failure
+    assert drawn(draw) == expected
+    assert bool(said) == (way is not looped_over)
+
+
+class Ahead:
+    """A loader of one's own, whose worker counts along."""
+
+    def __init__(self) -> None:
+        import multiprocessing
+
+        context = multiprocessing.get_context("fork")
+        self.asked, self.answers = context.Queue(), context.Queue()
+        self.workers = [context.Process(target=self._answer, daemon=True)]
+        self.workers[0].start()
+        self.sent = 0
+
+    def _answer(self) -> None:
+        for number in iter(self.asked.get, None):
+            self.answers.put((number, DATA[number % 12].tolist()))
+
+    def draw(self) -> torch.Tensor:
+        self.asked.put(self.sent)
+        number, row = self.answers.get(timeout=20)
+        assert number == self.sent
+        self.sent += 1
+        return torch.tensor(row)
+
+
+def test_a_loader_of_ones_own_with_a_process_is_named_and_left_alone(made_time):
+    ahead, model = Ahead(), nn.Linear(2, 1)
+    with pytest.warns(match=r"ahead \(Ahead\)"):
+        benchmark(lambda: model(ahead.draw()), "baseline,threads:1", budget_s=0.05)
+    ahead.draw()
+    assert ahead.sent > 2
+    ahead.asked.put(None)
+    ahead.workers[0].join()
