@@ -96,16 +96,6 @@ def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
     assert [number.value for number in numbers] == [0, 0, 0]
 
 
-def test_what_the_user_set_meanwhile_is_the_users():
-    number, values = Number(), Value()
-    with values.overriding([(number, 1)]):
-        number.value = 7
-        with values.overriding([(number, 2)]):
-            assert number.value == 2
-        assert number.value == 7
-    assert number.value == 7
-
-
 # --- what is new or replaced while a plan is in force ---
 
 
@@ -139,24 +129,6 @@ def test_weights_that_were_replaced_come_back_too(replace):
         replace(model)
         train(model, optimizer)
     assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
-
-
-def test_groups_that_were_added_or_loaded_come_back_to_what_they_would_be():
-    model, late = network(), nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    kept = copy.deepcopy(optimizer.state_dict())
-    outer = applied(model, optimizer, fused_optimizer=True)
-    optimizer.add_param_group({"params": [late.weight]})
-    optimizer.add_param_group({"params": [late.bias], "fused": False, "lr": 1.0})
-    inner = applied(nn.Sequential(model), optimizer, fused_optimizer=True)
-    outer.restore()
-    inner.restore()
-    assert [group["fused"] for group in optimizer.param_groups] == [None, None, False]
-    plain = torch.optim.AdamW(model.parameters())
-    with applied(model, plain, fused_optimizer=True):
-        plain.load_state_dict(kept)
-        assert plain.param_groups[0]["fused"] is True
-    assert plain.param_groups[0]["fused"] is None
 
 
 # --- optimizers that are made after apply ---
@@ -207,19 +179,6 @@ def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
         assert b"speedkit" not in saved(model)
     assert [sorted(part.__dict__) for part in twin.modules()] == keys
     assert [sorted(part.__dict__) for part in model.modules()] == keys
-
-
-def test_a_context_that_nobody_holds_is_found_on_its_model_with_all_that_it_knew():
-    model = network()
-    context = applied(model, threads=1)
-    known, plan = id(context.target), context.plan
-    del context
-    gc.collect()
-    again = applied_to(model)
-    assert again.model is model
-    assert (id(again.target), again.plan) == (known, plan)
-    assert applied_to(model) is again
-    again.restore()
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -136,19 +136,6 @@ def test_a_name_that_is_no_text_hides_no_other_row() -> None:
         database.save("\ud800", {})
 
 
-@pytest.mark.slow
-def test_a_store_that_another_program_holds_is_a_line(monkeypatch) -> None:
-    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
-    two_rows()
-    other = sqlite3.connect(database.folder() / "speedkit.sqlite", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    try:
-        with pytest.raises(SpeedKitError, match=r"another program has held it for 0\.2 s"):
-            database.saved()
-    finally:
-        other.close()
-
-
 @pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "loop", "file"])
 def test_a_folder_that_can_not_be_is_a_line(tmp_path: Path, monkeypatch, folder: str) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

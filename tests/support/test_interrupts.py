@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from queue import SimpleQueue
 
 import pytest
@@ -34,19 +33,6 @@ def test_an_interrupt_arrives_after_the_block_and_the_handler_is_there_again():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_another_thread_is_left_alone():
-    before, seen = signal.getsignal(signal.SIGINT), []
-
-    def work():
-        with held_back():
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [before]
-
-
 @pytest.mark.parametrize("burst", [1, 2, 3])
 def test_outside_of_the_users_code_it_waits_for_it_and_arrives_once(burst):
     reached = []
@@ -70,20 +56,6 @@ def test_outside_of_the_users_code_it_waits_for_it_and_arrives_once(burst):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_where_none_of_the_users_code_follows_it_arrives_at_the_end():
-    reached = []
-
-    @in_windows
-    def work() -> None:
-        send(2)
-        reached.append("end")
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert reached
-    assert window() is None
-
-
 def test_what_the_users_code_swallows_is_heard_again_in_the_next_window():
     heard = []
 
@@ -100,23 +72,6 @@ def test_what_the_users_code_swallows_is_heard_again_in_the_next_window():
 
     work()
     assert heard == [0, 1, 2]
-
-
-def test_a_handler_that_raises_nothing_is_called_for_each_signal():
-    called, before = [], signal.signal(signal.SIGTERM, lambda *given: called.append(given[0]))
-    try:
-
-        @in_windows
-        def work() -> None:
-            gate = window()
-            gate.open()
-            for _ in range(2):
-                signal.raise_signal(signal.SIGTERM)
-
-        work()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert called == [signal.SIGTERM] * 2
 
 
 class Callback(torch.autograd.Function):

@@ -21,8 +21,6 @@ from speedkit_jupyter import (
     verify,
 )
 from speedkit_jupyter.plans.preview import preview
-from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.tuning.candidates import Candidate
 
 EVERYTHING = SpeedConfig.from_dict(
     {
@@ -182,18 +180,3 @@ def test_a_restored_plan_keeps_no_optimizer_and_knows_it_while_it_lives():
     del work.step, work.failing, work.optimizer
     assert optimizer() is None
     assert "torch.optim.Adam(" in code(context)
-
-
-@pytest.mark.slow
-def test_a_search_applies_only_to_models_that_are_there():
-    work = Work()
-    found = tune(work.step, budget_s=0.1, fresh=True)
-    found.winner = Candidate({"threads": 1})
-    (context,) = found.apply()
-    assert context.model is work.model
-    assert list(context.target.optimizers) == [work.optimizer]
-    context.restore()
-    del context, work
-    gc.collect()
-    with pytest.raises(SpeedKitError, match="is gone"):
-        found.apply()
