@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -146,17 +142,3 @@ def test_it_is_a_known_variable(monkeypatch, recwarn, word):
     monkeypatch.setenv(word, "t4")
     with pytest.warns(UserWarning, match="Did you mean 'SPEEDKIT_HARDWARE'"):
         SpeedConfig()
-
-
-@pytest.mark.slow
-def test_the_machines_come_with_the_installed_package(tmp_path):
-    source = tmp_path / "source"  # builds leave traces beside what they build
-    shutil.copytree(ROOT / "speedkit_jupyter", source / "speedkit_jupyter")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*command, "--wheel-dir", tmp_path, source], check=True, timeout=120)
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
-        listed = wheel.namelist()
-    shipped = {f"speedkit_jupyter/machines/{name}.json" for name in SHIPPED}
-    assert shipped <= set(listed)

@@ -18,7 +18,6 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags, fp32_precision
-from speedkit_jupyter.optimizations.properties.overrides import Property
 from speedkit_jupyter.plans.applying import applied_to
 
 ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
@@ -51,49 +50,6 @@ def test_no_sequence_of_plans_on_overlapping_models_leaves_a_bit(seed):
     import undo_sequences
 
     assert undo_sequences.play(seed)[0] == []
-
-
-class Number:
-    """Something with one property."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-
-class Value(Property):
-    """The simplest property."""
-
-    def found(self, thing, optimizers):
-        return thing.value
-
-    def put(self, thing, override, optimizers):
-        thing.value = override
-
-    def holds(self, thing, override):
-        return thing.value == override
-
-    def put_back(self, thing, original, override, optimizers):
-        if thing.value == override:
-            thing.value = original
-
-
-@given(moves=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)) | st.integers(0, 9)))
-def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
-    numbers, values, blocks = [Number() for _ in range(3)], Value(), []
-    for move in moves:
-        if isinstance(move, tuple):
-            things = [number for index, number in enumerate(numbers) if move[1] >> index & 1]
-            block = values.overriding([(one, move[0]) for one in things])
-            block.__enter__()
-            blocks.append((block, things, move[0]))
-        elif blocks:
-            blocks.pop(move % len(blocks))[0].__exit__(None, None, None)
-        for number in numbers:
-            wishes = [wish for _, things, wish in blocks if number in things]
-            assert number.value == (wishes[-1] if wishes else 0)
-    for block, _, _ in blocks:
-        block.__exit__(None, None, None)
-    assert [number.value for number in numbers] == [0, 0, 0]
 
 
 # --- what is new or replaced while a plan is in force ---
