@@ -87,12 +87,3 @@ def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
     shown = " ".join(history_report(database.saved("step")).to_text().split())
     assert "0.78" not in shown
     assert "too few rounds" in shown
-
-
-def test_apply_speedups_goes_by_its_own_config_whatever_is_kept():
-    model = nn.Linear(8, 2)
-    learned(model)
-    as_found_by(None)
-    with apply_speedups(model)[1] as context:
-        assert context.plan["threads"].source == "auto"
-    assert torch.get_num_threads() > 0
