@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -50,11 +49,11 @@ def test_status_says_that_precision_waits_until_autocast_was_used(shell):
 
 
 @pytest.mark.smoke
-def test_report_as_json_holds_reasons_and_changes(shell):
+def test_report_holds_reasons_and_changes(shell):
     shell.run("%speedkit apply model --sdpa math")
-    report = json.loads(shell.run("%speedkit report --json"))
-    assert report["plan"]["sdpa"]["reason"]
-    assert {"name": "sdp.flash", "before": True, "after": False} in report["changes"]
+    shown = " ".join(shell.run("%speedkit report").split())
+    assert "sdpa ● on math you as asked" in shown
+    assert "sdp.flash true false" in shown
 
 
 @pytest.mark.smoke
@@ -128,15 +127,6 @@ def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):
     assert "num_threads: you changed it meanwhile" in shell.run("%speedkit restore")
 
 
-def test_repair_makes_the_tf32_settings_readable_again(shell):
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert "agree again" in shell.run("%speedkit repair")
-    assert torch.get_float32_matmul_precision() == "high"
-    torch.set_float32_matmul_precision("highest")
-    for operation in (("cuda", "matmul"), ("mkldnn", "matmul")):
-        torch._C._set_fp32_precision_setter(*operation, "none")
-
-
 @pytest.mark.smoke
 def test_help_lists_every_optimization(shell):
     from speedkit_jupyter.optimizations import CATALOG
@@ -157,17 +147,6 @@ def test_unload_restores_everything_and_takes_the_magics_away(shell):
 
 
 @pytest.mark.smoke
-def test_results_have_text_html_and_json_forms(shell):
-    from speedkit_jupyter.report.plan_report import context_report
-
-    shell.run("%speedkit apply model")
-    bundle = context_report(shell.names["ctx"])._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "text/html"}
-    only = context_report(shell.names["ctx"])._repr_mimebundle_(include=["application/json"])
-    assert "plan" in only["application/json"]
-
-
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -178,7 +157,6 @@ def test_results_have_text_html_and_json_forms(shell):
         ("%speedkit apply model --compile-mode max", "max-autotune"),
         ("%speedkit apply model --optimizer opt", "optimizer"),
         ("%speedkit config lo", "load"),
-        ("%speedkit report --j", "--json"),
         ("%speedkit code --as ac", "accelerate"),
         ("%speedkit code mo", "model"),
         ("%speedkit code model --sa", "--save"),

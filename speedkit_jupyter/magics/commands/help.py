@@ -1,4 +1,4 @@
-"""%speedkit help, verbosity, repair. Help is made of the parsers, so that it lists every option."""
+"""%speedkit help, verbosity. Help is made of the parsers, so that it lists every option."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from IPython.display import display
 
-from speedkit_jupyter.machines import flags
 from speedkit_jupyter.magics.line import Command, Names, Option, command
 from speedkit_jupyter.magics.options import speedbench_parser
 from speedkit_jupyter.report.document import Document
@@ -65,22 +64,11 @@ def _magic(topic: str) -> str:
 
 @command(
     "how much is said beside results",
-    Option(
-        "level", "LEVEL", "quiet, normal or debug; without it the present one is shown",
-        nargs="?", choices=tuple(messages.LEVELS),
-    ),
-)  # fmt: skip
+    Option("level", "LEVEL", "without it: as it is", nargs="?", choices=tuple(messages.LEVELS)),
+)
 def verbosity(names: Names, session: Session, arguments: Namespace) -> None:
     """Choose how much is said beside results, or say how much it is."""
     if arguments.level is not None:
         messages.choose(arguments.level)
     level = messages.verbosity()
     display(Document(f"Verbosity {level}: {LEVELS[level]}"))
-
-
-@command("make torch's two TF32 APIs agree again after they were mixed")
-def repair(names: Names, session: Session, arguments: Namespace) -> None:
-    """Make the TF32 settings in force agree."""
-    mixed = flags.repair()
-    text = "The two agree again; TF32 stays on where it was on" if mixed else "Nothing to repair"
-    display(Document(f"torch's TF32 settings: {text}", (), {"repaired": mixed}))
