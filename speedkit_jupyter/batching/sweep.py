@@ -164,10 +164,6 @@ class Sweep:
                 size.first_s = min(self._timed() for _ in range(2))
         except Exception as error:
             if not is_out_of_memory(error):
-                error.add_note(
-                    f"(with a batch of {size.number}, made of the {self._feed.now} samples that "
-                    "there are: what counts or points to samples within a batch can't be resized)"
-                )
                 raise
             size.why_not, size.first_s = OUT, 0.0
             # Its traceback keeps what the failed step held.

@@ -133,17 +133,6 @@ def test_a_tensor_by_two_names_stays_one() -> None:
     batch_sizes(step, sizes=(4, 8), budget_s=0.5)
 
 
-def test_what_can_t_be_resized_is_told_beside_the_user_s_error() -> None:
-    table = torch.arange(6)
-
-    def step(x: torch.Tensor) -> None:
-        x[table]
-
-    with pytest.raises(IndexError) as error:
-        batch_sizes(step, torch.ones(6, 2), sizes=(2, 8), budget_s=0.5)
-    assert "with a batch of 2, made of the 6 samples" in "".join(error.value.__notes__)
-
-
 @pytest.mark.real_time
 def test_running_out_of_memory_is_survived_and_said() -> None:
     training = Training()
