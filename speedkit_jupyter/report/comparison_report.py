@@ -175,7 +175,7 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         value = record.quantities.get(quantity.name)
         cells[quantity.title] = "" if value is None else with_unit(value, quantity.unit)
     if score:
-        cells[score] = shown(record.score, after.value) if record.score and after else ""
+        cells[score] = shown(after.value) if record.score and after else ""
     cells["accuracy"] = _accuracy(record)
     if not _is_timed(comparison, record):
         cells = dict.fromkeys(cells, "")
