@@ -169,7 +169,7 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         "of limit": "" if limit is None else share(limit),
     }
     if score:
-        cells[score] = shown(record.score, after.value) if record.score and after else ""
+        cells[score] = shown(after.value) if record.score and after else ""
     cells["accuracy"] = _accuracy(record)
     if not _is_timed(comparison, record):
         cells = dict.fromkeys(cells, "")

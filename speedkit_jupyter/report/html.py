@@ -88,25 +88,15 @@ CODE = (
 # A line must not break inside an option.
 OPTION = re.compile(r"--\w+( \d+)?")
 PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-body {{ font-family: system-ui, sans-serif; margin: 2em auto; max-width: 64em; padding: 0 1em; }}
-pre {{ white-space: pre-wrap; }}
-</style>
-</head>
-<body>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>{title}</title>
+<body style="font-family:system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em">
 {report}
-{repeat}
+<pre style="white-space:pre-wrap">{command}</pre>
 <script type="application/json" id="data">
 {data}
 </script>
-</body>
-</html>
+</body></html>
 """
 
 
@@ -119,10 +109,9 @@ def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
 
 def page(headline: str, report: str, data: str, command: str) -> str:
     """Return the page; the plain values lie in it as JSON under `data`."""
-    repeat = f"<h4>To repeat it</h4>\n<pre>{escape(command)}</pre>" if command else ""
     # "<" could end a script element; in JSON strings it may be written like this.
     safe = data.replace("<", "\\u003c")
-    return PAGE.format(title=escape(headline), report=report, repeat=repeat, data=safe)
+    return PAGE.format(title=escape(headline), report=report, command=escape(command), data=safe)
 
 
 def _section(section: Section, is_brief: bool) -> str:

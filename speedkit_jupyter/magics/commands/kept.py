@@ -69,7 +69,7 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 @command(
-    "saved benchmarks, and how the newest compares with those before it",
+    "saved benchmarks",
     Option("name", "NAME", "that of %%speedbench --save; without it all", saved, nargs="?"),
     switch("--forget", "delete what has this name"),
 )
