@@ -31,7 +31,6 @@ COMMANDS: dict[str, Command] = {
         kept.history,
         kept.config,
         free,
-        help.repair,
         help.verbosity,
     )
 }
