@@ -9,9 +9,7 @@ from functools import cache
 from typing import Any
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.measure.checks import counted_columns
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.counted_columns import Quantity
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
@@ -19,7 +17,7 @@ from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Folded, Picture, Row, Table, Tone
-from speedkit_jupyter.report.units import between, operations, ratio, seconds, size, with_unit, word
+from speedkit_jupyter.report.units import between, operations, ratio, seconds, size, word
 from speedkit_jupyter.report.verification_report import change, judged, shown
 from speedkit_jupyter.support.words import count, share
 
@@ -127,7 +125,6 @@ def comparison_table(comparison: Comparison) -> Table:
     groups = _groups(comparison)
     rows = [_cells(comparison, group) for group in groups]
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
-    leaving = (*(quantity.title for quantity in _counted(comparison)), *LEAVING)
     return Table(
         tuple(titles),
         [
@@ -139,7 +136,7 @@ def comparison_table(comparison: Comparison) -> Table:
         ],
         numbers=tuple(title for title in titles if title not in WORDS),
         wraps=(*WORDS, INTERVAL),
-        optional=tuple(title for title in leaving if title in titles),
+        optional=tuple(title for title in LEAVING if title in titles),
     )
 
 
@@ -171,9 +168,6 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
         "of limit": "" if limit is None else share(limit),
     }
-    for quantity in _counted(comparison):
-        value = record.quantities.get(quantity.name)
-        cells[quantity.title] = "" if value is None else with_unit(value, quantity.unit)
     if score:
         cells[score] = shown(after.value) if record.score and after else ""
     cells["accuracy"] = _accuracy(record)
@@ -181,13 +175,6 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         cells = dict.fromkeys(cells, "")
     names = ", ".join(one.name for one in group)
     return {"variant": names, "verdict": _verdict(comparison, record), **cells}
-
-
-def _counted(comparison: Comparison) -> list[Quantity]:
-    """What this machine counts beside the times."""
-    names = {name for record in comparison.records for name in record.quantities}
-    every = (each for one in counted_columns.QUANTITIES for each in (one, one.of_a_sample))
-    return [quantity for quantity in every if quantity.name in names]
 
 
 def _score_title(comparison: Comparison) -> str:
@@ -360,7 +347,6 @@ def _legend(comparison: Comparison) -> list[str]:
             "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
             "state, read once at its copy rate) as a share of the median."
         )
-    lines += [quantity.about for quantity in _counted(comparison)]
     if comparison.dropout_off:
         lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
     if comparison.skipped_rounds:

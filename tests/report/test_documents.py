@@ -120,11 +120,3 @@ def test_code_in_a_cell_is_monospaced_and_keeps_its_backticks():
     table = Table(("line",), (Row((Cell("x = `a` < b", code=True),)),))
     assert "monospace" in Document("", (Section(table),)).to_html()
     assert "x = `a` &lt; b" in Document("", (Section(table),)).to_html()
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [(1.234, "J", "1.23 J"), (3100.0, "J", "3.1 kJ"), (2e-6, "J", "2 µJ"), (0.3, "", "0.3")],
-)
-def test_a_quantity_has_its_prefix_and_a_count_has_none(value, unit, words):
-    assert units.with_unit(value, unit) == words
