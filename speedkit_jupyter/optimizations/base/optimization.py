@@ -27,19 +27,18 @@ BY_REQUEST = "changes what the model computes, so it is there on request only"
 class Optimization(ABC):
     """One file, one class, one line in CATALOG; everything else derives from it.
 
-    `Options` is the type of the config field (a pydantic model or annotation) and `default`
-    its value; `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and
-    None where it has none. `follows` marks what
-    another optimization needs: a plan that names only that one has it too. `costly` marks what
-    takes seconds at the first step: a search tries it last. `excludes` are others beside which it
-    does nothing. `free` stands for values that no word names (`threads:NUMBER`); where there are
-    fields, for those of the field of that name (`compile:BACKEND`). `frameworks_choose` marks what
-    Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
-    `lowers` marks what lowers the precision of products, `rivals` whose values are a choice among
-    equals, none of them the strongest.
-    `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
-    `bare` is the word that the name alone stands for, where it is not `true`; `none` the value that
-    changes nothing.
+    `Options` is the type of the config field (a pydantic model or annotation), `default` its value;
+    `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and None where it
+    has none. `bare` is the word that the name alone stands for, where it is not `true`; `free`
+    stands for values that no word names (`threads:NUMBER`); `none` changes nothing.
+
+    `follows` marks what another optimization needs: a plan that names only that one has it too.
+    `costly` marks what takes seconds at the first step: a search tries it last. `excludes` are
+    others beside which it does nothing. `frameworks_choose` marks what Accelerate, Fabric or
+    Trainer choose by themselves, so that they are told also what is as is. `lowers` marks what
+    lowers the precision of products, `rivals` whose values are a choice among equals. `library` is
+    the optional one that it calls, by its name on PyPI: declined where it is missing.
+
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
     """
@@ -105,11 +104,6 @@ class Optimization(ABC):
             alone = {name: name == one for name in switches}
             changes[f"{self.name}:{one}"] = {first: True, **alone}
         return changes
-
-    def freely(self, value: Any) -> Any:
-        """Return the config's value for one that no word names."""
-        field = self.free.lower()
-        return {next(iter(self.fields)): True, field: value} if field in self.fields else value
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
