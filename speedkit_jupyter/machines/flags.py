@@ -66,11 +66,6 @@ def restore(values: Values) -> None:
             fp32_precision.restore({**fp32_precision.read(), **values})
 
 
-def repair() -> bool:
-    """Make torch's two TF32 APIs agree again on what is in force; returns whether they did not."""
-    return fp32_precision.repair()
-
-
 @dataclass(eq=False)
 class Layer:
     """One plan's override: the values that it set, by name, and what the user took over."""

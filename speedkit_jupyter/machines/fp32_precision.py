@@ -130,46 +130,6 @@ def _told_cudnn_tf32(said: Mapping[tuple[str, str], str]) -> bool | None:
     return not conv if conv is rnn else None
 
 
-def is_mixed() -> bool:
-    """Return whether the two APIs disagree, so that torch's own readers raise RuntimeError."""
-    return _raises(_matmul_precision) or _raises(_cudnn_tf32)
-
-
-def repair() -> bool:
-    """Make both APIs agree on what is in force, so that reading works again.
-
-    Returns whether anything was wrong. TF32 stays on where it was on.
-    """
-    matmul, convolutions = _raises(_matmul_precision), _raises(_cudnn_tf32)
-    with interrupts.held_back():
-        if matmul:
-            _repair_matmul()
-        if convolutions:
-            _repair_convolutions()
-    return matmul or convolutions
-
-
-def _repair_matmul() -> None:
-    """Write the old API's one word for both backends: CUDA decides it, where there is a device."""
-    import torch
-
-    oneDNN = fp32_precision("mkldnn", "matmul")
-    lower = fp32_precision("cuda", "matmul") == "tf32"
-    if not torch.cuda.is_available():
-        lower = lower or oneDNN in ("tf32", "bf16")
-    low = "medium" if oneDNN == "bf16" else "high"
-    torch.set_float32_matmul_precision(low if lower else "highest")
-    if lower:
-        set_fp32_precision("mkldnn", "matmul", oneDNN)
-
-
-def _repair_convolutions() -> None:
-    conv = fp32_precision("cuda", "conv")
-    allow_tf32("cudnn", conv == "tf32")
-    for operation in ("conv", "rnn"):  # False leaves them to their parents, which may be tf32
-        set_fp32_precision("cuda", operation, conv if conv == "tf32" else "ieee")
-
-
 def _raises(reader: Callable[[], Any]) -> bool:
     try:
         reader()

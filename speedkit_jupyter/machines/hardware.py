@@ -206,8 +206,6 @@ class Hardware(_Record):
             return cls.model_validate(json.loads(text))
         except json.JSONDecodeError as error:
             raise ConfigError([f"{name}, line {error.lineno}: {error.msg}"]) from None
-        except RecursionError:
-            raise ConfigError([f"{name}: nested too deeply"]) from None
         except ValidationError as error:
             problems = [f"{name}: {_problem(detail)}" for detail in error.errors()]
             raise ConfigError([*dict.fromkeys(problems)]) from None
@@ -220,17 +218,11 @@ class Hardware(_Record):
 def _problem(detail: ErrorDetails) -> str:
     """Return the key's path, and what is wrong there; for a wrong key the nearest right one."""
     path = detail["loc"]
-    if not path:
-        return 'a machine is a mapping, as in {"system": "Linux"}'
-    where = ".".join(map(str, path))
-    if "capability" in path:  # of its two numbers, too
-        where = where[: where.index("capability") + len("capability")]
-        return f"{where}: two whole numbers, as in [8, 0], or null"
+    where = ".".join(map(str, path)) or "a machine"
     if detail["type"] != "extra_forbidden":
         return f"{where}: {detail['msg']}"
-    records: dict[int | str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
-    record = records.get(path[0], Hardware)
-    fields = list(record.model_fields)
+    records: dict[str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
+    fields = records.get(str(path[0]), Hardware).model_fields
     return f"{where}: unknown key; allowed: {', '.join(fields)}.{did_you_mean(path[-1], fields)}"
 
 

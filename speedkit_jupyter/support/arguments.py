@@ -23,18 +23,22 @@ _SHORT.maxstring, _SHORT.maxlevel = 60, 2
 
 def seconds(name: str, value: Any) -> float | None:
     """Return a positive number of seconds, or None; raises StepError."""
-    number = None if value is None else _number(value)
-    if number is not None and not 0 < number < math.inf:
-        must_be = "the budget must be a positive number of seconds"
-        raise StepError(f"{name}: {must_be}, not {shown(value)}")
+    number = amount(f"{name}: the budget", value, "a positive number of seconds")
+    if number == 0:
+        raise StepError(f"{name}: the budget must be a positive number of seconds, not 0")
     return number
 
 
-def amount(name: str, value: Any) -> float | None:
+def amount(name: str, value: Any, wanted: str = "a number from 0 on") -> float | None:
     """Return a finite number that is not below 0, or None; raises StepError."""
-    number = None if value is None else _number(value)
-    if number is not None and not 0 <= number < math.inf:
-        raise StepError(f"{name} must be a number from 0 on, not {shown(value)}")
+    if value is None:
+        return None
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise StepError(f"{name} must be {wanted}, not {shown(value)}")
     return number
 
 
@@ -120,14 +124,6 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
     if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
         return value
     raise ConfigError([f"{name} must be a path, not {shown(value)}"])
-
-
-def _number(value: Any) -> float:
-    """Return a value as a number; NaN for what is none."""
-    try:
-        return math.nan if isinstance(value, bool | str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 def shown(value: Any) -> str:

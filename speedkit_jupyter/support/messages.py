@@ -11,13 +11,14 @@ import logging
 import os
 import sys
 import warnings
+from types import FrameType
 from typing import Literal, TextIO, get_args
 
 Verbosity = Literal["quiet", "normal", "debug"]
 LEVELS = dict(zip(get_args(Verbosity), (logging.WARNING, logging.INFO, logging.DEBUG), strict=True))
 VARIABLE = "SPEEDKIT_VERBOSITY"
 LOGGER = logging.getLogger("speedkit_jupyter")
-PACKAGE = os.path.dirname(os.path.dirname(__file__))
+PACKAGE = __name__.partition(".")[0]
 
 
 class _Shown(logging.StreamHandler[TextIO]):
@@ -50,12 +51,14 @@ def debug(text: str) -> None:
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Raise a Python warning that points to the user's line, so that its filters decide."""
-    level, frame, torchs = 1, sys._getframe(), f"{os.sep}torch{os.sep}"
-    while frame.f_back is not None and (
-        frame.f_code.co_filename.startswith(PACKAGE) or torchs in frame.f_code.co_filename
-    ):
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _package(frame) in (PACKAGE, "torch", "contextlib"):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def verbosity() -> Verbosity:

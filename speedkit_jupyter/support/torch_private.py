@@ -1,9 +1,9 @@
 """torch's private names: what it does not promise, in one place.
 
 Tested on torch 2.9, 2.11 and 2.13 (`make versions`): `tests/support/test_torch_private.py` calls
-every function, and allows no private name elsewhere. All these versions have all of the names,
-unless a function says otherwise. Where torch has moved one, `moved` tells which: the entry of the
-catalog that needs it is declined, and anything else raises the AttributeError or ImportError.
+each, and allows no private name elsewhere. All these versions have all of the names, unless a line
+says otherwise. Where torch has moved one, `moved` tells which: the entry of the catalog that needs
+it is declined, and anything else raises the AttributeError or ImportError.
 """
 
 from __future__ import annotations
@@ -11,15 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
 # The packages of torch.compile, which write caches of their own.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
-# The module of `dynamo_config`, for whoever must not load it.
 DYNAMO_CONFIG = f"{COMPILERS[0]}.config"
 
 
@@ -40,39 +39,35 @@ def _is_torchs(module: str) -> bool:
     return module.partition(".")[0] == "torch"
 
 
-# Precision of float32 products.
+def _found(home: str, name: str) -> Any:
+    return getattr(sys.modules.get(home) or import_module(home), name)
 
 
-def fp32_precision(backend: str, operation: str) -> str:
-    """Return what is in force, of one that follows its parent the parent's value. Since 2.9."""
-    import torch
-
-    return torch._C._get_fp32_precision_getter(backend, operation)
+def _function(home: str, name: str) -> Callable[..., Any]:
+    """Return torch's function, looked up when it is called: this module loads nothing."""
+    return lambda *args, **kwargs: _found(home, name)(*args, **kwargs)
 
 
-def set_fp32_precision(backend: str, operation: str, value: str) -> None:
-    """Set it; `none` follows the parent. torch's own attributes have no way to write `none`."""
-    import torch
+C, AUTOGRAD, FUNCTORCH = "torch._C", "torch._C._autograd", "torch._C._functorch"
+PYTREE, DISPATCH = "torch.utils._pytree", "torch.utils._python_dispatch"
 
-    torch._C._set_fp32_precision_setter(backend, operation, value)
+# Precision of float32 products: of (backend, operation), what is in force, of one that follows its
+# parent the parent's value. torch's own attributes have no way to write `none`, which follows it.
+fp32_precision = _function(C, "_get_fp32_precision_getter")
+set_fp32_precision = _function(C, "_set_fp32_precision_setter")
 
 
 def allows_tf32(library: str) -> bool:
-    """Return the old setting of `cublas`, `cudnn` or `onednn`.
+    """Return the old setting of `cublas`, `cudnn` or `onednn`; RuntimeError where the new disagree.
 
-    Raises RuntimeError where the new ones disagree. The public `allow_tf32` of oneDNN is missing,
-    and that of cuBLAS warns.
+    The public `allow_tf32` of oneDNN is missing, and that of cuBLAS warns.
     """
-    import torch
-
-    return bool(getattr(torch._C, f"_get_{library}_allow_tf32")())
+    return bool(_found(C, f"_get_{library}_allow_tf32")())
 
 
 def allow_tf32(library: str, value: bool) -> None:
     """Set the old setting of `cudnn` or `onednn`."""
-    import torch
-
-    getattr(torch._C, f"_set_{library}_allow_tf32")(value)
+    _found(C, f"_set_{library}_allow_tf32")(value)
 
 
 def flags_can_be_set() -> AbstractContextManager[None]:
@@ -86,41 +81,27 @@ def flags_can_be_set() -> AbstractContextManager[None]:
     return allowed()  # type: ignore[no-any-return]
 
 
-# oneDNN's product, and kernels of ours on the dispatcher.
+# Whether oneDNN may be used. The public attribute takes ten times as long, and the public `flags()`
+# writes precisions, too.
+allow_onednn = _function(C, "_set_mkldnn_enabled")
+
+
+def onednn_is_allowed() -> Callable[[], bool]:
+    """Return what tells so, to be asked at each product."""
+    return _found(C, "_get_mkldnn_enabled")  # type: ignore[no-any-return]
 
 
 def linear_by_onednn() -> Callable[..., torch.Tensor]:
-    """Return oneDNN's float32 product of two matrices. Raises AttributeError in a build without
-    oneDNN; the entry `gemm` is declined then.
-    """
+    """Return oneDNN's float32 product of two matrices; AttributeError in a build without oneDNN."""
     import torch
 
     product = torch.ops.mkldnn._linear_pointwise
     return product.default  # type: ignore[no-any-return]
 
 
-def onednn_is_allowed() -> Callable[[], bool]:
-    """Return what tells whether `torch.backends.mkldnn.flags` allows oneDNN, asked at each product.
-
-    The public attribute, where there is one, takes ten times as long.
-    """
-    import torch
-
-    return torch._C._get_mkldnn_enabled
-
-
-def allow_onednn(value: bool) -> None:
-    """Allow it or not. The public `flags()` writes precisions, too."""
-    import torch
-
-    torch._C._set_mkldnn_enabled(value)
-
-
 def kernels_of_others() -> set[str]:
     """Return the kernels that users have put on the dispatcher, as `aten/mm/CPU`."""
-    import torch
-
-    return {str(name) for name in torch.library._impls}
+    return {str(name) for name in _found("torch.library", "_impls")}
 
 
 def remove_kernels(library: torch.library.Library) -> None:
@@ -140,183 +121,74 @@ def leave_uncompiled(function: Callable[..., Any]) -> None:
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
 
 
-# Memory.
+# The settings of CUDA's allocator, as text: since 2.10.
+allocator_settings = _function(C, "_accelerator_getAllocatorSettings")
+set_allocator_settings = _function(C, "_accelerator_setAllocatorSettings")
 
 
 def has_allocator_settings() -> bool:
-    """Return whether the allocator's settings can be asked for and set: since 2.10."""
-    import torch
-
-    return hasattr(torch._C, "_accelerator_getAllocatorSettings")
-
-
-def allocator_settings() -> str:
-    """Return the settings of CUDA's allocator. Since 2.10; raises AttributeError before."""
-    import torch
-
-    return torch._C._accelerator_getAllocatorSettings()
-
-
-def set_allocator_settings(settings: str) -> None:
-    """Set them from the next segment on."""
-    import torch
-
-    torch._C._accelerator_setAllocatorSettings(settings)
+    """Return whether they can be asked for and set."""
+    return hasattr(import_module(C), "_accelerator_getAllocatorSettings")
 
 
 def users_of_storage(tensor: torch.Tensor) -> int:
-    """Return how many tensors refer to its memory, some of torch's own with them; 0 without the
-    name.
-    """
-    import torch
-
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return 0 if count is None else int(count(tensor.untyped_storage()._cdata))
-
-
-# Other switches.
+    """Return how many tensors refer to its memory, some of torch's own with them."""
+    return int(_found(C, "_storage_Use_Count")(tensor.untyped_storage()._cdata))
 
 
 def cublas(name: str) -> Callable[[], Any]:
     """Return what reads this setting of cuBLAS; the public getters hide the second half of some."""
-    import torch
-
-    return getattr(torch._C, f"_get_cublas_{name}")  # type: ignore[no-any-return]
+    return _found(C, f"_get_cublas_{name}")  # type: ignore[no-any-return]
 
 
 def default_device() -> Any:
     """Return the default device; None, as no public name does, where torch wraps no functions."""
-    import torch
-
-    mode = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    mode = getattr(_found("torch", "_GLOBAL_DEVICE_CONTEXT"), "device_context", None)
     return None if mode is None else mode.device
 
 
-def attention_order() -> list[int]:
-    """Return the order in which attention kernels are tried, as numbers of SDPBackend."""
-    import torch
+# The order in which attention kernels are tried, as numbers of SDPBackend; the public `sdpa_kernel`
+# sets it for a block only.
+attention_order = _function(C, "_get_sdp_priority_order")
+set_attention_order = _function(C, "_set_sdp_priority_order")
 
-    return torch._C._get_sdp_priority_order()
+# The product of two int8 matrices in int32, as torchao's layers call it.
+int8_product = _function("torch", "_int_mm")
 
+# Containers as torch's own transformations see them; there is no public name.
+tree_leaves = _function(PYTREE, "tree_leaves")
+tree_map = _function(PYTREE, "tree_map")
+tree_flatten = _function(PYTREE, "tree_flatten")
+tree_unflatten = _function(PYTREE, "tree_unflatten")
 
-def set_attention_order(order: Sequence[int]) -> None:
-    """Set it; the public `sdpa_kernel` does so for a block only."""
-    import torch
-
-    torch._C._set_sdp_priority_order(list(order))
-
-
-def int8_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return the product of two int8 matrices in int32, as torchao's layers call it."""
-    import torch
-
-    return torch._int_mm(a, b)
-
-
-# Containers. `torch.utils._pytree` has no public name; every version since 2.0 has these.
+# Modes: those that see every operation, having none see the block, and the innermost of those that
+# see torch's functions.
+without_dispatch_modes = _function(DISPATCH, "_disable_current_modes")
+innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
 
 
-def tree_leaves(value: Any) -> list[Any]:
-    """Return what lies in containers, one in another, as torch's own transformations see them."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_leaves(value)
-
-
-def tree_map(function: Callable[..., Any], value: Any, *more: Any) -> Any:
-    """Return the same containers with the function's result in place of each leaf, or of those at
-    the same place in all.
-    """
-    from torch.utils import _pytree
-
-    return _pytree.tree_map(function, value, *more)
-
-
-def tree_flatten(value: Any) -> tuple[list[Any], Any]:
-    """Return the leaves, and what `tree_unflatten` makes the containers of again."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_flatten(value)
-
-
-def tree_unflatten(leaves: Sequence[Any], structure: Any) -> Any:
-    """Return containers of that structure with these leaves."""
-    from torch.utils import _pytree
-
-    return _pytree.tree_unflatten(leaves, structure)
-
-
-# Tensors, modes and autograd.
-
-
-def dispatch_mode() -> type[TorchDispatchMode]:
+def dispatch_mode() -> Any:
     """Return the base class of modes that see every operation."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    return TorchDispatchMode
+    return _found(DISPATCH, "TorchDispatchMode")
 
 
-def without_dispatch_modes() -> AbstractContextManager[Any]:
-    """Have no mode see the operations of the block."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    return _disable_current_modes()
-
-
-def is_made_of_tensors(tensor: torch.Tensor) -> bool:
-    """Return whether its values are those of tensors in its attributes."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
-    return is_traceable_wrapper_subclass(tensor)
-
-
-def innermost_function_mode() -> Any:
-    """Return the mode that sees torch's functions first; None without."""
-    import torch
-
-    return torch.overrides._get_current_function_mode()
-
-
-def is_transformed(tensor: torch.Tensor) -> bool:
-    """Return whether it belongs into `vmap`, `grad` or another of `torch.func`'s transforms."""
-    from torch._C import _functorch
-
-    return _functorch.is_functorch_wrapped_tensor(tensor)
+# Tensors whose values are those of tensors in their attributes, and those of `torch.func`.
+is_made_of_tensors = _function(DISPATCH, "is_traceable_wrapper_subclass")
+is_transformed = _function(FUNCTORCH, "is_functorch_wrapped_tensor")
 
 
 def is_transforming() -> bool:
-    """Return whether one of these transforms is at work."""
-    from torch._C import _functorch
-
-    return _functorch.peek_interpreter_stack() is not None
+    """Return whether `vmap`, `grad` or another of `torch.func`'s transforms is at work."""
+    return _found(FUNCTORCH, "peek_interpreter_stack")() is not None
 
 
-def is_profiled() -> bool:
-    """Return whether a profiler of torch's is at work."""
-    from torch._C import _autograd
-
-    return _autograd._profiler_enabled()
-
-
-def sequence_number() -> int:
-    """Return the number that the next node of the autograd graph gets."""
-    from torch._C import _autograd
-
-    return _autograd._get_sequence_nr()
-
-
-def current_node() -> Any:
-    """Return the node whose backward pass is computed in this thread; None outside of one."""
-    import torch
-
-    return torch._C._current_autograd_node()
-
-
-def can_hook_saved_tensors() -> bool:
-    """Return whether torch allows hooks on what is kept for a backward pass here."""
-    from torch._C import _autograd
-
-    return _autograd._saved_tensors_hooks_is_enabled()  # type: ignore[attr-defined,no-any-return]
+# Autograd: whether a profiler is at work, the number that the next node of the graph gets, the node
+# whose backward pass is computed in this thread (None outside of one), whether hooks on what is
+# kept are allowed here.
+is_profiled = _function(AUTOGRAD, "_profiler_enabled")
+sequence_number = _function(AUTOGRAD, "_get_sequence_nr")
+current_node = _function(C, "_current_autograd_node")
+can_hook_saved_tensors = _function(AUTOGRAD, "_saved_tensors_hooks_is_enabled")
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
@@ -324,9 +196,7 @@ def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> No
 
     Only for tensors that hold their values of then again.
     """
-    from torch._C import _autograd
-
-    _autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+    _found(AUTOGRAD, "_unsafe_set_version_counter")(tuple(tensors), tuple(versions))
 
 
 def version(tensor: torch.Tensor) -> int:
@@ -336,9 +206,7 @@ def version(tensor: torch.Tensor) -> int:
 
 def loader_iterator() -> type:
     """Return the class of a DataLoader's iterators."""
-    from torch.utils.data import dataloader
-
-    return dataloader._BaseDataLoaderIter
+    return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
 
 
 def end_workers(iterator: Any) -> None:
@@ -346,14 +214,12 @@ def end_workers(iterator: Any) -> None:
     getattr(iterator, "_shutdown_workers", lambda: None)()
 
 
-# torch.compile.
+# torch.compile. `torch.compiler.config` has some of Dynamo's settings only.
 
 
 def dynamo_config() -> Any:
-    """Return Dynamo's settings. `torch.compiler.config` has some of them only."""
-    from torch._dynamo import config
-
-    return config
+    """Return Dynamo's settings."""
+    return import_module(DYNAMO_CONFIG)
 
 
 def lookups() -> list[Any]:
@@ -363,11 +229,9 @@ def lookups() -> list[Any]:
     return [one for one in values if hasattr(one, "cache_clear") and hasattr(one, "cache_info")]
 
 
-def compile_counters() -> dict[str, Any]:
+def compile_counters() -> Any:
     """Return Dynamo's counts of this process."""
-    from torch._dynamo import utils
-
-    return utils.counters
+    return _found(f"{COMPILERS[0]}.utils", "counters")
 
 
 def compilations() -> Sequence[Any]:
@@ -378,9 +242,7 @@ def compilations() -> Sequence[Any]:
 
 def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:
     """Call these around each compilation; returns what ends that."""
-    from torch._dynamo import callback
-
-    handler = callback.callback_handler
+    handler = _found(f"{COMPILERS[0]}.callback", "callback_handler")
     handler.register_start_callback(start)
     handler.register_end_callback(end)
 
@@ -398,12 +260,13 @@ def is_compiler_error(error: BaseException) -> bool:
 
 def forget_builds() -> None:
     """Have Inductor look anew for libraries and instructions that it remembers as failed."""
-    from torch._inductor import codecache, cpu_vec_isa
-
+    codecache, vectors = (
+        import_module(f"{COMPILERS[1]}.{n}") for n in ("codecache", "cpu_vec_isa")
+    )
     codecache.CppCodeCache.cache_clear()
     codecache.CppPythonBindingsCodeCache.cache_clear()
     # A killed probe of the vector instructions is remembered as "there are none".
-    for holder in (cpu_vec_isa, cpu_vec_isa.VecISA):
+    for holder in (vectors, vectors.VecISA):
         for remembered in list(vars(holder).values()):
             if hasattr(remembered, "cache_clear"):
                 remembered.cache_clear()

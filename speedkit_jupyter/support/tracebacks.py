@@ -6,7 +6,7 @@ of our frames, models and copies of their state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
 from types import CodeType, TracebackType
@@ -62,41 +62,40 @@ def users_part(error: BaseException) -> TracebackType | None:
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
+def _clear(error: BaseException) -> None:
+    """Empty our frames: those of the user's that stay refer to them, as to their callers."""
+    for entry in (entry for reason in _reasons(error) for entry in _entries(reason)):
+        if _is_ours(entry):
+            with suppress(RuntimeError):  # still at work
+                entry.tb_frame.clear()
+
+
 def _shorten(error: BaseException) -> None:
-    below = _below_a_door(error)
-    if not all(map(_is_ours, below)):
+    entries = [*_entries(error)]
+    while entries and entries[0].tb_frame.f_code not in _DOORS:
+        del entries[0]
+    if not all(map(_is_ours, entries)):
         for reason in _reasons(error):
-            reason.with_traceback(_without_ours(below if reason is error else _entries(reason)))
+            chain = None  # a new traceback, as Python holds on to the old one
+            for entry in reversed(entries if reason is error else [*_entries(reason)]):
+                if not _is_ours(entry):
+                    chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+            reason.with_traceback(chain)
     elif isinstance(error, SpeedKitError) and all(map(_is_ours, _entries(error))):
         error.with_traceback(None)
 
 
-def _below_a_door(error: BaseException) -> list[TracebackType]:
-    entries = list(_entries(error))
-    while entries and entries[0].tb_frame.f_code not in _DOORS:
-        del entries[0]
-    return entries
-
-
-def _without_ours(entries: Iterable[TracebackType]) -> TracebackType | None:
-    """Return a new traceback, as Python holds on to the old one."""
-    chain = None
-    for entry in reversed([entry for entry in entries if not _is_ours(entry)]):
-        chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return chain
-
-
-def _reasons(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, every one that it came from, and those that a group of them holds."""
-    ids, waiting = set[int](), [error]
+def _reasons(error: BaseException) -> list[BaseException]:
+    """Return the error, and every one that it came from."""
+    reasons = {id(error): error}
+    waiting: list[BaseException | None] = [error]
     while waiting:
         reason = waiting.pop()
-        if id(reason) not in ids:
-            ids.add(id(reason))
-            yield reason
-            group = getattr(reason, "exceptions", ())  # Python 3.10 has no groups
-            more = (reason.__cause__, reason.__context__, *(group if type(group) is tuple else ()))
-            waiting += [other for other in more if isinstance(other, BaseException)]
+        for other in (reason.__cause__, reason.__context__) if reason else ():
+            if other is not None and id(other) not in reasons:
+                reasons[id(other)] = other
+                waiting.append(other)
+    return [*reasons.values()]
 
 
 def _entries(error: BaseException) -> Iterator[TracebackType]:
@@ -108,11 +107,3 @@ def _entries(error: BaseException) -> Iterator[TracebackType]:
 
 def _is_ours(entry: TracebackType) -> bool:
     return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE
-
-
-def _clear(error: BaseException) -> None:
-    for reason in _reasons(error):
-        for entry in _entries(reason):
-            if _is_ours(entry):
-                with suppress(RuntimeError):  # still at work
-                    entry.tb_frame.clear()

@@ -115,22 +115,9 @@ def test_without_an_optimizer_it_predicts_and_scales_no_loss(hardware):
         assert "scaler" not in text.replace("# grad_scaler", "")
 
 
-def test_the_first_lines_name_machine_and_torch(hardware):
-    first = code(plan(SpeedConfig(), hardware("a100"), FACTS)).splitlines()[0]
-    assert "A100" in first
-    assert "torch 2.13.0" in first
-
-
 def test_an_unknown_form_is_one_line_with_the_nearest():
     with pytest.raises(SpeedKitError, match=r"no form 'fabrik'.*Did you mean 'fabric'\?"):
         code(plan(), "fabrik")
-
-
-def test_a_kernel_choice_is_told_to_the_cache_of_torch_compile_only_where_it_compiles(hardware):
-    for wish, expected in ((True, True), (False, False)):
-        config = SpeedConfig(sdpa="math", compile=wish)
-        text = code(plan(config, hardware("a100"), FACTS))
-        assert ('torch.compiler.config.cache_key_tag = "|sdpa:math"' in text) is expected
 
 
 @pytest.mark.parametrize(("form", "expected"), [
@@ -215,24 +202,6 @@ def test_an_optimizer_that_the_plan_leaves_alone_stays_the_users_own(make, wishe
     text = code(planned(model, optimizer, **wishes), form, {"opt": optimizer})
     assert "torch.optim" not in text
     assert "`opt`" in text.partition("\n\n")[0]
-
-
-def test_of_two_optimizers_only_the_one_that_the_plan_changes_is_made():
-    model = nn.Linear(2, 2)
-    two = {"a": torch.optim.AdamW(model.parameters()), "b": torch.optim.RMSprop(model.parameters())}
-    text = code(planned(model, *two.values(), fused_optimizer=True), "torch", two)
-    assert "a = torch.optim.AdamW(" in text
-    assert "RMSprop(" not in text
-    assert "`model`, `b`" in text.partition("\n\n")[0]
-
-
-def test_a_schedulers_learning_rate_is_the_one_that_it_began_with():
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
-    optimizer.step()
-    scheduler.step()
-    assert "lr=0.5" in code(planned(model, optimizer), "torch", [optimizer])
 
 
 class Mine(torch.optim.AdamW):

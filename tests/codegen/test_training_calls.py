@@ -169,15 +169,6 @@ def test_the_printed_loop_runs_and_trains(shape, optimizers, precision):
             assert f"{name}." in text
 
 
-@pytest.mark.parametrize("wishes", [{}, {"threads": 1}, {"fused_optimizer": True}])
-def test_a_plan_that_lowers_no_precision_and_moves_nothing_has_no_loop_to_edit(wishes):
-    model = Plain(4, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    _, context = apply_speedups(model, SpeedConfig(**wishes).alone(), optimizer=optimizer)
-    with context:
-        assert loop(context, Words("net", {"opt": optimizer})) == ""
-
-
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizers", OPTIMIZERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda one: one.model.__name__)
@@ -224,17 +215,6 @@ def test_a_word_that_is_no_plain_name_is_said_first(word):
         names["train_step"](names["x"], names["y"], nn.functional.mse_loss)
 
 
-def test_a_model_of_any_name_is_called_by_it_in_every_form():
-    pytest.importorskip("transformers")
-    model = nn.Linear(4, 2)
-    found = plan(SpeedConfig(precision="bf16"), facts=Facts.read(model))
-    for form in ("torch", "accelerate", "fabric", "transformers"):
-        text = code(found, form, model=model, name="net")
-        assert "net" in text
-        assert "model=net" in text or "net(inputs)" in text
-        compile(text, form, "exec")
-
-
 @pytest.mark.slow
 def test_a_real_model_of_transformers_is_called_with_its_batch():
     transformers = pytest.importorskip("transformers")
@@ -251,16 +231,6 @@ def test_a_real_model_of_transformers_is_called_with_its_batch():
     exec(compile(text, "generated", "exec"), names)
     batch = {"input_ids": torch.randint(20, (2, 5)), "labels": torch.tensor([0, 1])}
     assert names["train_step"](batch).isfinite()
-
-
-def test_a_scaler_comes_with_where_to_clip():
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    _, context = apply_speedups(model, SpeedConfig(precision="fp16"), optimizer=optimizer)
-    with context:
-        shown = loop(context, Words("net", {"opt": optimizer}))
-        assert "ctx.grad_scaler.unscale_(opt)" in shown
-        assert "scaler.unscale_(optimizer)" in code(context)
 
 
 def test_what_a_signature_does_not_tell_is_the_plain_call():

@@ -124,15 +124,6 @@ def test_a_written_state_reads_and_behaves_like_the_one_that_was_read(
     assert visible() == seen_later
 
 
-def test_a_state_that_torch_cannot_read_is_written_back_as_unreadable() -> None:
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert outcome(torch.get_float32_matmul_precision) == "raises"
-    values, seen = fp32_precision.own(), visible()
-    torch.set_float32_matmul_precision("highest")
-    fp32_precision.write(values)
-    assert visible() == seen
-
-
 def test_an_inherited_value_is_read_as_none_and_goes_on_following() -> None:
     torch.backends.fp32_precision = "tf32"
     values = fp32_precision.own()
@@ -144,59 +135,11 @@ def test_an_inherited_value_is_read_as_none_and_goes_on_following() -> None:
     assert torch.backends.cuda.matmul.fp32_precision == "ieee"
 
 
-def test_every_name_is_read() -> None:
-    assert set(fp32_precision.own()) == set(fp32_precision.NAMES)
-
-
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_the_old_setting_is_recovered_where_torch_cannot_read_it(precision: str) -> None:
     torch.set_float32_matmul_precision(precision)
     torch.backends.cuda.matmul.fp32_precision = "ieee" if precision != "highest" else "tf32"
-    assert fp32_precision.is_mixed()
     assert fp32_precision.own()["float32_matmul_precision"] == precision
-
-
-@examples(100)
-@given(sequence=sequences)
-def test_repair_makes_the_readers_work_and_keeps_what_was_in_force(sequence: Any) -> None:
-    fresh()
-    run(sequence)
-    mixed, before = fp32_precision.is_mixed(), visible()
-    assert fp32_precision.repair() == mixed
-    after = visible()
-    assert "raises" not in after.values()
-    if not mixed:
-        assert after == before
-        return
-    assert is_tf32(after, "conv") == is_tf32(before, "conv")
-    if torch.cuda.is_available():
-        assert is_tf32(after, "matmul") == is_tf32(before, "matmul")
-    else:
-        assert is_tf32(after, "matmul") or not is_tf32(before, "matmul")
-        name = "mkldnn.matmul.fp32_precision"
-        assert LOWERED.get(after[name]) == LOWERED.get(before[name])
-
-
-LOWERED = {"tf32": "tf32", "bf16": "bf16"}  # "none" and "ieee" are both full float32
-
-
-def is_tf32(seen: dict[str, Any], operation: str) -> bool:
-    return bool(seen[f"cuda.{operation}.fp32_precision"] == "tf32")
-
-
-def test_repair_of_an_agreeing_state_says_that_nothing_was_wrong() -> None:
-    torch.set_float32_matmul_precision("high")
-    before = visible()
-    assert not fp32_precision.repair()
-    assert visible() == before
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device decides there")
-def test_repair_keeps_bf16_products_on_a_machine_without_cuda() -> None:
-    torch.set_float32_matmul_precision("medium")
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    assert fp32_precision.repair()
-    assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
 IN_A_NEW_PROCESS = """
@@ -219,10 +162,6 @@ torch.backends.cuda.matmul.fp32_precision = "tf32"  # old readers raise from her
 mixed = flags.snapshot()
 assert conv.fp32_precision == untouched
 flags.restore(before)
-torch.backends.cuda.matmul.fp32_precision = "tf32"
-assert fp32_precision.repair()
-torch.backends.fp32_precision = "ieee"
-assert conv.fp32_precision == follows, "repairing matmul touched convolutions"
 torch.set_float32_matmul_precision("medium")
 torch.backends.cudnn.allow_tf32 = False
 flags.restore(mixed)

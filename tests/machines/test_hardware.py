@@ -76,10 +76,9 @@ def test_a_stored_machine_survives_json(hardware: Load, tmp_path: Path, name: st
         ('{"accelerators": [{"kind": "cuda", "nam": "x"}]}', "accelerators.0.nam: unknown key"),
         ('{"accelerators": [{"kind": "cudda"}]}', "accelerators.0.kind: Input should be 'cuda'"),
         ('{"cpu": {"usable_cores": 0}}', "cpu.usable_cores: Input should be greater than 0"),
-        ("[1]", "a machine is a mapping"),
+        ("[1]", "a machine: Input should be"),
         ('{\n"cpu": {},\n}', "line 3: "),
         ("", "line 1: Expecting value"),
-        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_wrong_file_names_itself_and_the_mistake(tmp_path: Path, text: str, message: str) -> None:

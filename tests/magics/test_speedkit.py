@@ -127,15 +127,6 @@ def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):
     assert "num_threads: you changed it meanwhile" in shell.run("%speedkit restore")
 
 
-def test_repair_makes_the_tf32_settings_readable_again(shell):
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert "agree again" in shell.run("%speedkit repair")
-    assert torch.get_float32_matmul_precision() == "high"
-    torch.set_float32_matmul_precision("highest")
-    for operation in (("cuda", "matmul"), ("mkldnn", "matmul")):
-        torch._C._set_fp32_precision_setter(*operation, "none")
-
-
 @pytest.mark.smoke
 def test_help_lists_every_optimization(shell):
     from speedkit_jupyter.optimizations import CATALOG

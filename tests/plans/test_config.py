@@ -115,33 +115,7 @@ def test_a_file_that_is_not_utf8_is_refused_by_name(path: Path) -> None:
         SpeedConfig.from_yaml(path)
 
 
-def test_all_mistakes_of_a_file_come_at_once(path: Path) -> None:
-    text = "precision: bf16\nprecision: fp16\ntf32: hgih\nsdpq: math\ncompile: {mode: fast}\n"
-    found = problems(path, text)
-    assert sorted(one.split(": ")[1] for one in found) == [
-        "compile.mode",
-        "precision",
-        "sdpq",
-        "tf32",
-    ]
-    assert {one.split(",")[0] for one in found} == {"speed.yaml"}
-
-
 # --- YAML is safe ---
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "precision: !!python/object:builtins.object {}",
-        'precision: !!python/object/apply:os.getenv ["HOME"]',
-        "precision: !!python/name:os.system ''",
-        "!!python/object/new:dict [{}]",
-    ],
-)
-def test_python_tags_are_refused(path: Path, text: str) -> None:
-    (problem,) = problems(path, text)
-    assert problem.startswith("speed.yaml, line 1: YAML syntax: could not determine a constructor")
 
 
 # --- what may be written ---
@@ -266,18 +240,6 @@ def test_the_environment_wins_over_files_and_dicts(
         decision = plan(config)[name]
         assert decision.source == "env"
         assert variable in decision.reason
-
-
-def test_an_empty_variable_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPEEDKIT_PRECISION", "")
-    assert SpeedConfig(precision="fp16").precision == "fp16"
-
-
-def test_what_is_given_is_the_users_and_the_rest_is_auto() -> None:
-    config = SpeedConfig(precision="fp16")
-    assert config.request("precision").source == "user"
-    assert config.request("compile").source == "auto"
-    assert config.with_source("measured").request("precision").source == "measured"
 
 
 @pytest.mark.parametrize(

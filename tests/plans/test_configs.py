@@ -44,14 +44,6 @@ def test_each_names_options_of_the_catalog_by_their_own_names(name):
     assert set(values) <= {ALONE, *(entry.name for entry in CATALOG)}
 
 
-@pytest.mark.parametrize("name", PURPOSES)
-def test_each_value_has_its_reason_beside(name):
-    lines = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-    values = [line for line in lines if not line.startswith("#") and not line.endswith(":")]
-    assert values
-    assert [line for line in values if " # " not in line] == []
-
-
 def _line(name: str, value: object, words: str) -> str:
     shown = yaml.safe_dump(value).splitlines()[0]
     return f"{f'{name}: {shown}':<34}# {words}"
@@ -90,14 +82,6 @@ def test_auto_is_what_is_decided_without_a_config(hardware):
         assert one == other
 
 
-def test_exact_asks_for_nothing_that_rounds():
-    config = loaded("exact")
-    asked = [entry.name for entry in CATALOG if config.request(entry.name).explicit]
-    assert asked
-    assert {named(name).effect for name in asked} == {Effect.EXACT}
-    assert config.is_alone
-
-
 @pytest.mark.parametrize("machine", machines.names())
 def test_exact_turns_on_nothing_that_rounds_anywhere(hardware, machine):
     for decision in plan(loaded("exact"), hardware(machine), FACTS):
@@ -121,15 +105,6 @@ def test_where_it_is_meant_for_nothing_is_declined(hardware, name, machine):
         facts = replace(facts, optimizers=(), training=False)
     declined = [d.name for d in plan(loaded(name), hardware(machine), facts) if d.declined]
     assert declined == []
-
-
-@pytest.mark.parametrize("name", ["colab_t4", "kaggle_t4x2"])
-def test_on_a_t4_it_is_what_the_rules_choose_or_nearer(hardware, name):
-    rules, found = (plan(config, hardware("t4"), FACTS) for config in (SpeedConfig(), loaded(name)))
-    on = {decision.name for decision in rules if decision.active}
-    assert on <= {decision.name for decision in found if decision.active}
-    for option in ("precision", "grad_scaler", "tf32"):
-        assert found[option].value == rules[option].value
 
 
 def test_on_a_plain_cpu_training_max_says_what_it_can_not_have(hardware):

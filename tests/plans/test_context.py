@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
-import weakref
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from speedkit_jupyter import (
     SpeedKitError,
     apply_speedups,
     autocast_context,
-    restore_all,
 )
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import hidden, prepare
@@ -67,13 +64,6 @@ def test_the_inner_with_wins_and_the_outer_returns(model):
     assert torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_a_plan_applied_inside_a_with_outlives_it(model):
-    with apply_speedups(model, SpeedConfig(sdpa="math"))[1]:
-        _, inner = apply_speedups(model, SpeedConfig(threads=1))
-    assert inner.active
-    inner.restore()
-
-
 def test_a_plan_taken_back_inside_a_with_does_not_end_the_outermost(model):
     _, outermost = apply_speedups(model, SpeedConfig(sdpa="math"))
     with apply_speedups(model, SpeedConfig(threads=1))[1] as inner:
@@ -93,17 +83,6 @@ def test_cells_that_run_again_leave_no_older_plans_behind(model, times):
     assert all(one.restored for one in contexts)
 
 
-def test_flags_of_two_models_come_back_in_any_order():
-    before = flags.snapshot()
-    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    _, first = apply_speedups(one, SpeedConfig(threads=1))
-    _, second = apply_speedups(other, SpeedConfig(threads=3, sdpa="math"))
-    first.restore()
-    assert torch.get_num_threads() == 3
-    second.restore()
-    assert flags.diff(before, flags.snapshot()) == ()
-
-
 def test_changes_are_what_differs_from_before(model):
     _, context = apply_speedups(model, SpeedConfig(sdpa="math", channels_last=True))
     changed = {change.name: change for change in context.changes()}
@@ -111,14 +90,6 @@ def test_changes_are_what_differs_from_before(model):
     assert changed["model.channels_last"].after == "1 of 1 convolutions"
     context.restore()
     assert context.changes() == ()
-
-
-def test_a_flag_that_the_user_changed_meanwhile_is_kept_and_named(model, changing_flags):
-    _, context = apply_speedups(model, SpeedConfig(threads=1))
-    torch.set_num_threads(2)
-    context.restore()
-    assert torch.get_num_threads() == 2
-    assert context.kept == ("num_threads",)
 
 
 def test_restoring_twice_is_harmless_and_entering_afterwards_is_an_error(model):
@@ -137,21 +108,6 @@ def test_a_disabled_grad_scaler_passes_everything_through(model):
         assert context.grad_scaler.scale(loss) is loss
 
 
-@pytest.mark.parametrize(
-    "values", [{"precision": "bf16"}, {"precision": "fp16"}, {"channels_last": True, "threads": 1}]
-)
-def test_model_and_context_are_collected_together_and_flags_come_back(values):
-    before = flags.snapshot()
-    model = nn.Sequential(nn.Conv2d(2, 3, 3))
-    optimizer = torch.optim.AdamW(model.parameters())
-    context = apply_speedups(model, SpeedConfig(**values), optimizer=optimizer)[1]
-    gone = weakref.ref(model), weakref.ref(context)
-    del model, optimizer, context
-    gc.collect()
-    assert [one() for one in gone] == [None, None]
-    assert flags.diff(before, flags.snapshot()) == ()
-
-
 def test_an_earlier_plan_is_in_force_again_if_a_later_one_fails(model, monkeypatch):
     from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 
@@ -168,14 +124,6 @@ def test_an_earlier_plan_is_in_force_again_if_a_later_one_fails(model, monkeypat
     assert torch.backends.cuda.flash_sdp_enabled()
     monkeypatch.undo()
     first.restore()
-
-
-def test_restore_all_takes_back_every_plan():
-    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
-    contexts = [apply_speedups(one, SpeedConfig(sdpa="math"))[1] for one in models]
-    assert restore_all() >= 2
-    assert all(context.restored for context in contexts)
-    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_a_prepared_context_changes_nothing_until_it_is_in_force(model):

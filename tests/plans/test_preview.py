@@ -90,15 +90,3 @@ def test_a_wish_keeps_the_others_and_no_variable_overrides_it(monkeypatch):
     assert config.word("compile.enabled") == "false"
     assert config.changed("fused_optimizer.name", "AdamW").word("fused_optimizer.name") == "AdamW"
     assert config.changed("fused_optimizer.name", None).word("fused_optimizer.name") == ""
-
-
-def test_an_optimizer_that_is_gone_is_in_nobodys_way():
-    model = nn.Linear(4, 4)
-    optimizers = [torch.optim.AdamW(model.parameters()), torch.optim.SGD(model.parameters())]
-    config = SpeedConfig(fused_optimizer=True).alone()
-    _, context = apply_speedups(model, config, optimizer=optimizers)
-    del optimizers[0]
-    view = preview(model, config, optimizers)
-    assert [facts.name for facts in view.plan.facts.optimizers] == ["SGD"]
-    assert view.plan.facts.optimizers[0].fused == (None,)
-    context.restore()

@@ -18,7 +18,6 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags, fp32_precision
-from speedkit_jupyter.optimizations.properties.overrides import Property
 from speedkit_jupyter.plans.applying import applied_to
 
 ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
@@ -51,59 +50,6 @@ def test_no_sequence_of_plans_on_overlapping_models_leaves_a_bit(seed):
     import undo_sequences
 
     assert undo_sequences.play(seed)[0] == []
-
-
-class Number:
-    """Something with one property."""
-
-    def __init__(self) -> None:
-        self.value = 0
-
-
-class Value(Property):
-    """The simplest property."""
-
-    def found(self, thing, optimizers):
-        return thing.value
-
-    def put(self, thing, override, optimizers):
-        thing.value = override
-
-    def holds(self, thing, override):
-        return thing.value == override
-
-    def put_back(self, thing, original, override, optimizers):
-        if thing.value == override:
-            thing.value = original
-
-
-@given(moves=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)) | st.integers(0, 9)))
-def test_the_latest_wish_that_is_still_applied_is_in_force(moves):
-    numbers, values, blocks = [Number() for _ in range(3)], Value(), []
-    for move in moves:
-        if isinstance(move, tuple):
-            things = [number for index, number in enumerate(numbers) if move[1] >> index & 1]
-            block = values.overriding([(one, move[0]) for one in things])
-            block.__enter__()
-            blocks.append((block, things, move[0]))
-        elif blocks:
-            blocks.pop(move % len(blocks))[0].__exit__(None, None, None)
-        for number in numbers:
-            wishes = [wish for _, things, wish in blocks if number in things]
-            assert number.value == (wishes[-1] if wishes else 0)
-    for block, _, _ in blocks:
-        block.__exit__(None, None, None)
-    assert [number.value for number in numbers] == [0, 0, 0]
-
-
-def test_what_the_user_set_meanwhile_is_the_users():
-    number, values = Number(), Value()
-    with values.overriding([(number, 1)]):
-        number.value = 7
-        with values.overriding([(number, 2)]):
-            assert number.value == 2
-        assert number.value == 7
-    assert number.value == 7
 
 
 # --- what is new or replaced while a plan is in force ---
@@ -139,24 +85,6 @@ def test_weights_that_were_replaced_come_back_too(replace):
         replace(model)
         train(model, optimizer)
     assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
-
-
-def test_groups_that_were_added_or_loaded_come_back_to_what_they_would_be():
-    model, late = network(), nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    kept = copy.deepcopy(optimizer.state_dict())
-    outer = applied(model, optimizer, fused_optimizer=True)
-    optimizer.add_param_group({"params": [late.weight]})
-    optimizer.add_param_group({"params": [late.bias], "fused": False, "lr": 1.0})
-    inner = applied(nn.Sequential(model), optimizer, fused_optimizer=True)
-    outer.restore()
-    inner.restore()
-    assert [group["fused"] for group in optimizer.param_groups] == [None, None, False]
-    plain = torch.optim.AdamW(model.parameters())
-    with applied(model, plain, fused_optimizer=True):
-        plain.load_state_dict(kept)
-        assert plain.param_groups[0]["fused"] is True
-    assert plain.param_groups[0]["fused"] is None
 
 
 # --- optimizers that are made after apply ---
@@ -207,19 +135,6 @@ def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
         assert b"speedkit" not in saved(model)
     assert [sorted(part.__dict__) for part in twin.modules()] == keys
     assert [sorted(part.__dict__) for part in model.modules()] == keys
-
-
-def test_a_context_that_nobody_holds_is_found_on_its_model_with_all_that_it_knew():
-    model = network()
-    context = applied(model, threads=1)
-    known, plan = id(context.target), context.plan
-    del context
-    gc.collect()
-    again = applied_to(model)
-    assert again.model is model
-    assert (id(again.target), again.plan) == (known, plan)
-    assert applied_to(model) is again
-    again.restore()
 
 
 @pytest.mark.parametrize("compiled", [False, True])

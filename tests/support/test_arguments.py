@@ -16,18 +16,12 @@ BAD: dict[str, Any] = {
     "five": 5,
     "negative": -1,
     "nan": float("nan"),
-    "infinite": float("inf"),
     "huge": 10**400,
-    "hugest": 10**5000,
     "text": "x\x1b[1m\ny",
     "empty": "",
-    "bytes": b"x",
     "list": [],
-    "numbers": [1],
     "mixed": ["baseline", None],
-    "mapping": {"a": 1},
     "type": type(None),
-    "class": torch.nn.Module,
     "object": object(),
 }
 
@@ -41,21 +35,14 @@ CALLS: dict[str, tuple[Any, str]] = {
     "step": (lambda bad: sk.benchmark(bad), ""),
     "variants": (lambda bad: sk.benchmark(step, bad), ""),
     "budget_s": (lambda bad: sk.benchmark(step, "?", budget_s=bad), ""),
-    "throughput": (lambda bad: sk.benchmark(step, "?", throughput=bad), ""),
     "model": (lambda bad: sk.benchmark(step, "baseline", model=bad), "none"),
     "optimizer": (lambda bad: sk.benchmark(len, "baseline", optimizer=bad), ""),
     "tune step": (lambda bad: sk.tune(bad), ""),
     "tune budget_s": (lambda bad: sk.tune(step, budget_s=bad), "none five"),
-    "tune model": (lambda bad: sk.tune(step, model=bad), "none"),
-    "tune optimizer": (lambda bad: sk.tune(len, optimizer=bad), ""),
     "tune steps": (lambda bad: sk.tune(len, steps=bad), ""),
     "tune objective": (lambda bad: sk.tune(step, objective=bad), ""),
-    "tune fresh": (lambda bad: sk.tune(len, fresh=bad), ""),
-    "verify step": (lambda bad: sk.verify(bad), ""),
     "verify plan": (lambda bad: sk.verify(step, bad), ""),
     "verify steps": (lambda bad: sk.verify(len, steps=bad), ""),
-    "tuned model": (lambda bad: sk.tuned(bad), ""),
-    "tuned optimizer": (lambda bad: sk.tuned(MODEL, bad), "list"),
     "from_yaml path": (lambda bad: sk.SpeedConfig.from_yaml(bad), ""),
     "from_dict": (lambda bad: sk.SpeedConfig.from_dict(bad), ""),
     "from_json source": (lambda bad: sk.Hardware.from_json(bad), ""),
@@ -66,7 +53,6 @@ CALLS: dict[str, tuple[Any, str]] = {
     "apply config": (lambda bad: sk.apply_speedups(MODEL, bad), "none"),
     "apply optimizer": (lambda bad: sk.apply_speedups(MODEL, optimizer=bad), "none list empty"),
     "autocast context": (lambda bad: sk.autocast_context(bad), ""),
-    "sdp context": (lambda bad: sk.sdp_context(bad), ""),
     "code plan": (lambda bad: sk.code(bad), ""),
     "code form": (lambda bad: sk.code(sk.plan(), bad), ""),
 }
@@ -83,25 +69,6 @@ def test_an_argument_of_the_wrong_kind_is_named_in_one_line(argument):
             assert line.isprintable(), (kind, line)
             assert line, kind
             assert raised.traceback[-1].path.is_relative_to(sk.__path__[0]), (kind, line)
-
-
-@pytest.mark.parametrize("bad", [None, "x", 10**400, True, float("nan"), -1, type(None)])
-def test_a_budget_that_is_none_says_what_one_is(bad):
-    if bad is not None:
-        with pytest.raises(sk.StepError, match="budget_s: the budget must be a positive number"):
-            sk.benchmark(step, "baseline", budget_s=bad)
-
-
-def test_a_callable_without_a_signature_is_a_step_without_a_model():
-    with pytest.raises(sk.StepError, match="no model is used"):
-        sk.benchmark(min, "baseline")
-
-
-def test_a_capability_that_is_none_is_one_line():
-    machine = '{"accelerators": [{"kind": "cuda", "capability": []}]}'
-    with pytest.raises(sk.ConfigError, match="capability: two whole numbers") as raised:
-        sk.Hardware.from_json(machine)
-    assert "\n" not in str(raised.value)
 
 
 def test_the_name_of_an_accelerator_commands_no_terminal():

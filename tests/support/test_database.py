@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from speedkit_jupyter import SpeedKitError
 from speedkit_jupyter.support import database
 
 WRITER = """
@@ -52,15 +51,6 @@ def test_two_processes_may_write_at_once():
         assert [one.result["number"] for one in database.saved(name)] == list(range(20))
 
 
-@pytest.mark.slow
-def test_many_that_write_all_the_time_get_their_turns():
-    writers = [writer(name, 25) for name in ("a", "b", "c", "d")]
-    for one in writers:
-        one.communicate(timeout=120)
-        assert one.returncode == 0
-    assert len(database.saved()) == 100
-
-
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
 def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
     database.save("kept", {"variants": [], "number": 1})
@@ -76,10 +66,3 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
         numbers = [kept.result["number"] for kept in database.saved("killed")]
         assert numbers[: done + 1] == list(range(done + 1))
         database.forget("killed")
-
-
-def test_a_damaged_file_is_one_clear_line():
-    database.save("a", {})
-    (database.folder() / "speedkit.sqlite").write_bytes(b"no database" * 1000)
-    with pytest.raises(SpeedKitError, match="delete it or move it away"):
-        database.saved()

@@ -22,22 +22,6 @@ def check(error: ConfigError, file: Path) -> None:
     assert all(str(file) in line and "\n" not in line for line in error.problems)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["a: !!bool x", "a: !!int ''", "a: !!timestamp x", "a: !!float x", "a: !!binary é",
-     "? {a: b}\n: c", "? [a]\n: c", "a: !!set [x]", "a: !!omap x", "a: !!pairs x", "--- a\n--- b",
-     "%YAML 9.9\n---\na: b", "a: *nothing", "<<: 3", "<<: [3]", "a: 2026-99-99", "&a", "!", "\x07",
-     "a: &a\n  b: *a", "a: " + "[" * 60_000, "threads: " + "9" * 60_000],
-)  # fmt: skip
-def test_what_yaml_itself_stumbles_over_is_one_line(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "speed.yaml"
-    file.write_text(text, encoding="utf-8")
-    try:
-        assert SpeedConfig.from_yaml(file) == SpeedConfig()
-    except ConfigError as error:
-        check(error, file)
-
-
 PIECES = st.sampled_from(
     ["a", "precision", "compile", "threads", ": ", "\n", "  ", "- ", "&a ", "*a", "<<: ", "[",
      "]", "{", "}", ", ", "? ", "!!int ", "!!bool ", "!", "|\n", ">", "'", '"', "#", "%", "1",
@@ -134,19 +118,6 @@ def test_a_name_that_is_no_text_hides_no_other_row() -> None:
     assert [one.number for one in database.saved("kept")] == [3]
     with pytest.raises(SpeedKitError, match="can't be used"):
         database.save("\ud800", {})
-
-
-@pytest.mark.slow
-def test_a_store_that_another_program_holds_is_a_line(monkeypatch) -> None:
-    monkeypatch.setattr(database, "PATIENCE_S", 0.2)
-    two_rows()
-    other = sqlite3.connect(database.folder() / "speedkit.sqlite", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    try:
-        with pytest.raises(SpeedKitError, match=r"another program has held it for 0\.2 s"):
-            database.saved()
-    finally:
-        other.close()
 
 
 @pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "loop", "file"])

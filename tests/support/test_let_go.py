@@ -5,31 +5,22 @@ By reference counting alone: a notebook with large models can't wait for the gar
 
 from __future__ import annotations
 
-import builtins
 import gc
-import traceback
 import weakref
-from contextlib import suppress
-from itertools import count
 
 import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import (
-    Facts,
     SpeedConfig,
     apply_speedups,
     benchmark,
     code,
-    plan,
-    restore_all,
     tune,
     verify,
 )
 from speedkit_jupyter.plans.preview import preview
-from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.tuning.candidates import Candidate
 
 EVERYTHING = SpeedConfig.from_dict(
     {
@@ -85,12 +76,6 @@ def restored(work):
     context.restore()
 
 
-def applied_twice_and_all_restored(work):
-    for _ in range(2):
-        apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)
-    restore_all()
-
-
 def not_applied(work):
     with pytest.raises(TypeError):
         apply_speedups(work.model, EVERYTHING, optimizer=[work.optimizer, 3])
@@ -98,10 +83,6 @@ def not_applied(work):
 
 def previewed(work):
     return preview(work.model, EVERYTHING, [work.optimizer])
-
-
-def written_as_code(work):
-    return code(plan(facts=Facts.read(work.model, [work.optimizer])), "torch", [work.optimizer])
 
 
 def benchmarked(work):
@@ -117,19 +98,6 @@ def benchmarked_with_an_error_in_the_first_step(work):
     failed(benchmark, lambda: work.failing(), VARIANTS, budget_s=0.05)
 
 
-def benchmarked_with_an_error_later(work):
-    for steps in range(1, 8):  # while warming up it is the user's error, after it a row's
-        calls = count()
-
-        def step(calls=calls, steps=steps):
-            work.step()
-            if next(calls) >= steps:
-                raise_error()
-
-        with suppress(ValueError):
-            assert "the step's own" in repr(benchmark(step, "baseline", budget_s=0.2))
-
-
 def benchmarked_with_an_error_in_a_variant(work):
     found = benchmark(lambda: work.failing(only_in_bf16=True), VARIANTS, budget_s=0.05)
     assert found.records[1].failure == "ValueError: the step's own"
@@ -140,16 +108,8 @@ def tuned(work):
     return tune(work.step, budget_s=0.1, fresh=True)
 
 
-def tuned_with_an_error(work):
-    failed(tune, lambda: work.failing(), budget_s=0.1)
-
-
 def verified(work):
     return verify(work.step, "bf16", steps=2)
-
-
-def verified_with_an_error(work):
-    failed(verify, lambda: work.failing(), "bf16", steps=2)
 
 
 @pytest.fixture
@@ -167,19 +127,14 @@ def no_collector():
     "use",
     [
         restored,
-        applied_twice_and_all_restored,
         not_applied,
         previewed,
-        written_as_code,
         benchmarked,
         benchmarked_while_applied,
         benchmarked_with_an_error_in_the_first_step,
-        benchmarked_with_an_error_later,
         benchmarked_with_an_error_in_a_variant,
         tuned,
-        tuned_with_an_error,
         verified,
-        verified_with_an_error,
     ],
 )
 def test_a_model_is_freed_with_its_last_name(use):
@@ -225,42 +180,3 @@ def test_a_restored_plan_keeps_no_optimizer_and_knows_it_while_it_lives():
     del work.step, work.failing, work.optimizer
     assert optimizer() is None
     assert "torch.optim.Adam(" in code(context)
-
-
-@pytest.mark.slow
-def test_a_search_applies_only_to_models_that_are_there():
-    work = Work()
-    found = tune(work.step, budget_s=0.1, fresh=True)
-    found.winner = Candidate({"threads": 1})
-    (context,) = found.apply()
-    assert context.model is work.model
-    assert list(context.target.optimizers) == [work.optimizer]
-    context.restore()
-    del context, work
-    gc.collect()
-    with pytest.raises(SpeedKitError, match="is gone"):
-        found.apply()
-
-
-def test_errors_within_a_group_keep_none_of_our_frames_either():
-    group_of = getattr(builtins, "ExceptionGroup", None)
-    if group_of is None:
-        pytest.skip("Python 3.11 has groups of exceptions")
-    model = nn.Linear(2, 2)
-
-    def work():
-        model(torch.ones(1, 2))
-        benchmark(lambda: model(torch.ones(1, 3)), "baseline,bf16", model=model, budget_s=1)
-
-    def step():
-        try:
-            work()
-        except Exception as error:
-            raise group_of("of the step", [error]) from None
-
-    with pytest.raises(group_of) as caught:
-        benchmark(step, "baseline,bf16", model=model, budget_s=1)
-    entries = [*traceback.walk_tb(caught.value.exceptions[0].__traceback__)]
-    modules = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in entries}
-    assert entries
-    assert "speedkit_jupyter" not in modules

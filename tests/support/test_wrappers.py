@@ -9,13 +9,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code
-from speedkit_jupyter.magics.namespace import find_optimizers
-from speedkit_jupyter.measure.subject.discovery import holding
-from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.wrappers import unwrapped
 
 FUSED = SpeedConfig(fused_optimizer=True).alone()
@@ -77,16 +72,11 @@ class Plain:
         self.inside.zero_grad()
 
 
-def twice(optimizer):
-    return _Imitating(WithProperties(optimizer))
-
-
 WRAPPERS = {
     "properties": WithProperties,
     "imitating its class": _Imitating,
     "sharing groups": SharingGroups,
     "no optimizer": Plain,
-    "twice": twice,
 }
 
 
@@ -149,27 +139,6 @@ def test_the_optimizer_behind_is_switched_and_restored(model, wrap):
     assert vars(optimizer).keys() == own.keys()
 
 
-def test_a_wrapper_and_what_is_behind_it_count_once(model, wrap):
-    optimizer = torch.optim.Adam(model.parameters())
-    wrapper = wrap(optimizer)
-    assert holding([wrapper, optimizer], model) == [optimizer]
-    assert list(Target(model, [wrapper, optimizer]).optimizers) == [optimizer]
-    assert Target(model, [wrapper]).live_optimizers() == [optimizer]
-    names = {"outer": wrapper, "inner": optimizer, "model": model}
-    assert Session(names).optimizers_of(model) == [optimizer]
-    assert list(find_optimizers(names, None, model).values()) == [optimizer]
-    assert find_optimizers(names, ["outer"], model) == {"outer": optimizer}
-
-    def step():
-        model(torch.rand(4, 8)).sum().backward()
-        wrapper.step()
-        optimizer.zero_grad()
-
-    found = step_of(step)
-    assert found.optimizers == [optimizer]
-    assert found.bystanders == []
-
-
 @pytest.mark.sampled(3)
 def test_a_benchmark_switches_what_is_behind_and_puts_all_back(model, wrap):
     optimizer = torch.optim.Adam(model.parameters())
@@ -192,13 +161,6 @@ def test_a_benchmark_switches_what_is_behind_and_puts_all_back(model, wrap):
     for one, was in zip(now, tree_leaves(values), strict=True):
         assert torch.equal(one, was) if isinstance(one, torch.Tensor) else one == was
     assert {n: one for n, one in vars(wrapper).items() if not callable(one)} == attributes
-
-
-def test_code_makes_the_optimizer_and_not_its_wrapper(model, wrap):
-    wrapper = wrap(torch.optim.Adam(model.parameters(), lr=0.25))
-    _, context = apply_speedups(model, FUSED, optimizer=wrapper)
-    for form in ("torch", "accelerate", "fabric"):
-        assert "torch.optim.Adam(model.parameters(), lr=0.25, fused=True)" in code(context, form)
 
 
 def test_a_scheduler_is_no_wrapper_of_its_optimizer(model):
@@ -246,9 +208,3 @@ def test_what_has_tensors_of_its_own_is_no_wrapper(model):
     wrapper = Forwarding(model)
     wrapper.scale = nn.Parameter(torch.ones(1))
     assert unwrapped(wrapper) is wrapper
-
-
-def test_a_model_compiled_behind_a_wrapper_is_not_compiled_again(model):
-    assert Facts.read(nn.DataParallel(torch.compile(model))).compiled == "wrapper"
-    model.compile(backend="eager")
-    assert Facts.read(Forwarding(model)).compiled == "in place"

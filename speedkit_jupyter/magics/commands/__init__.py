@@ -32,7 +32,6 @@ COMMANDS: dict[str, Command] = {
         kept.history,
         kept.config,
         free,
-        help.repair,
         help.verbosity,
     )
 }

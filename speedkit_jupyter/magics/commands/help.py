@@ -1,4 +1,4 @@
-"""%speedkit help, verbosity, repair. Help is made of the parsers, so that it lists every option."""
+"""%speedkit help, verbosity. Help is made of the parsers, so that it lists every option."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from IPython.display import display
 
-from speedkit_jupyter.machines import flags
 from speedkit_jupyter.magics.line import Command, Names, Option, command
 from speedkit_jupyter.magics.options import speedbench_parser
 from speedkit_jupyter.report.document import Document
@@ -73,11 +72,3 @@ def verbosity(names: Names, session: Session, arguments: Namespace) -> None:
         messages.choose(arguments.level)
     level = messages.verbosity()
     display(Document(f"Verbosity {level}: {LEVELS[level]}"))
-
-
-@command("make torch's two TF32 APIs agree again after they were mixed")
-def repair(names: Names, session: Session, arguments: Namespace) -> None:
-    """Make the TF32 settings in force agree."""
-    mixed = flags.repair()
-    text = "The two agree again; TF32 stays on where it was on" if mixed else "Nothing to repair"
-    display(Document(f"torch's TF32 settings: {text}"))
