@@ -82,21 +82,15 @@ def _headline(comparison: Comparison) -> str:
 
 def _nothing(comparison: Comparison) -> str:
     """What may be fast and was not checked is not recommended: the reason says what to do."""
-    if not comparison.baseline.times_s:
-        return "There was no time for a round, so nothing is known"
-    nothing = f"Nothing is proven faster than {comparison.baseline.name}"
-    unknown, others = (
-        [record for record in comparison.records if comparison.verdict(record) == verdict]
-        for verdict in ("not checked", "other model")
-    )
-    names = " and ".join(record.name for record in unknown or others)
-    if unknown:
-        accuracy = unknown[0].accuracy
-        return f"{nothing} and right; {names}: not checked: {accuracy.reason if accuracy else ''}"
-    if others:
-        changed = "are faster and change" if len(others) > 1 else "is faster and changes"
-        return f"{nothing} with the same results; {names} {changed} the results"
-    return nothing
+    text = f"Nothing is proven faster than {comparison.baseline.name}"
+    verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
+    for record in comparison.records:
+        if verdicts[record.name] == "not checked":
+            why = record.accuracy.reason if record.accuracy else ""
+            return f"{text} and right; {record.name}: not checked: {why}"
+    if others := [name for name, verdict in verdicts.items() if verdict == "other model"]:
+        text += f" with the same results; faster with others: {', '.join(others)}"
+    return text
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
@@ -274,22 +268,21 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
 
 def _given_up(record: Record) -> str:
     """What another model computes otherwise, and what decides about it."""
-    accuracy, score = record.accuracy, record.score
-    decides = f"its loss decides, not its speed: `%speedkit verify --plan {record.name}`"
-    off: dict[str, float | None] = {}
-    told = CHANGES
+    accuracy, told = record.accuracy, CHANGES
     if accuracy is not None and accuracy.verdict != "other model":
         told = f"{accuracy.verdict}: {accuracy.reason}"
     elif accuracy is not None:
-        off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
-        if accuracy.gradient_cosine is not None:
-            off["gradients"] = accuracy.gradient_error
-        else:  # it does not train
-            decides = "what it is for decides, not its speed: `--accuracy` takes a function of "
-            decides += "yours that tells"
-    known = [f"{name} by {error:.2g}" for name, error in off.items() if error is not None]
-    told += f": {', '.join(known)}" if known else ""
-    return f"{told}; {decides if score is None else judged(score)}"
+        errors = {
+            "output off": accuracy.output_error,
+            "loss": accuracy.loss_error,
+            "gradients": accuracy.gradient_error,
+        }
+        known = [f"{name} by {error:.2g}" for name, error in errors.items() if error is not None]
+        told += f": {', '.join(known)}" if known else ""
+    if record.score is not None:
+        return f"{told}; {judged(record.score)}"
+    verify = f"`%speedkit verify --plan {record.name}`, or `--accuracy`"
+    return f"{told}; its loss or your accuracy decides, not its speed: {verify}"
 
 
 def _errors(accuracy: Accuracy | None) -> list[str]:

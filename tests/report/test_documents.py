@@ -55,7 +55,7 @@ def test_the_headline_names_the_fastest_that_is_proven():
     comparison = Comparison((record("baseline", 1), record("auto", 0.8)), {}, 10)
     report = comparison_report(comparison)
     assert report.headline.startswith("auto is 1.25× as fast as baseline")
-    assert report.to_dict()["variants"][1]["verdict"] == "faster"
+    assert report.data["variants"][1]["verdict"] == "faster"
 
 
 def test_several_ratios_come_with_a_plot_in_html_only():
