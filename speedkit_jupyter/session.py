@@ -61,11 +61,6 @@ class Found:
         """The magic that puts it into force."""
         return f"`%speedkit apply {self.words}".rstrip() + "`"
 
-    def is_in_force(self, model: torch.nn.Module) -> bool:
-        """Whether the plan in force on the model is this one."""
-        context = applied_to(model)
-        return context is not None and context.config.to_dict() == self.config.to_dict()
-
 
 class Session:
     """`names` is the notebook's namespace, if there is one; `contexts` are by model name.

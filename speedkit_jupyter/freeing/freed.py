@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
-from speedkit_jupyter.freeing.reach import Reach, is_large, reached, size, without
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.results.presentable import Shown
 
 # Names that hold less than this are not listed, and no more than this number of names.
 LEAST_BYTES, MOST_NAMES = 1 << 20, 8
+# More objects are not looked at, and smaller arrays do not matter.
+MOST, LARGE_BYTES = 2_000_000, 1 << 16
 # Where Python keeps the last error.
 LAST = ("last_traceback", "last_value", "last_exc", "last_type")
 
@@ -46,7 +50,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Own:
-    """A name of the user's, the bytes behind it, and by which way it holds most of them."""
+    """A name of the user's, the bytes behind it, the largest piece of them, and how many of its
+    tensors have a graph.
+    """
 
     name: str
     bytes: int
@@ -89,8 +95,8 @@ def free(holders: Iterable[Holder], names: Mapping[str, Any], apart: Sequence[An
 
     `apart` is what leads everywhere: the notebook's namespace and its shell.
     """
-    reaches = {name: reached([value], apart) for name, value in names.items()}
-    users = [value for reach in reaches.values() for value in reach.values()]
+    reach = {name: reached([value], apart) for name, value in names.items()}
+    users = [value for values in reach.values() for value in values]
     process_bytes, on_devices = _resident_bytes(), _allocated_bytes()
     loose_bytes = _living_bytes()
     gc.collect()
@@ -101,7 +107,7 @@ def free(holders: Iterable[Holder], names: Mapping[str, Any], apart: Sequence[An
         word = "circles of objects that nothing refers to"
         held.append(Held(word, loose_bytes, 0, "found by gc.collect()"))
     _give_back()
-    kept = sorted(_own(reaches), key=lambda one: -one.bytes)[:MOST_NAMES]
+    kept = sorted(_own(reach), key=lambda one: -one.bytes)[:MOST_NAMES]
     after = _allocated_bytes()
     return Freed(
         held,
@@ -113,12 +119,11 @@ def free(holders: Iterable[Holder], names: Mapping[str, Any], apart: Sequence[An
 
 def _let_go(holder: Holder, users: Sequence[Any], apart: Sequence[Any]) -> Held | None:
     """Make it hold nothing; return what it held of its own, if anything."""
-    reach = reached(holder.roots(), apart)
-    values = without(reach.values(), users)
+    values = _without(reached(holder.roots(), apart), users)
     if not values:
         return None
-    held = Held(holder.name, size(values), len(values), _largest(values, reach), holder.loses)
-    del reach, values
+    held = Held(holder.name, size(values), len(values), _largest(values), holder.loses)
+    del values
     holder.let_go()
     return held
 
@@ -127,23 +132,21 @@ def _living_bytes() -> int:
     return size(value for value in gc.get_objects() if is_large(value))
 
 
-def _own(reaches: Mapping[str, Reach]) -> Iterator[Own]:
-    for name, reach in reaches.items():
-        values = reach.values()
+def _own(reach: Mapping[str, list[Any]]) -> Iterator[Own]:
+    for name, values in reach.items():
         total = size(values)
         graphs = sum(getattr(value, "grad_fn", None) is not None for value in values)
         if values and (total >= LEAST_BYTES or graphs):
-            yield Own(name, total, _largest(values, reach), graphs)
+            yield Own(name, total, _largest(values), graphs)
 
 
-def _largest(values: Sequence[Any], reach: Reach) -> str:
-    """Describe the largest: `1024×512 float32 in .weight`."""
+def _largest(values: Sequence[Any]) -> str:
+    """Describe the largest: `1024×512 float32 on cuda:0`."""
     value = max(values, key=lambda one: size([one]))
     shape = "×".join(map(str, getattr(value, "shape", ()))) or "scalar"
+    device = str(getattr(value, "device", "cpu"))
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    device, way = getattr(value, "device", None), reach.way(value)
-    place = f" on {device}" if device is not None and str(device) != "cpu" else ""
-    return f"{shape} {dtype}{place}{way if way[:1] in ('', ' ') else f' in {way}'}"
+    return f"{shape} {dtype}" + (f" on {device}" if device != "cpu" else "")
 
 
 def _resident_bytes() -> int:
@@ -187,3 +190,65 @@ def of_process() -> Iterator[Holder]:
             lambda manager=manager: helpers.Gcf.destroy(manager),  # type: ignore[misc]
             "drawing into it with plt",
         )
+
+
+def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
+    """Return the tensors and large arrays that the roots keep alive; not what only modules, or the
+    objects `apart`, lead to.
+    """
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    seen, found = set(map(id, itertools.chain(apart, map(vars, modules)))), list[Any]()
+    waiting: deque[Any] = deque([list(roots)])
+    while waiting and len(seen) < MOST:
+        for part in gc.get_referents(waiting.popleft()):
+            if id(part) in seen or isinstance(part, ModuleType | type):
+                continue
+            seen.add(id(part))
+            if is_large(part):
+                found.append(part)
+            if gc.is_tracked(part) or is_large(part):
+                waiting.append(part)
+    return found
+
+
+def is_large(value: Any) -> bool:
+    """Return whether it is a tensor, or an array of more than a little memory."""
+    torch = sys.modules.get("torch")
+    if torch is not None and issubclass(type(value), torch.Tensor):
+        return True
+    return _is_array(value) and value.nbytes >= LARGE_BYTES
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and issubclass(type(value), numpy.ndarray)
+
+
+def size(values: Iterable[Any]) -> int:
+    """Return the bytes behind tensors and arrays; views of one piece of memory count once."""
+    pieces: dict[object, int] = {}
+    for value in values:
+        place, number = _piece(value)
+        pieces[place] = max(number, pieces.get(place, 0))
+    return sum(pieces.values())
+
+
+def _without(values: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """Return those that share no piece of memory with the others."""
+    pieces = {_piece(value)[0] for value in others}
+    return [value for value in values if _piece(value)[0] not in pieces]
+
+
+def _piece(value: Any) -> tuple[object, int]:
+    """Return the piece of memory that a tensor or array lies in, and its bytes."""
+    if hasattr(value, "fake_mode"):
+        return id(value), 0  # without memory; it warns where it is asked for some
+    try:
+        storage = value.untyped_storage()
+        return (str(value.device), storage.data_ptr() or id(value)), int(storage.nbytes())
+    except Exception:  # an array, or a tensor without memory of its own (sparse, meta, wrapped)
+        while _is_array(getattr(value, "base", None)):
+            value = value.base
+        if _is_array(value):
+            return ("cpu", value.__array_interface__["data"][0]), int(value.nbytes)
+        return id(value), int(getattr(value, "nbytes", 0))

@@ -47,11 +47,6 @@ def step(about: str) -> Option:
     return Option("--step", "NAME", about, namespace.functions)
 
 
-def result(about: str = "the variable that the result gets") -> Option:
-    """Return `-v NAME`."""
-    return Option("-v", "NAME", about)
-
-
 def saved(names: Mapping[str, Any]) -> list[str]:
     """Return the names of saved benchmarks; a store that can't be used has none."""
     with suppress(SpeedKitError):
@@ -74,90 +69,45 @@ def configs(names: Mapping[str, Any]) -> list[str]:
     return sorted(str(p) for pattern in ("*.y*ml", "*/*.y*ml") for p in Path().glob(pattern))
 
 
-MODEL = Option(
-    "model", "MODEL", "the model: `net`, `trainer.model`, `models['lm']`; without it the only one",
-    namespace.models_to_name, nargs="?",
-)  # fmt: skip
-OPTIMIZER = listed(
-    "--optimizer",
-    "its optimizers, with commas; without it those that hold the model's parameters",
-    namespace.optimizers,
-)
+models = namespace.models_to_name
+MODEL = Option("model", "MODEL", "`net`, `trainer.model`, `models['lm']`", models, nargs="?")
+OPTIMIZER = listed("--optimizer", "without it those of the model", namespace.optimizers)
 LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", namespace.loaders)
-RESULT = result()
+RESULT = Option("-v", "NAME", "the variable that the result gets")
+_amount = number(float, "a number from 0 on", 0)
+_loops = number(int, "a number of loops: give 1 or more, or 0 to choose it", 0)
+_digits = number(int, "a number of digits: give 0 to 15", 0, 15)
+_factor = number(float, "a factor of 1 or more, as in 1.2", 1)
 ACCURACY = (
-    Option(
-        "--accuracy", "FUNCTION",
-        "a function or expression that gives a number: it decides about changed results",
-        namespace.functions,
-    ),
-    Option(
-        "--allowed", "NUMBER",
-        "how much worse it may be, in its own units (a hundredth of what it is)",
-        type=number(float, "a number from 0 on", 0),
-    ),
-    Option(
-        "--better", None, "which way is better (by its name: lower for a loss or an error)",
-        choices=("higher", "lower"),
-    ),
-)  # fmt: skip
-
-_LOOPS = number(int, "a number of loops: give 1 or more, or 0 to choose it", 0)
-_DIGITS = number(int, "a number of digits: give 0 to 15", 0, 15)
-_FACTOR = number(float, "a factor of 1 or more, as in 1.2", 1)
+    Option("--accuracy", "FUNCTION", "what decides about changed results", namespace.functions),
+    Option("--allowed", "NUMBER", "how much worse it may be (a hundredth)", type=_amount),
+    Option("--better", None, "by its name: lower for a loss", choices=("higher", "lower")),
+)
 # Those of `%%timeit`, of a comparison and of a search.
 SPEEDBENCH = (
-    Option(
-        "--compare", "NAMES",
-        "plans: baseline, current, auto, words as bf16+compile, YAML files, saved names",
-        plans,
-    ),
+    Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files, saved", plans),
     budget("for all but compiling (10, for a search 20, or more where a step is long)"),
-    listed(
-        "--model", "the models that get the plans; without it those that the cell uses",
-        namespace.models_to_name,
-    ),
-    listed(
-        "--optimizer", "their optimizers; without it those that the cell uses",
-        namespace.optimizers,
-    ),
+    listed("--model", "what gets the plans; without it what the cell uses", models),
+    listed("--optimizer", "theirs; without it those that the cell uses", namespace.optimizers),
     listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
     *ACCURACY,
     Option("--save", "NAME", "keep the result for %speedkit history and --compare"),
-    switch(
-        "--profile", "where the time goes: data, forward, backward, optimizer, waiting lines"
-    ),
+    switch("--profile", "where the time goes: data, forward, backward, optimizer, lines"),
     switch("--tune", "search the fastest safe plan for this cell"),
     switch("--apply", "with --tune: put what was found into force"),
     switch("--fresh", "with --tune: search although a plan is known"),
     switch("--throughput", "await the device only after blocks of steps"),
     switch("-q", "show nothing"),
     switch("-o", "return the result"),
-    Option(
-        "--objective", None, "with --tune: what to make less of (time)",
-        choices=("time", "memory"),
-    ),
-    Option(
-        "--within", "TIMES",
-        "with --objective memory: how many times slower it may get (1.2)", type=_FACTOR,
-    ),
-    Option(
-        "--steps", "NUMBER",
-        "with --tune: the least total time for so many steps, compiling included",
-        type=whole_number,
-    ),
-    listed(
-        "--keep",
-        "with --tune: the optimizations that stay as they are (precision,tf32: full float32)",
-        catalog,
-    ),
-    Option(
-        "-n", "LOOPS", "timing: loops in a run; 0 or none: until it takes 0.2 s", type=_LOOPS
-    ),
+    Option("--objective", None, "with --tune: make this less (time)", choices=("time", "memory")),
+    Option("--within", "TIMES", "for memory: how many times slower it may get", type=_factor),
+    Option("--steps", "NUMBER", "with --tune: the least time for so many", type=whole_number),
+    listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
+    Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
-    Option("-p", "DIGITS", "timing: digits to show (3)", type=_DIGITS),
+    Option("-p", "DIGITS", "timing: digits to show (3)", type=_digits),
     RESULT,
-)  # fmt: skip
+)
 
 
 def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | None:

@@ -164,9 +164,7 @@ class Recomputed(Call):
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        from speedkit_jupyter.support.torch_private import tree_leaves
-
-        leaves = tree_leaves((args, kwargs))
+        leaves = torch_private.tree_leaves((args, kwargs))
         if not self._keeps_something() or self._is_passed_an_object(leaves):
             return self.below(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

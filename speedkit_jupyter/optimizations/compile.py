@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
@@ -22,7 +21,6 @@ from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
 from speedkit_jupyter.support import torch_private
-from speedkit_jupyter.support.exceptions import did_you_mean
 
 if TYPE_CHECKING:
     import torch
@@ -33,10 +31,9 @@ SWITCHES = {
     "compiler.cache_key_tag": ("torch.compiler.config", "another"),
 }
 INDUCTOR = "inductor"
-# torch's own that are there wherever torch is, and need nothing.
-OWN = (INDUCTOR, "eager", "aot_eager", "cudagraphs")
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
+Backend = Literal["inductor", "eager", "aot_eager", "cudagraphs"]
 Scope = Literal["auto", "model", "blocks"]
 Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
@@ -47,36 +44,12 @@ NO_BLOCKS = (
 )
 
 
-def registered(name: str) -> str:
-    """Return a backend's name as it was registered, however it is written.
-
-    Raises ValueError, with the nearest, for one that is not registered yet: no plan imports a
-    package. Loads Dynamo (seconds) for all but torch's most usual ones.
-    """
-    if name in OWN:
-        return name
-    import torch
-
-    packages = entry_points(group="torch_dynamo_backends")
-    absent = {entry.name for entry in packages if entry.module not in sys.modules}
-    known = [one for one in torch.compiler.list_backends(()) if one not in absent]
-    spelled = {one.lower(): one for one in (*OWN, *known)} | {one: one for one in known}
-    if found := spelled.get(name, spelled.get(name.lower())):
-        return found
-    raise ValueError(
-        f"{name!r} is no registered backend; there are {', '.join(dict.fromkeys([*OWN, *known]))}; "
-        "one of another package is there once you have imported that, which changes torch for the "
-        f"whole process and can't be undone.{did_you_mean(name, known)}"
-    )
-
-
 class Compile(Optimization):
     """Compiles at the first forward pass; if that fails the model runs on as before."""
 
     name = "compile"
     effect = Effect.ROUNDING
     costly = True
-    free = "BACKEND"
     summary = "torch.compile in place"
     helps = "steps with many small operations, the same shapes, and many calls"
     risk = (
@@ -101,10 +74,7 @@ class Compile(Optimization):
         )
         fullgraph: bool = Field(False, strict=True, description="true, false")
         dynamic: Switch = Field("auto", description="auto, true, false")
-        backend: Annotated[str, AfterValidator(registered)] = Field(
-            INDUCTOR,
-            description="inductor, eager, aot_eager, cudagraphs, or another that is registered",
-        )
+        backend: Backend = Field("inductor", description="inductor, eager, aot_eager, cudagraphs")
 
     default = Options()
 

@@ -19,13 +19,17 @@ from pydantic import Field
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.optimizations.base.optimization import Optimization, lacks, no_triton
+from speedkit_jupyter.optimizations.base.optimization import (
+    Optimization,
+    imported,
+    lacks,
+    no_triton,
+)
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -98,8 +102,8 @@ class FusedKernels(Optimization):
         Raises SpeedKitError where Liger can't be imported.
         """
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
-        patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else []
-        with SWAPPED.overriding(patches):
+        patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else {}
+        with SWAPPED.overriding(patches.items()):
             patches.clear()  # which hold the model
             yield
 
@@ -132,22 +136,16 @@ class FusedKernels(Optimization):
 
 def patched_by_liger(
     model: torch.nn.Module, kinds: list[str]
-) -> list[tuple[torch.nn.Module, dict[Slot, StandIn]]]:
+) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
     """Return what Liger's patch of this instance puts on which module; nothing of it stays.
 
     Raises SpeedKitError where Liger can't be imported.
     """
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", "") not in TYPES:
-        return []
-    try:
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-    except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise SpeedKitError(
-            f"{LIBRARY} can't be imported: {type(error).__name__}: {first}"
-        ) from None
-    patch = MODEL_TYPE_TO_APPLY_LIGER_FN[config.model_type]
+        return {}
+    patches = imported("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    patch = patches[config.model_type]
     named = {n for n, p in inspect.signature(patch).parameters.items() if type(p.default) is bool}
     wanted = {argument for kind in kinds for argument in ARGUMENTS[kind]}
     namespaces = [vars(sys.modules[kind.__module__]) for kind in type(model).__mro__[:-2]]
@@ -159,12 +157,12 @@ def patched_by_liger(
     finally:
         for holder, entries in before:
             _put_back(holder, entries)
-    patches = [
-        (module, {("", name): StandIn(getattr(value, "__func__", value), "liger")
-                  for name, value in now.items() if name not in own or own[name] is not value})
-        for module, (_, own), now in zip(modules, before[len(namespaces):], after, strict=True)
-    ]  # fmt: skip
-    return [(module, found) for module, found in patches if found]
+    found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+    for module, (_, own), now in zip(modules, before[len(namespaces) :], after, strict=True):
+        new = {name: v for name, v in now.items() if name not in own or own[name] is not v}
+        put = {("", n): StandIn(getattr(v, "__func__", v), "liger") for n, v in new.items()}
+        found |= {module: put} if put else {}
+    return found
 
 
 def _put_back(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:

@@ -84,6 +84,8 @@ def _headline(comparison: Comparison) -> str:
 
 def _nothing(comparison: Comparison) -> str:
     """What may be fast and was not checked is not recommended: the reason says what to do."""
+    if not comparison.baseline.times_s:
+        return "There was no time for a round, so nothing is known"
     nothing = f"Nothing is proven faster than {comparison.baseline.name}"
     unknown, others = (
         [record for record in comparison.records if comparison.verdict(record) == verdict]
@@ -173,7 +175,7 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         value = record.quantities.get(quantity.name)
         cells[quantity.title] = "" if value is None else with_unit(value, quantity.unit)
     if score:
-        cells[score] = shown(record.score, after.value) if record.score and after else ""
+        cells[score] = shown(after.value) if record.score and after else ""
     cells["accuracy"] = _accuracy(record)
     if not _is_timed(comparison, record):
         cells = dict.fromkeys(cells, "")

@@ -15,7 +15,7 @@ from speedkit_jupyter.report.elements import Section
 class Document:
     """A headline with its content: sections, or bodies without a title. Empty ones are left out.
 
-    `data` is the same as plain values, for JSON. A brief document shows summaries of what is
+    `data` is a result's plain values, for a page. A brief document shows summaries of what is
     folded.
     """
 
@@ -63,9 +63,4 @@ class Document:
         return self.to_text()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        bundle: dict[str, Any] = {"text/plain": self.to_text(), "text/html": self.to_html()}
-        # Only where asked for: JupyterLab would show JSON in place of the HTML.
-        if include and "application/json" in include:
-            bundle["application/json"] = json.loads(self.to_json())
-        wanted = (set(include) if include else set(bundle)) - set(exclude or ())
-        return {kind: value for kind, value in bundle.items() if kind in wanted}
+        return {"text/plain": self.to_text(), "text/html": self.to_html()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from speedkit_jupyter.measure.results.statistics import Ratio, ratio_between_runs, spread
+from speedkit_jupyter.measure.results.statistics import spread
 from speedkit_jupyter.report.comparison_report import CHANGES
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Row, Table, Tone
+from speedkit_jupyter.report.elements import BLANK, Table
 from speedkit_jupyter.report.units import between, day, ratio, seconds
 from speedkit_jupyter.support.database import Learned, Saved
 from speedkit_jupyter.support.words import count
@@ -18,7 +17,6 @@ from speedkit_jupyter.support.words import count
 TOLD = {
     "accepted": "accepted", "other model": CHANGES, "wrong": "wrong", "not checked": "not checked"
 }  # fmt: skip
-EARLIER = "of an earlier version of SpeedKit"
 
 
 def history_list(results: Sequence[Saved]) -> Document:
@@ -36,65 +34,26 @@ def history_list(results: Sequence[Saved]) -> Document:
         )
         rows.append((name, str(len(entries)), day(entries[-1].saved_at), variants))
     table = Table(("name", "results", "newest", "what it found"), rows, ("results",))
-    note = "`%speedkit history NAME` compares the newest with those before it."
-    data = {"names": {name: len(entries) for name, entries in names.items()}}
-    return Document(count(len(names), "saved name"), [table, note], data)
+    note = "`%speedkit history NAME` shows all of one name."
+    return Document(count(len(names), "saved name"), [table, note])
 
 
 def history_report(results: Sequence[Saved]) -> Document:
-    """Return every result of one name, newest first, each variant against the newest result."""
-    newest = results[-1]
+    """Return every result of one name, newest first."""
     rows = [
-        _row(entry, newest, variant, first=number == 0)
+        (
+            f"{day(entry.saved_at)}{' (earlier version)' if entry.is_earlier else ''}",
+            variant["name"],
+            _median(variant) or BLANK,
+            _speedup(variant) or BLANK,
+            _where(entry),
+        )
         for entry in reversed(results)
-        for number, variant in enumerate(entry.result["variants"])
+        for variant in entry.result["variants"]
     ]
-    columns = ("saved", "variant", "median", "speed-up", "the newest against it")
-    lines = [
-        f"{day(entry.saved_at)}: {', torch '.join(map(str, _where(entry)))}"
-        for entry in reversed(results)
-        if entry is newest or _where(entry) != _where(newest)
-    ]
-    content = [Table(columns, rows, columns[2:4]), "\n".join(dict.fromkeys(lines))]
-    data = [{"saved_at": entry.saved_at.isoformat(), **entry.result} for entry in results]
-    return Document(f"{newest.name}: {count(len(results), 'result')}", content, {"results": data})
-
-
-def _row(entry: Saved, newest: Saved, variant: Mapping[str, Any], first: bool) -> Row:
-    when = f"{day(entry.saved_at)}{' (earlier version)' if entry.is_earlier else ''}"
-    against, tone = _against(entry, newest, variant)
-    speedup, median = _speedup(variant) or BLANK, _median(variant) or BLANK
-    return Row((when if first else "", variant["name"], median, speedup, against), tone)
-
-
-def _against(entry: Saved, newest: Saved, variant: Mapping[str, Any]) -> tuple[str, Tone]:
-    """How the newest compares with this one."""
-    times, now = variant["times_s"], _found(newest, variant["name"])
-    if entry is newest:
-        return "this is the newest", "plain"
-    if entry.is_earlier != newest.is_earlier:
-        return f"{EARLIER}, so not compared", "plain"
-    if now is None or not now["times_s"] or not times:
-        return "", "plain"
-    factor = ratio_between_runs(times, now["times_s"], len(entry.result["variants"]))
-    if _where(entry) != _where(newest):
-        return f"{_compared(factor)} (not the same machine or torch)", "plain"
-    return _compared(factor), "bad" if factor.low > 1 else "good" if factor.high < 1 else "plain"
-
-
-def _compared(factor: Ratio) -> str:
-    """`slower: 1.08× [1.05, 1.11]`; the ratio is above 1 in both directions."""
-    low, median, high = factor.low, factor.median, factor.high
-    if math.isinf(high):
-        return "too few rounds to tell"
-    verdict = "slower" if low > 1 else "not told apart"
-    if high < 1:
-        verdict, low, median, high = "faster", 1 / high, 1 / median, 1 / low
-    return f"{verdict}: {ratio(median)} [{low:.2f}, {high:.2f}]"
-
-
-def _found(entry: Saved, name: str) -> Mapping[str, Any] | None:
-    return next((row for row in entry.result["variants"] if row["name"] == name), None)
+    columns = ("saved", "variant", "median", "speed-up", "where")
+    table = Table(columns, rows, columns[2:4], wraps=columns[1:2])
+    return Document(f"{results[-1].name}: {count(len(results), 'result')}", [table])
 
 
 def _median(row: Mapping[str, Any]) -> str:
@@ -114,9 +73,9 @@ def _speedup(row: Mapping[str, Any]) -> str:
     )
 
 
-def _where(entry: Saved) -> tuple[Any, Any]:
+def _where(entry: Saved) -> str:
     environment = entry.result.get("environment", {})  # another version has kept none
-    return environment.get("device"), environment.get("torch")
+    return f"{environment.get('device')}, torch {environment.get('torch')}"
 
 
 def tuned_list(plans: Sequence[Learned]) -> Document:
@@ -128,11 +87,7 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
     if any(entry.is_earlier for entry in plans):
         note += " What an earlier version found is not used."
     table = Table(columns, [_learned(one) for one in reversed(plans)], columns[:1], columns[1:5])
-    data = [
-        {"number": entry.number, "learned_at": entry.learned_at.isoformat(), **entry.plan}
-        for entry in plans
-    ]
-    return Document(count(len(plans), "learned plan"), [table, note], {"plans": data})
+    return Document(count(len(plans), "learned plan"), [table, note])
 
 
 def _learned(entry: Learned) -> tuple[str, ...]:

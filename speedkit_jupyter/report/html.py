@@ -88,25 +88,15 @@ CODE = (
 # A line must not break inside an option.
 OPTION = re.compile(r"--\w+( \d+)?")
 PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-body {{ font-family: system-ui, sans-serif; margin: 2em auto; max-width: 64em; padding: 0 1em; }}
-pre {{ white-space: pre-wrap; }}
-</style>
-</head>
-<body>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>{title}</title>
+<body style="font-family:system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em">
 {report}
-{repeat}
+<pre style="white-space:pre-wrap">{command}</pre>
 <script type="application/json" id="data">
 {data}
 </script>
-</body>
-</html>
+</body></html>
 """
 
 
@@ -119,10 +109,9 @@ def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
 
 def page(headline: str, report: str, data: str, command: str) -> str:
     """Return the page; the plain values lie in it as JSON under `data`."""
-    repeat = f"<h4>To repeat it</h4>\n<pre>{escape(command)}</pre>" if command else ""
     # "<" could end a script element; in JSON strings it may be written like this.
     safe = data.replace("<", "\\u003c")
-    return PAGE.format(title=escape(headline), report=report, repeat=repeat, data=safe)
+    return PAGE.format(title=escape(headline), report=report, command=escape(command), data=safe)
 
 
 def _section(section: Section, is_brief: bool) -> str:
@@ -149,14 +138,19 @@ def _body(body: object, is_brief: bool) -> str:
 
 
 def _coloured(code: Code) -> str:
-    """By Pygments, in colours that are made for light and dark."""
+    """By Pygments, in colours for light and dark themes."""
     if not code.language:
         return escape(code.text)
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
     from pygments.lexers import get_lexer_by_name
+    from pygments.style import Style
+    from pygments.token import Comment, Keyword, String
 
-    formatter = HtmlFormatter(nowrap=True, noclasses=True, style="solarized-light")
+    class Readable(Style):  # type: ignore[misc]
+        styles = {Comment: "italic #7f848e", Keyword: "#a855c7", String: "#2f9e5b"}
+
+    formatter = HtmlFormatter(nowrap=True, noclasses=True, style=Readable)
     return str(highlight(code.text, get_lexer_by_name(code.language), formatter)).rstrip("\n")
 
 

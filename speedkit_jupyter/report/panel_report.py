@@ -34,7 +34,7 @@ def state_report(preview: Preview, name: str, found: Found | None = None) -> Doc
     if plan.hardware.pinned:
         headline += f" ({machines.as_for(plan.hardware.pinned)})"
     content = [changes(preview), *_reasons(preview), worth_measuring(plan, found)]
-    return Document(headline, content, {"plan": plan.to_dict()}, is_brief=True)
+    return Document(headline, content, is_brief=True)
 
 
 def panel_report(
@@ -50,7 +50,7 @@ def panel_report(
     if result is not None and result.sections:
         first, *tail = result.sections
         content += [replace(first, title=result.headline), *tail]
-    return Document(f"SpeedKit · {state.headline}", content, state.data, is_brief=True)
+    return Document(f"SpeedKit · {state.headline}", content, is_brief=True)
 
 
 def changes(preview: Preview) -> Table | str:

@@ -51,7 +51,6 @@ def plan_report(plan: Plan, name: str = "model") -> Document:
     return Document(
         f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
         [decisions(plan), worth_measuring(plan)],
-        {"plan": plan.to_dict(), "hardware": plan.hardware.model_dump(mode="json")},
     )
 
 
@@ -65,7 +64,7 @@ def context_report(
         Section(changed(context.changes()), "Before and after"),
         _notes(context, ctx),
     ]
-    return Document(_headline(context, name), content, _data(context))
+    return Document(_headline(context, name), content)
 
 
 def applied_report(context: SpeedContext, words: Words) -> Document:
@@ -83,7 +82,7 @@ def applied_report(context: SpeedContext, words: Words) -> Document:
     ]
     write = to_write(context, words.ctx, words.names)
     headline = f"{write} {_headline(context, words.model)}".lstrip()
-    return Document(headline, content, _data(context))
+    return Document(headline, content)
 
 
 def _loop(context: SpeedContext, words: Words) -> Section:
@@ -123,14 +122,7 @@ def status_report(
         content += [Section(shown, f"`%speedkit apply {name}` would do this")]
         content += [_as_is(plan), worth_measuring(plan, found)]
     device = contexts[0][1].plan.facts.device if contexts else "cpu"
-    return Document(
-        f"SpeedKit · {hardware_line(hardware, device)}",
-        content or [NO_MODEL],
-        {
-            "hardware": hardware.model_dump(mode="json"),
-            "applied": {name: _data(context) for name, context in contexts},
-        },
-    )
+    return Document(f"SpeedKit · {hardware_line(hardware, device)}", content or [NO_MODEL])
 
 
 def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
@@ -216,19 +208,6 @@ def _notes(context: SpeedContext, ctx: str) -> Section:
     return Section("\n".join(lines), "Please note")
 
 
-def _data(context: SpeedContext) -> dict[str, Any]:
-    changes = context.changes()
-    return {
-        "plan": context.plan.to_dict(),
-        "hardware": context.plan.hardware.model_dump(mode="json"),
-        "changes": [{"name": c.name, "before": c.before, "after": c.after} for c in changes],
-        "notes": dict(context.notes),
-        "kept": list(context.kept),
-        "autocast_entered": context.autocast_entered,
-        "active": context.active,
-    }
-
-
 def catalog_report(plan: Plan, name: str) -> Document:
     """Return every entry: what it does, and what would be on, as is or declined here."""
     rows = []
@@ -246,7 +225,6 @@ def catalog_report(plan: Plan, name: str) -> Document:
             worth_measuring(plan),
             more,
         ],
-        {"plan": plan.to_dict()},
     )
 
 
@@ -266,6 +244,5 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
         "here": f"{name} {state.partition(' ')[2]}: {word(decision.value)}; {decision.reason}",
         "more": optimization.page,
     }
-    data = {**about, "name": optimization.name, "effect": optimization.effect.value}
     headline = f"{optimization.name}: {optimization.summary}"
-    return Document(headline, [Table(("", ""), list(about.items()))], data)
+    return Document(headline, [Table(("", ""), list(about.items()))])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
 from speedkit_jupyter.report.units import ratio
-from speedkit_jupyter.support.words import share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,10 +14,6 @@ if TYPE_CHECKING:
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.tuning.curves import Curve
 
-# In the tree of modules: levels, the narrowest box, letters in the whole width, and colours of
-# levels that are dark enough for white words.
-MOST_LEVELS, LEAST_DRAWN, LETTERS = 6, 0.002, 100
-LEVELS = ("#1158c7", "#2f6f9f")
 COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 
 
@@ -72,30 +66,6 @@ def speedups(comparison: Comparison) -> Figure:
         _above(axes, ratio(gain.median), (gain.median, row), colour, ha="center")
     axes.set_yticks(range(len(records)), [record.name for record in records])
     axes.set_ylim(len(records) - 0.4, -0.7)
-    return axes.figure  # type: ignore[no-any-return]
-
-
-def tree(shares: Mapping[str, float]) -> Figure:
-    """Draw modules by their shares of a step, 0 to 1: below each one those inside of it."""
-    levels = min(max(name.count(".") for name in shares) + 1, MOST_LEVELS)
-    axes = _axes(0.5 + 0.36 * levels, "of a step, with all inside of it")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    ends: dict[str, float] = {"": 0.0}
-    for name, part in shares.items():
-        around, _, last = name.rpartition(".")
-        level, left = name.count("."), ends.get(around, 0.0)
-        ends[around], ends[name] = left + part, left
-        if level >= levels or part < LEAST_DRAWN:
-            continue
-        axes.barh(level, part, left=left, height=1, align="edge",
-                  color=LEVELS[level % 2], edgecolor="white", linewidth=0.6)  # fmt: skip
-        texts = (f"{last} {share(part)}", last)
-        if text := next((one for one in texts if len(one) <= int(part * LETTERS)), ""):
-            axes.annotate(text, (left + part / 2, level + 0.5), ha="center", va="center",
-                          color="white", fontsize=9)  # fmt: skip
-    axes.set_yticks([])
-    axes.set_xlim(0, max(ends[""], LEAST_DRAWN))
-    axes.set_ylim(levels, 0)
     return axes.figure  # type: ignore[no-any-return]
 
 

@@ -10,9 +10,8 @@ from speedkit_jupyter.profiling.costs import Cost, Costs
 from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Part
-from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Cell, Folded, Picture, Section, Table
+from speedkit_jupyter.report.elements import Cell, Folded, Section, Table
 from speedkit_jupyter.report.units import operations, seconds, size
 from speedkit_jupyter.support.words import count, share
 
@@ -105,7 +104,8 @@ def _notes(profile: Profile) -> Iterator[str]:
         yield "Interrupted: what was found until then."
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
-        yield f"{calls}: the first one took too long for a second."
+        if not profile.is_interrupted:
+            yield f"{calls}: the first one took too long for a second."
         return
     yield f"{calls}, each of them {profile.cost:.2f} times as long as a plain one in between."
     if profile.cost > DEAR:
@@ -120,12 +120,11 @@ def _costs(profile: Profile) -> list[Any]:
     if costs is None:
         why = profile.why_no_costs
         return [f"Modules and operators: {why}." if why else ""]
-    outermost = ", ".join(f"{name} {share(part)}" for name, part in roots(costs).items())
-    drawn = Picture(lambda: plots.as_png(plots.tree(costs.tree)), f"all inside of it: {outermost}")
+    outermost = [f"{name} {share(part)}" for name, part in roots(costs).items()]
     modules, busy = _modules(profile, costs), costs.busy
     return [
         Section(modules, "Modules, each without those inside of it"),
-        drawn if modules else None,
+        f"With all inside of them: {', '.join(outermost)}." if modules else "",
         Section(_operators(profile, costs.operators), "Operators"),
         ""
         if busy is None

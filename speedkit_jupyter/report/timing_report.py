@@ -44,7 +44,8 @@ def _lines(timing: Timing) -> list[str]:
     device = " Device time lies between two CUDA events." if timing.device_s is not None else ""
     lines = [*said, f"CPU time is summed over all cores.{device}"]
     if timing.interval_s is None:
-        lines.append(f"Fewer than {LEAST_RUNS} runs have no {INTERVAL}.")
+        few = f"Fewer than {LEAST_RUNS} runs" if timing.repeat < LEAST_RUNS else "Such runs"
+        lines.append(f"{few} have no {INTERVAL}.")
     if timing.best > 0 and timing.worst > max(SUSPICIOUS * timing.best, LEAST_S):
         lines.append(
             f"The slowest run took {timing.worst / timing.best:.1f} times as long as the fastest: "

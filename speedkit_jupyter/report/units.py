@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from speedkit_jupyter.measure.results.statistics import WIDE
+
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 OPERATIONS = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
@@ -65,7 +67,7 @@ def ratio(value: float) -> str:
 
 def between(low: float, high: float) -> str:
     """Return `1.20× to 1.26×`; `too few rounds` where an end is not known."""
-    if low <= 0 or math.isinf(high):
+    if high > WIDE * low and (low <= 1 or math.isinf(high)):
         return "too few rounds"
     return f"{ratio(low)} to {ratio(high)}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from speedkit_jupyter.measure.checks.scores import SHARE, YARDSTICKS, Score, Scored
@@ -40,7 +39,7 @@ def verification_report(result: Verification) -> Document:
         headline += f" {'over' if score is None else 'after'} {calls} of the step"
     if result.failure:
         return Document(headline, [result.failure], result.to_dict())
-    content: list[Any] = [score_table(score, result.name), precision(score)] if score else []
+    content: list[Any] = [score_table(score, result.name)] if score else []
     content += _given_up(result)
     for curve in curves:
         content += _curve(result, curve, is_alone=len(curves) == 1)
@@ -87,15 +86,11 @@ def _curve(result: Verification, curve: Curve, is_alone: bool) -> list[Any]:
 
 
 def _steps(name: str, curve: Curve) -> Table:
-    """The losses of five calls, with the digits that show what is judged."""
-    largest = max((abs(loss) for loss in curve.baseline if math.isfinite(loss)), default=0.0)
-    smallest, digits = max(curve.distance, curve.allowed), 5
-    if largest and smallest and math.isfinite(smallest):
-        digits = min(max(5, math.ceil(math.log10(largest / smallest)) + 2), 15)
+    """The losses of five calls."""
     last = min(len(curve.baseline), len(curve.planned)) - 1
     runs = (curve.baseline, curve.planned, curve.other)
     rows = [
-        (str(at + 1), *(f"{run[at]:.{digits}g}" if at < len(run) else BLANK for run in runs))
+        (str(at + 1), *(f"{run[at]:.6g}" if at < len(run) else BLANK for run in runs))
         for at in sorted({0, last // 4, last // 2, 3 * last // 4, last})
     ]
     columns = ("call", "baseline", name, "other baseline")
@@ -104,23 +99,17 @@ def _steps(name: str, curve: Curve) -> Table:
 
 # --- the number that the user has named ---
 
-LEAST_DIGITS, MOST_DIGITS = 4, 12
 
-
-def shown(score: Scored, value: float) -> str:
+def shown(value: float) -> str:
     """Return a value with as many digits as tell apart what is given up and allowed."""
-    after = score.before.value if score.after is None else score.after.value
-    largest = max(abs(score.before.value), abs(after))
-    small = [number for number in (score.allowed, abs(score.before.value - after)) if number]
-    spread = math.ceil(math.log10(largest / min(small))) if small and largest else 0
-    return f"{value:.{min(max(spread + 2, LEAST_DIGITS), MOST_DIGITS)}g}"
+    return f"{value:.6g}"
 
 
 def change(score: Scored) -> str:
     """Return `evaluate 0.912 → 0.908`."""
     if score.after is None:
         return score.failure
-    before, after = (shown(score, side.value) for side in (score.before, score.after))
+    before, after = (shown(side.value) for side in (score.before, score.after))
     return f"{score.function} {before} → {after}"
 
 
@@ -136,31 +125,17 @@ def judged(score: Scored) -> str:
 def score_table(score: Scored, name: str) -> Table:
     """Return the number with its interval, what is given up, and what is allowed."""
     sides = (score.before, score.after)
-    rows: list[Row | tuple[str, ...]] = [(score.function, *(_cell(score, side) for side in sides))]
+    rows: list[Row | tuple[str, ...]] = [(score.function, *(_cell(side) for side in sides))]
     if any(side and side.interval for side in sides):
         rows.append((INTERVAL, *map(_interval, sides)))
     if score.others:
-        ends = dict.fromkeys(shown(score, end) for end in (min(score.others), max(score.others)))
+        ends = dict.fromkeys(shown(end) for end in (min(score.others), max(score.others)))
         rows.append(("other baselines", " to ".join(ends), ""))
     tone: Tone = "good" if score.is_accepted else "bad"
     rows.append(Row((f"given up ({score.better} is better)", "", _lost(score)), tone))
     rows.append((f"allowed ({_why(score)})", "", f"{score.allowed:.2g}"))
     columns = ("", "baseline", name)
     return Table(columns, rows, columns[1:])
-
-
-def precision(score: Scored) -> str:
-    """Return that so few examples do not tell what is allowed; empty where they do."""
-    known = score.before.interval
-    if known is None or score.before.examples is None:
-        return ""
-    half = (known[1] - known[0]) / 2
-    if half <= score.allowed:
-        return ""
-    return (
-        f"{count(score.before.examples, 'example')} tell such a share to ±{half:.2g}, which is "
-        "more than is allowed: on others of their kind it may lose more, or nothing."
-    )
 
 
 def _lost(score: Scored) -> str:
@@ -177,11 +152,11 @@ def _why(score: Scored) -> str:
     return f"{share(SHARE)} of the baseline's"
 
 
-def _cell(score: Scored, side: Score | None) -> str:
+def _cell(side: Score | None) -> str:
     if side is None:
         return BLANK
     counted = "" if side.examples is None else f" ({side.right:,} of {side.examples:,})"
-    return f"{shown(score, side.value)}{counted}"
+    return f"{shown(side.value)}{counted}"
 
 
 def _interval(side: Score | None) -> str:

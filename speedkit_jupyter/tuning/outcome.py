@@ -178,7 +178,8 @@ class Tuning(Shown):
         equal = [row for row in rows if row.speedup * (1 + SAME) >= most]
         best = min(equal, key=lambda row: len(row.words), default=None)
         if best is None:
-            self.unclear = f"{why} before anything was timed" if why == INTERRUPTED else why
+            ends = "" if why == INTERRUPTED else f"; {LONGER}"
+            self.unclear = f"{why}{ends or ' before anything helped'}" if why else ""
             return
         self.likely = best.record.name
         reasons = [why, best.comparison.busy.partition(":")[0]]

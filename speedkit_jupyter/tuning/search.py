@@ -18,7 +18,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import LONGER, Budget, few_digits
+from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
@@ -168,7 +168,7 @@ class Search:
                 yield from other_models.choose(self.prover, self._accuracy)
             interrupted = False
         finally:
-            if interrupted:
+            if interrupted and not tuning.confirmed:
                 tuning.conclude(INTERRUPTED)
             tuning.seconds = time.perf_counter() - start
             self.step.kept.clear()
@@ -321,9 +321,9 @@ class Search:
         rows = [row.record for row in self.tuning.last_rows()]
         timed = any(row.times_s or row.failure or "dropped" in row.notes for row in rows)
         if not timed and (self.prover.tried or self._left_out):
-            return f"one step takes {self.allowance.step_s:.2g} s; {LONGER}"
+            return f"one step takes {self.allowance.step_s:.2g} s"
         if len(self._left_out) > len(self.prover.tried):
-            return f"{len(self._left_out)} plans were left out; {LONGER}"
+            return f"{len(self._left_out)} plans were left out"
         return ""
 
     def _keep(self) -> None:

@@ -68,7 +68,7 @@ class Control:
         annotation: Any,
         chosen: Callable[[str, Any], None],
     ) -> None:
-        import ipywidgets
+        import ipywidgets as w
 
         self.path, self._chosen, self._drawing = path, chosen, False
         name, _, field = path.partition(".")
@@ -76,41 +76,32 @@ class Control:
         self.is_first = path == next(iter(optimization.paths))
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
-        self._label_px = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
-        self.input = self._input()
-        self.note = ipywidgets.HTML()
-        self.widget = ipywidgets.VBox([self.input, self.note])
+        width = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
+        # Buttons for few words, a list for many, a field for what is no word.
+        kind: Any = w.ToggleButtons if sum(map(len, self.words)) <= ON_BUTTONS else w.Dropdown
+        kind = kind if len(self.words) > 1 else w.Text
+        self.input = kind(
+            description=self.label,
+            style={"description_width": f"{width}px"},
+            layout=w.Layout(width="auto", max_width="100%"),
+            **tooltip(kind, self._summary),
+            **({"continuous_update": False} if kind is w.Text else {"options": self.words}),
+        )
+        if kind is w.ToggleButtons:
+            self.input.style.button_width = "auto"
+            self.input.layout.display, self.input.layout.align_items = "flex", "center"
+        self.note = w.HTML()
+        self._note_style = NOTE.format(width + GAP_PX)
+        self.widget = w.VBox([self.input, self.note])
         self.widget.layout.overflow = "visible"
         self.input.observe(self._picked, "value")
-
-    def _input(self) -> Any:
-        """Buttons for few words, a list for many, a field for what is no word."""
-        import ipywidgets
-
-        kind: Any = ipywidgets.Text
-        more: dict[str, Any] = {"continuous_update": False}
-        if len(self.words) > 1:
-            short = sum(map(len, self.words)) <= ON_BUTTONS
-            kind = ipywidgets.ToggleButtons if short else ipywidgets.Dropdown
-            more = {"options": self.words}
-        made = kind(
-            description=self.label,
-            style={"description_width": f"{self._label_px}px"},
-            layout=ipywidgets.Layout(width="auto", max_width="100%"),
-            **tooltip(kind, self._summary),
-            **more,
-        )
-        if kind is ipywidgets.ToggleButtons:
-            made.style.button_width = "auto"
-            made.layout.display, made.layout.align_items = "flex", "center"
-        return made
 
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
         """Follow a config; `decisions` are those for each word."""
         asked, auto = config.word(self.path), ""
-        if self.is_first and "auto" in decisions:
+        if self.is_first and "auto" in decisions:  # what it stands for here
             auto = "as is" if config.is_alone else word(decisions["auto"].value)
-            auto = f"auto → {auto}"  # what it stands for here
+            auto = f"auto → {auto}"
         self._drawing = True
         try:
             if not self.words[1:]:
@@ -130,15 +121,14 @@ class Control:
         refused = {value for value, decision in decisions.items() if decision.declined}
         values = [value for value in self.words if value not in refused or value == asked]
         options = tuple(
-            (f"{auto if value == 'auto' else value}{' ✕' if value in refused else ''}", value)
+            ((auto if value == "auto" else value) + " ✕" * (value in refused), value)
             for value in values
         )
         if options != tuple(self.input.options):
             self.input.options = options
         if hasattr(self.input, "tooltips"):  # of buttons
-            reasons = {value: one.reason for value, one in decisions.items()}
-            tips = (f"{self._summary}. {value}: {reasons.get(value, '')}" for value in values)
-            self.input.tooltips = [tip.rstrip(": ") for tip in tips]
+            reasons = {value: f" {value}: {one.reason}" for value, one in decisions.items()}
+            self.input.tooltips = [f"{self._summary}.{reasons.get(v, '')}" for v in values]
 
     def _picked(self, change: Any) -> None:
         if self._drawing:
@@ -152,8 +142,7 @@ class Control:
 
     def _say(self, notes: list[str]) -> None:
         lines = "".join(f"<div>✕ {escape(note)}</div>" for note in notes)
-        style = NOTE.format(self._label_px + GAP_PX)
-        self.note.value = f'<div style="{style}">{lines}</div>' if lines else ""
+        self.note.value = f'<div style="{self._note_style}">{lines}</div>' if lines else ""
         self.note.layout.display = None if lines else "none"
 
 

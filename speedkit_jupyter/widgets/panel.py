@@ -63,11 +63,6 @@ class Panel:
 
         if not isinstance(model, torch.nn.Module):
             raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
-        if not (step is None or callable(step) or isinstance(step, str)):
-            raise ArgumentError(f"step must be a function or its name, not {type(step).__name__}")
-        for budget in (budget_s, tune_budget_s):
-            if not isinstance(budget, int | float):
-                raise ArgumentError(f"a budget is a number of seconds, not {type(budget).__name__}")
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
         known = session.current(getattr(get_ipython(), "user_ns", None))  # that of the magics
         self._choice = Choice.of(known, model)

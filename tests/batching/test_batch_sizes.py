@@ -205,17 +205,6 @@ def test_a_size_counts_however_the_model_receives_it(name: str) -> None:
     assert [size.number for size in found.measured] == [8, 16]
 
 
-@pytest.mark.real_time
-def test_sizes_up_to_the_part_that_the_step_takes_are_measured() -> None:
-    def step(x: torch.Tensor) -> None:
-        NET(x[:16]).sum().backward()
-
-    notes = {row["batch"]: row["note"] for row in
-             batch_sizes(step, torch.randn(64, 6), sizes=(8, 64), budget_s=5.0).rows()}  # fmt: skip
-    assert notes[8] == notes[16] == ""
-    assert "was not seen to receive it" in notes[32]
-
-
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no batch": (lambda: batch_sizes(lambda x: None), "takes a batch: give one"),
     "nothing to resize": (lambda: batch_sizes(lambda: None, budget_s=1), "what is a batch"),

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.freeing.freed import LAST, Freed, Held, Holder, free, of_process
-from speedkit_jupyter.freeing.reach import reached, size
+from speedkit_jupyter.freeing.freed import LAST, Freed, Held, Holder, free, of_process, size
 
 MIB = 1 << 20
 
@@ -55,7 +54,6 @@ def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
     found = freed({"x": x})
     assert [one.holder for one in found.let_go] == ["the last error"]
     assert found.let_go[0].bytes == 2 * MIB
-    assert "hidden in fails" in found.let_go[0].what
     assert not hasattr(sys, "last_traceback")
     assert not hasattr(sys, "last_value")
 
@@ -83,7 +81,7 @@ def test_names_are_not_touched_and_say_what_they_hold() -> None:
     before = dict(names)
     found = freed(names)
     assert names == before
-    assert found.kept[0].what == "1024×512 float32 in [0].weight"
+    assert found.kept[0].what == "1024×512 float32"
     assert [(one.name, one.graphs) for one in found.kept] == [("net", 0), ("losses", 3)]
     assert "3 tensors with a graph" in repr(found)
 
@@ -122,10 +120,6 @@ def test_views_of_one_piece_of_memory_count_once() -> None:
     assert size([x, x[:5], x.view(2, -1)]) == 4 * MIB
     array = np.zeros(MIB, np.float32)
     assert size([torch.from_numpy(array), array, array[:100_000]]) == 4 * MIB
-
-
-def test_modules_lead_nowhere() -> None:
-    assert len(reached([fails]).found) < 50
 
 
 def test_the_headline_says_no_less_than_what_came_back() -> None:

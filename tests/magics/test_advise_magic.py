@@ -61,7 +61,7 @@ def test_what_was_not_found_cant_be_tried(shell):
         assert f"there is no {wanted}: 1 or " in str(error)
     shell.run("def other():\n    step()")
     error = shell.fails("%speedkit advise --step other --try 1")
-    assert "the last advice is of step" in str(error)
+    assert "nothing was advised about other yet" in str(error)
 
 
 def test_a_step_that_takes_batches_gets_them_from_the_loader_that_is_named(shell):

@@ -49,13 +49,6 @@ def test_everything_is_as_before(shell):
     assert "noise" not in shell.names
 
 
-def test_an_open_file_is_named_since_nobody_can_unwrite_it(shell, tmp_path):
-    shell.run(f"log = open({str(tmp_path / 'log')!r}, 'w')")
-    shown = shell.run(bench("--budget 0.2", "print(model(x).sum().item(), file=log)"))
-    assert "log (TextIOWrapper) can't be copied, nor put back" in shown
-    shell.run("log.close()")
-
-
 def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     shell.run("%speedkit apply model --sdpa math")
     shown = shell.run(bench("--compare baseline,current --budget 0.3"))
@@ -144,21 +137,3 @@ def test_memory_operations_and_the_share_of_the_limit_are_in_the_table(shell):
     row = shell.names["found"].to_dict()["variants"][0]
     assert row["memory"]["peak_bytes"] > row["memory"]["state_bytes"] > 0
     assert 0 < row["share_of_limit"] < 1.5
-
-
-@pytest.mark.checked
-@pytest.mark.parametrize(
-    ("cell", "verdicts"),
-    [
-        ("out = model(x)", ["exact", "rounding"]),
-        ("model(x)", ["exact", "rounding"]),
-        ("model.forward(x)", ["not checked", "not checked"]),  # no call of the module, no result
-    ],
-)
-def test_inference_is_checked_by_what_the_model_gave_or_the_cell_keeps(shell, cell, verdicts):
-    shell.run(
-        bench("--compare baseline,bf16 --budget 0.2 -v found", f"with torch.no_grad(): {cell}")
-    )
-    found = shell.names["found"].records
-    assert [one.accuracy.verdict for one in found] == verdicts
-    assert ("--check" in found[1].accuracy.reason) == ("not checked" in verdicts)

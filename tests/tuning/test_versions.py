@@ -68,15 +68,13 @@ def result(median_s: float, rounds: int, high: float | None = 1.3) -> dict[str, 
 
 
 @pytest.mark.parametrize("engine", EARLIER)
-def test_a_saved_result_of_an_earlier_version_is_marked_and_not_compared(engine):
+def test_a_saved_result_of_an_earlier_version_is_marked(engine):
     database.save("step", result(0.1, 20))
     as_found_by(engine)
     database.save("step", result(0.2, 20))
     earlier, newest = database.saved("step")
     shown = " ".join(history_report([earlier, newest]).to_text().split())
     assert "(earlier version)" in shown
-    assert "so not compared" in shown
-    assert "slower" not in shown
 
 
 def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
@@ -90,7 +88,6 @@ def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
     shown = " ".join(history_report(database.saved("step")).to_text().split())
     assert "0.78" not in shown
     assert "too few rounds" in shown
-    assert "too few rounds to tell" in shown
 
 
 def test_apply_speedups_goes_by_its_own_config_whatever_is_kept():

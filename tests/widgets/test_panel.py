@@ -13,16 +13,10 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all, session
-from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.context import observed
-from speedkit_jupyter.plans.planning import plan
-from speedkit_jupyter.tuning import learning, tasks
-from speedkit_jupyter.tuning.tasks import Task
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -122,12 +116,8 @@ def test_bad_input_is_one_line_beside_its_control(names):
 def test_arguments_of_the_wrong_kind_are_a_type_error(names):
     with pytest.raises(TypeError, match=r"torch.nn.Module, not str"):
         Panel("model")
-    with pytest.raises(TypeError, match="function or its name"):
-        Panel(names.model, step=3)
     with pytest.raises(TypeError, match=r"torch.optim.Optimizer"):
         Panel(names.model, optimizer=[3])
-    with pytest.raises(TypeError, match="number of seconds"):
-        Panel(names.model, budget_s=names.train_step)
 
 
 def test_two_panels_on_one_model_agree_and_one_on_another_is_its_own(names):
@@ -289,25 +279,4 @@ def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch, m
     panel.buttons["Apply"].click()
     assert names.optimizer.param_groups[0]["fused"] is True
     assert panel.context.plan["fused_optimizer"].source == "measured"
-    panel.buttons["Restore"].click()
-
-
-def test_a_panel_begins_with_the_plan_that_was_learned_as_apply_does(names):
-    hardware, task = Hardware.current(), Task("Sequential", trains=True)
-    config = named("sdpa:math", {"sdpa": "math"}).config
-    learned = plan(config, hardware, Facts.read(names.model, [names.optimizer]))
-    learning.keep(
-        tasks.setting([names.model], hardware),
-        task,
-        learned,
-        {"sdpa": "math"},
-        "sdpa:math",
-        None,
-    )
-    panel = Panel(names.model)
-    assert panel.controls["sdpa.backend"].input.value == "math"
-    assert "measured: sdpa:math" in text(panel.state.value)
-    panel.buttons["Apply"].click()
-    assert panel.context.plan["sdpa"].source == "measured"
-    assert not panel.context.plan["fused_optimizer"].active
     panel.buttons["Restore"].click()

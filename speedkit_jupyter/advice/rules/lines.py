@@ -144,7 +144,7 @@ def _for_all(text: str) -> str:
     if ".grad" in text:
         return "an optimizer of torch.optim: it steps all of them in a few calls"
     return (
-        "torch.compile around the update, which makes one kernel of all; for averages "
+        "_foreach_mul_, _foreach_add_ and _foreach_lerp_ of torch on lists; for averages "
         "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn"
     )
 

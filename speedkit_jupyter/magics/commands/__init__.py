@@ -10,7 +10,7 @@ from speedkit_jupyter.magics.commands.free import free
 from speedkit_jupyter.magics.line import Command, Names
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
-from speedkit_jupyter.support.tracebacks import users_part
+from speedkit_jupyter.support.tracebacks import lets_go, users_part
 
 COMMANDS: dict[str, Command] = {
     command.name: command
@@ -49,7 +49,7 @@ def run(names: Names, session: Session, line: str) -> None:
         raise UsageError(f"unknown subcommand {name!r}.{hint} See %speedkit help")
     command = COMMANDS[name]
     try:
-        command.run(names, session, command.parse(rest))
+        lets_go(command.run)(names, session, command.parse(rest))
     except (UsageError, SpeedKitError) as error:
         if users_part(error):  # one of the user's own, of a class of ours
             raise

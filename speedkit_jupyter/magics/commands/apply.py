@@ -28,40 +28,26 @@ from speedkit_jupyter.session import CTX, Session
 from speedkit_jupyter.support.wrappers import each_once
 
 
-def _fields() -> Iterator[tuple[str, str, Any, str]]:
-    """Option, path of the config key, annotation and summary, for every field in the catalog."""
-    for optimization in CATALOG:
-        for number, (path, annotation) in enumerate(optimization.paths.items()):
-            option = f"--{path.replace('.', '-')}" if number else f"--{optimization.name}"
-            about = optimization.summary
-            yield (
-                option,
-                path,
-                annotation,
-                f"{about}: its {path.split('.')[1]}" if number else about,
-            )
-
-
 def _options() -> Iterator[Option]:
     """Each config field is an option, each further field `--field-part`."""
-    for option, path, annotation, about in _fields():
-        words = choices(annotation)
-        bare: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in words else {}
-        metavar = "WORD" if len(words) > 1 else "VALUE"
-        yield Option(option, metavar, about, words=words, dest=path, **bare)
+    for optimization in CATALOG:
+        for number, (path, annotation) in enumerate(optimization.paths.items()):
+            words, name, about = choices(annotation), optimization.name, optimization.summary
+            if number:
+                name, about = path.replace(".", "-"), f"{about}: its {path.partition('.')[2]}"
+            bare: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in words else {}
+            metavar = "WORD" if len(words) > 1 else "VALUE"
+            yield Option(f"--{name}", metavar, about, words=words, dest=path, **bare)
 
 
 def _typed(arguments: Namespace) -> dict[str, Any]:
     """The config values among the arguments, nested as in YAML."""
     values: dict[str, Any] = {}
-    for _, path, annotation, _ in _fields():
+    for path, annotation in (pair for one in CATALOG for pair in one.paths.items()):
         if (text := getattr(arguments, path)) is not None:
             name, _, field = path.partition(".")
             value = from_word(text, choices(annotation))
-            if field:
-                values.setdefault(name, {})[field] = value
-            else:
-                values[name] = value
+            values[name] = {**values.get(name, {}), field: value} if field else value
     return values
 
 

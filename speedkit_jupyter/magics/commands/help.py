@@ -64,11 +64,8 @@ def _magic(topic: str) -> str:
 
 @command(
     "how much is said beside results",
-    Option(
-        "level", "LEVEL", "quiet, normal or debug; without it the present one is shown",
-        nargs="?", choices=tuple(messages.LEVELS),
-    ),
-)  # fmt: skip
+    Option("level", "LEVEL", "without it: as it is", nargs="?", choices=tuple(messages.LEVELS)),
+)
 def verbosity(names: Names, session: Session, arguments: Namespace) -> None:
     """Choose how much is said beside results, or say how much it is."""
     if arguments.level is not None:

@@ -18,15 +18,14 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.words import count
 
+ACTIONS = ("show", "load", "save", "reset")
+
 
 @command(
     "show, load or save the session's config",
-    Option(
-        "action", "ACTION", "what to do with what apply starts from (show)",
-        nargs="?", choices=("show", "load", "save", "reset"), default="show",
-    ),
+    Option("action", "ACTION", "(show)", nargs="?", choices=ACTIONS, default="show"),
     Option("file", "FILE", "a YAML file, for load and save", configs, nargs="?"),
-)  # fmt: skip
+)
 def config(names: Names, session: Session, arguments: Namespace) -> None:
     """Show, load, save or reset what apply starts from."""
     action, file = arguments.action, arguments.file
@@ -46,17 +45,14 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
         "save": f"Saved to {file}",
     }[action]
     body = Code(session.config.to_yaml().rstrip())
-    display(Document(headline, [body], session.config.to_dict()))
+    display(Document(headline, [body]))
 
 
 @command(
     "the plans that tuning has learned; tuned forget NUMBER drops one",
-    Option(
-        "action", "ACTION", "show them or drop one (list)",
-        nargs="?", choices=("list", "forget"), default="list",
-    ),
+    Option("action", "ACTION", "(list)", nargs="?", choices=("list", "forget"), default="list"),
     Option("which", "NUMBER", "for forget: its number, or all", words=("all",), nargs="?"),
-)  # fmt: skip
+)
 def tuned(names: Names, session: Session, arguments: Namespace) -> None:
     """List the plans that tuning has learned, or forget one."""
     which, skipped = arguments.which, list[str]()
@@ -73,13 +69,10 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 @command(
-    "saved benchmarks, and how the newest compares with those before it",
-    Option(
-        "name", "NAME", "what was given to %%speedbench --save; without it all names", saved,
-        nargs="?",
-    ),
+    "saved benchmarks",
+    Option("name", "NAME", "that of %%speedbench --save; without it all", saved, nargs="?"),
     switch("--forget", "delete what has this name"),
-)  # fmt: skip
+)
 def history(names: Names, session: Session, arguments: Namespace) -> None:
     """List the names of saved benchmarks, or show one and how its newest result compares."""
     name, skipped = arguments.name, list[str]()

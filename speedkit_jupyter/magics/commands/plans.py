@@ -60,32 +60,19 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
     display(status_report(Hardware.current(), applied, plans, session))
 
 
-@command(
-    "each decision with its reason, and the flags before and after",
-    MODEL,
-    switch("--json", "one JSON document in place of tables"),
-)
+@command("each decision with its reason, and the flags before and after", MODEL)
 def report(names: Names, session: Session, arguments: Namespace) -> None:
     """Show the decisions for one model, or for all that have a plan."""
     applied = session.applied(names)
     several = arguments.model is None and len(applied) > 1
-    documents = {}
     for wanted in [name for name, _ in applied] if several else [arguments.model]:
         name, context, plan = planned_for(names, session, wanted)
         if context is None:
-            documents[name] = plan_report(plan, f"`{name}` (not applied)")
+            display(plan_report(plan, f"`{name}` (not applied)"))
         else:
             found = session.found_for(context.model)
             variable = session.variable_of(context)
-            documents[name] = context_report(context, f"`{name}`", variable, found)
-    if not arguments.json:
-        for document in documents.values():
-            display(document)
-    elif several:
-        every = {name: document.to_dict() for name, document in documents.items()}
-        print(Document("", (), {"models": every}).to_json())
-    else:
-        print(documents[name].to_json())
+            display(context_report(context, f"`{name}`", variable, found))
 
 
 @command("put everything back")
@@ -97,7 +84,7 @@ def restore(names: Names, session: Session, arguments: Namespace) -> None:
     restored = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
     lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]
     headline = f"Restored {restored}" if number else "Nothing to restore"
-    display(Document(headline, lines, {"restored": number}))
+    display(Document(headline, lines))
 
 
 @command("all there is: what would be on, as is or declined", MODEL)
@@ -162,7 +149,8 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
         plan, listed = as_of_now(context, asked or {})
         optimizers = words_for(names, listed)
         found = session.found_for(model)
-        if found and found.proof and found.is_newer and not found.is_in_force(model):
+        is_other = found and found.config.to_dict() != context.config.to_dict()
+        if found and found.proof and found.is_newer and is_other:
             plan = preview(model, found.config, listed).plan
             note = f"Tuned, and not in force yet: {found.proof}. {found.line} puts it into force."
     optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}

@@ -25,14 +25,12 @@ from speedkit_jupyter.magics.options import (
     accuracy_of,
     budget,
     plans,
-    result,
     step,
 )
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of
-from speedkit_jupyter.support.tracebacks import lets_go
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
@@ -60,15 +58,10 @@ _number_or_rule.__name__ = "whole number"
     MODEL,
     step("the function to look at; without it the last %%speedbench cell"),
     LOADER,
-    Option(
-        "--try", "NUMBER",
-        "measure the opportunity of this number or rule: the step with it and as it is",
-        type=_number_or_rule, dest="wanted",
-    ),
+    Option("--try", "NUMBER", "measure this one, or a rule", type=_number_or_rule, dest="wanted"),
     budget("for all of it (10)"),
     RESULT,
-)  # fmt: skip
-@lets_go
+)
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     """Advise, or with --try compare the step with and without a piece of advice."""
     __tracebackhide__ = True
@@ -79,13 +72,7 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
     check_result_name(arguments.v, names)
     cell, name, budget_s = session.measured, arguments.step, arguments.budget
     if arguments.wanted:
-        if session.last_advice is None:
-            raise UsageError("--try: nothing was advised yet: %speedkit advise")
-        if name not in (None, session.last_advice.subject):
-            raise UsageError(f"--try: nothing was advised about {name} yet: %speedkit advise")
-        text = f"%speedkit advise --try {arguments.wanted}"
-        engine = session.last_advice.benchmark(arguments.wanted, budget_s, text)
-        measured(engine, "trying", names, arguments.v)
+        measured(_trial(session, arguments), "trying", names, arguments.v)
         return
     if name is None:
         cell = last_cell(session)
@@ -113,6 +100,17 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
     session.last_advice = Advised(list(advisor.result().opportunities), anew, subject)
 
 
+def _trial(session: Session, arguments: Namespace) -> Any:
+    """The benchmark of one piece of the last advice."""
+    if session.last_advice is None:
+        raise UsageError("--try: nothing was advised yet: %speedkit advise")
+    advised, name = session.last_advice, arguments.step
+    if name not in (None, advised.subject):
+        raise UsageError(f"--try: nothing was advised about {name} yet: %speedkit advise")
+    text = f"%speedkit advise --try {arguments.wanted}"
+    return advised.benchmark(arguments.wanted, arguments.budget, text)
+
+
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
     """The function that is named; an epoch of the loader, where it takes batches."""
     from speedkit_jupyter.advice.advisor import over_batches
@@ -123,20 +121,12 @@ def _over_batches(names: Names, name: str, loader: str | None) -> Any:
 
 @command(
     "train with and without a plan, and compare the loss curves",
-    Option(
-        "--steps", "NUMBER", "how often each run calls the step (50)",
-        type=whole_number, default=50,
-    ),
+    Option("--steps", "NUMBER", "calls in each run (50)", type=whole_number, default=50),
     step("the function that trains; without it the last %%speedbench cell"),
-    Option(
-        "--plan", "NAME",
-        "a plan as for --compare; without it what was tuned, applied or learned, or the rules'",
-        plans,
-    ),
+    Option("--plan", "NAME", "without it what was tuned, applied or learned", plans),
     *ACCURACY,
     RESULT,
-)  # fmt: skip
-@lets_go
+)
 def verify(names: Names, session: Session, arguments: Namespace) -> None:
     """Train with and without a plan, and show the curves."""
     __tracebackhide__ = True
@@ -191,14 +181,10 @@ def _plan(session: Session, step: Step) -> Any:
 @command(
     "the fastest settings of a DataLoader, measured with your step",
     Option("loader", "LOADER", "your DataLoader; without it the only one", loaders, nargs="?"),
-    step(
-        "a function that takes a batch, or goes through the loader; without it the last "
-        "%%speedbench cell where that does, else loading alone"
-    ),
+    step("a function that takes a batch, or goes through the loader; or the last cell"),
     budget("for all of it (20)"),
-    result("the variable that the rebuilt loader gets"),
+    RESULT,
 )
-@lets_go
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure the settings of a DataLoader with a step."""
     __tracebackhide__ = True
@@ -248,21 +234,12 @@ def _sizes(text: str) -> tuple[int, int]:
 @command(
     "samples a second and peak memory by batch size: knee, fastest, largest",
     step("a function that takes a batch, or reads its tensors; without it the last cell"),
-    Option(
-        "--data", "NAMES",
-        "the batch that it takes, or the tensors that it reads by name, with commas: x,y",
-        type=names_of,
-    ),
+    Option("--data", "NAMES", "the batch that it takes, or reads by name: x,y", type=names_of),
     LOADER,
-    Option(
-        "--range", "SIZES",
-        "the smallest and the largest size (8:4096); each is twice the one before",
-        type=_sizes, default=(8, 4096),
-    ),
+    Option("--range", "SIZES", "of sizes (8:4096)", type=_sizes, default=(8, 4096)),
     budget("for all of it (20)"),
     RESULT,
-)  # fmt: skip
-@lets_go
+)
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure batch size by batch size."""
     __tracebackhide__ = True

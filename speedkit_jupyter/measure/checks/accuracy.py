@@ -30,8 +30,3 @@ class Accuracy:
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
-
-
-def is_right(accuracy: Accuracy | None) -> bool:
-    """Whether it was checked, and computes the same."""
-    return accuracy is not None and accuracy.verdict in ("exact", "rounding")

@@ -71,13 +71,20 @@ def in_float64(
 
 @contextmanager
 def _wide_inputs() -> Iterator[None]:
-    """Modules are called with float64: some layers check their inputs' dtype themselves."""
+    """Modules are called with float64: some layers check their inputs' dtype themselves.
+
+    Tensors and tuples of them are; other containers may be there to be written into.
+    """
     import torch
+
+    def wide(value: Any) -> Any:
+        return tuple(map(wide, value)) if type(value) is tuple else _promoted(value)
 
     def make(call: Any) -> Any:
         def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-            args, kwargs = tree_map(_promoted, (args, kwargs))
-            return call(module, *args, **kwargs)
+            return call(
+                module, *wide(args), **{name: wide(value) for name, value in kwargs.items()}
+            )
 
         return called
 

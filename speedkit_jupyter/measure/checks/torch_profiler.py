@@ -23,13 +23,12 @@ SAID_BY = (
 
 
 class Session:
-    """What happens in `running()`, or until `end()` in it: `trace` is torch's own object."""
+    """What happens in `running()`: `trace` is torch's own object."""
 
     def __init__(self, **options: Any) -> None:
         from torch.profiler import profile, supported_activities
 
         self.trace = profile(activities=supported_activities(), **options)
-        self._is_on = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -41,23 +40,16 @@ class Session:
         try:
             with _unsaid():
                 self.trace.start()
-                self._is_on = True
                 with record_function(BEGINS):
                     pass
                 try:
                     yield
                 finally:
-                    self.end()
+                    with suppress(RuntimeError):  # before torch 2.13, where another has ended it
+                        self.trace.stop()
         finally:
             if level is None:
                 del os.environ[LOG_LEVEL]
-
-    def end(self) -> None:
-        """Profile no more. Once is enough."""
-        if self._is_on:
-            self._is_on = False
-            with suppress(RuntimeError):  # before torch 2.13, where another one has ended it
-                self.trace.stop()
 
     @property
     def was_alone(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +24,8 @@ from speedkit_jupyter.measure.results.statistics import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns of `to_dict` whose values have parts, or may have.
-NESTED = (
-    "times_s",
-    "waited_s",
-    "quartiles_s",
-    "accuracy",
-    "memory",
-    "compilations",
-    "quantities",
-    "score",
-)
+# Columns of `to_dict` whose values have parts, where there are any.
+NESTED = {"quartiles_s", "accuracy", "memory", "score"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,20 +152,10 @@ class Comparison(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; `variants` is a list of records."""
-        return {
-            "variants": [self._row(record) for record in self.records],
-            "environment": self.environment,
-            "command": self.command,
-            "budget_s": self.budget_s,
-            "error": self.error,
-            "round_s": self.round_s,
-            "skipped_rounds": self.skipped_rounds,
-            "dropout_off": self.dropout_off,
-            "unrestorable": list(self.unrestorable),
-            "repeats": self.repeats,
-            "busy": self.busy,
-            "flops": self.flops,
-        }
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        rows = [self._row(record) for record in values.pop("records")]
+        unrestorable = list(self.unrestorable)
+        return {**values, "variants": rows, "unrestorable": unrestorable, "busy": self.busy}
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each variant: what was measured in numbers and words, without raw samples."""
@@ -186,20 +167,13 @@ class Comparison(Shown):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
-        """The comparison that `to_dict` described."""
-        return cls(
-            tuple(Record.from_dict(row) for row in values["variants"]),
-            dict(values["environment"]),
-            values["budget_s"],
-            values["error"],
-            values["round_s"],
-            values.get("flops"),
-            values.get("command", ""),
-            values.get("skipped_rounds", 0),
-            values.get("dropout_off", False),
-            tuple(values.get("unrestorable", ())),
-            values.get("repeats", ""),
-        )
+        """Return the comparison that `to_dict` described."""
+        known = {
+            column.name: values[column.name] for column in fields(cls) if column.name in values
+        }
+        known["records"] = tuple(map(Record.from_dict, values["variants"]))
+        known["unrestorable"] = tuple(known.get("unrestorable", ()))
+        return cls(**known)
 
     def _median(self, record: Record) -> float:
         ratio = self.ratio(record)
@@ -226,10 +200,9 @@ class Comparison(Shown):
 
     @staticmethod
     def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-        numbers = {key: value for key, value in row.items() if not isinstance(value, dict | list)}
         lower, upper = row["quartiles_s"] or (None, None)
         return {
-            **{key: value for key, value in numbers.items() if key not in NESTED},
+            **{k: v for k, v in row.items() if k not in NESTED and not isinstance(v, dict | list)},
             "lower_quartile_s": lower,
             "upper_quartile_s": upper,
             "accuracy": (row["accuracy"] or {}).get("verdict"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import singledispatch
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.results import export
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import lets_go
 
@@ -58,11 +59,11 @@ class Shown:
 
     @lets_go
     def save(self, path: str | Path) -> Path:
-        """Write `path` in the format of its ending, one of `export.FORMATS`.
+        """Write `path` in the format of its ending, one of FORMATS.
 
         Raises SpeedKitError for another ending, or where nothing can be written.
         """
-        return export.save(self, path)
+        return _save(self, path)
 
     @lets_go
     def __repr__(self) -> str:
@@ -74,3 +75,33 @@ class Shown:
     ) -> dict[str, Any]:
         bundle: dict[str, Any] = self.report().brief()._repr_mimebundle_(include, exclude)
         return bundle
+
+
+def _csv(result: Any) -> str:
+    """The table alone."""
+    rows, text = result.rows(), io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue()
+
+
+# The files that a result is saved as. JSON and a page also hold raw samples, environment and the
+# command to repeat it.
+FORMATS: dict[str, Callable[[Any], str]] = {
+    ".csv": _csv,
+    ".json": lambda result: result.to_json(),
+    ".html": lambda result: result.report().to_page(),
+    ".htm": lambda result: result.report().to_page(),
+}
+
+
+def _save(result: Any, path: str | Path) -> Path:
+    file = Path(path).expanduser()
+    if file.suffix not in FORMATS:
+        raise SpeedKitError(f"{path}: give a name that ends in {' or '.join(sorted(FORMATS))}")
+    try:
+        file.write_text(FORMATS[file.suffix](result), encoding="utf-8")
+    except OSError as error:
+        raise SpeedKitError(f"{path}: {error.strerror}") from None
+    return file

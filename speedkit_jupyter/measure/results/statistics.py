@@ -32,6 +32,8 @@ ERROR, LAST_LOOK = 0.05, 0.5
 FIRST_LOOK = 10
 # How an interval is called wherever one is shown.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
+# An interval that reaches over more than such a factor says nothing, and is not shown.
+WIDE = 10.0
 # A run ends early once every verdict is clear and every interval is as narrow as this.
 PRECISE = 0.03
 
@@ -64,7 +66,8 @@ class Ratio:
     @property
     def is_bounded(self) -> bool:
         """Whether there is an interval: the rounds were enough, and left alone enough, for one."""
-        return self.low > 0 and math.isfinite(self.high)
+        is_proven = self.low > 1 and math.isfinite(self.high)
+        return is_proven or self.high <= WIDE * self.low
 
     def __str__(self) -> str:
         """`1.50× [1.42, 1.61]`, or how many rounds it is that give no interval."""

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import (
     SAME,
     TICK_S,
+    WIDE,
     held_up,
     least_values,
     median_interval,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 # Fewer runs can't bound a median.
 LEAST_RUNS = least_values()
@@ -86,7 +83,8 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """The distribution-free interval of the median; None below LEAST_RUNS runs.
+        """The distribution-free interval of the median; None where the runs were too few, or so
+        disturbed that it says nothing.
 
         As wide as it is where each run may be shorter by its waiting.
         """
@@ -94,7 +92,8 @@ class Timing(Shown):
             return None
         waits = zip(self.timings, self.waited_runs, strict=False)
         shortest = [seconds - waited / self.loops for seconds, waited in waits] or self.timings
-        return median_interval(shortest)[1], median_interval(self.timings)[2]
+        low, high = median_interval(shortest)[1], median_interval(self.timings)[2]
+        return (low, high) if high <= WIDE * low else None
 
     @property
     def busy(self) -> str:

@@ -301,7 +301,7 @@ class Benchmark:
                 continue
             with ExitStack() as stack:
                 if is_limited or not self._policy.checks_winner:
-                    note = partial(_not_checked, record)
+                    note = partial(_not_checked, record, self._policy)
                     stack.enter_context(time_limited(self.budget, runners, note))
                 yield from check.late(runner)
             is_limited = True
@@ -333,8 +333,9 @@ def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
     step.off_device = device is not None and not memory.fits(copies * size, device)
 
 
-def _not_checked(record: Record) -> None:
-    record.accuracy = Accuracy("not checked", "the budget was too short to check")
+def _not_checked(record: Record, policy: Policy) -> None:
+    if not policy.checks_winner:  # a search leaves it open: it speaks against nothing
+        record.accuracy = Accuracy("not checked", "the budget was too short to check")
 
 
 def _note_limits(first: Runner) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -88,7 +87,9 @@ class Timer:
             self._budget.reserved_s = visit.taking_s  # to put it back takes as long
             if not exact:
                 yield Progress(0.0, "first call")
-                first = self._first()
+                graphs, first = compilations.graphs(), self._once(1)
+                if compilations.graphs() > graphs:
+                    self._budget.exclude(first.wall_s)
                 if not self._budget.allows(0.0):  # it has to do
                     self._note(first)
                     yield Progress(1.0, "the budget was short: one run")
@@ -97,67 +98,54 @@ class Timer:
                 state = self.step.state()  # optimizer state and compiled code are there now
                 if self.loops is None and self._begins_afresh(visit.state):
                     state, self.loops = visit.state, 1
-            self.timing.loops = self.loops or (yield from self._autorange(state.restore))
+            self.timing.loops = self.loops or (yield from self._autorange(state))
             number, slowest_s = 0, 0.0
+            first_s = self.timing.first_call_s or 0.0
+            is_short = self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
             while not self._enough(number) and (not number or self._budget.allows(slowest_s)):
                 begun_s = clock.now()
                 state.restore()
-                if not exact and not self.step.afresh and self._is_short:
+                if not exact and not self.step.afresh and is_short:
                     self._once(1)  # untimed: caches and clocks settle after the reset
-                watch = self._once(self.timing.loops)
+                self._note(self._once(self.timing.loops))
                 number += 1
-                self._note(watch)
                 slowest_s = max(slowest_s, clock.now() - begun_s)
-                yield Progress(self._done(number), f"run {number}")
-
-    def _first(self) -> Stopwatch:
-        """The first call; where it compiles, its time is no part of the budget."""
-        __tracebackhide__ = True
-        graphs, watch = compilations.graphs(), self._once(1)
-        if compilations.graphs() > graphs:
-            self._budget.exclude(watch.wall_s)
-        return watch
+                done = min(number / (self.runs or RUNS), 1.0)
+                yield Progress(self._budget.share if self.budget_s else done, f"run {number}")
 
     def _note(self, run: Stopwatch) -> None:
-        self.timing.all_runs.append(run.wall_s)
-        self.timing.unreached = unreached(self.step.models)
-        self.timing.cpu_runs.append(run.cpu_s)
-        self.timing.waited_runs.append(run.waited_s)
-        if run.device_s is not None:
-            self.timing.device_runs.append(run.device_s)
-
-    @property
-    def _is_short(self) -> bool:
-        """Whether an untimed call is no matter for the budget."""
-        first_s = self.timing.first_call_s or 0.0
-        return self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
+        timing = self.timing
+        timing.all_runs.append(run.wall_s)
+        timing.cpu_runs.append(run.cpu_s)
+        timing.waited_runs.append(run.waited_s)
+        timing.device_runs += [] if run.device_s is None else [run.device_s]
+        timing.unreached = unreached(self.step.models)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Whether a call after the first does less, so that each run begins in the user's state."""
+        """Return whether a later call does less, so that each run begins in the user's state."""
+        step, first_s = self.step, self.timing.first_call_s or 0.0
         try:
-            later_s, first_s = self._once(1).wall_s, self.timing.first_call_s or 0.0
+            later_s = self._once(1).wall_s
         except StepError:
             raise
         except Exception as error:  # a schedule has so many steps
-            self.step.repeats = repeats.ended(error)
-            self.timing.repeats = self.step.repeats.line
+            step.repeats = repeats.ended(error)
             start.restore()
-            return True
-        if self.step.models and repeats.is_suspicious(first_s, later_s):
-            repeat = self.step.repeats = compared_runs(self.step, start, lambda: self._once(1))
-            self.timing.repeats = repeat.line
-        return self.step.afresh
+        else:
+            if step.models and repeats.is_suspicious(first_s, later_s):
+                step.repeats = compared_runs(step, start, lambda: self._once(1))
+        self.timing.repeats = "" if step.repeats is None else step.repeats.line
+        return step.afresh
 
-    def _autorange(self, reset: Callable[[], None]) -> Generator[Progress, None, int]:
-        """1, 10, 100 … loops until a run takes long enough, as `timeit` does.
-
-        No longer than that as many runs as there shall be fit into the budget.
+    def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
+        """Return 1, 10, 100 … loops, until a run takes long enough, as `timeit` does; no more than
+        that as many runs as there shall be fit into the budget.
         """
         loops, first_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and first_s * (RUNS + 1) > self._budget.left_s:
             return loops
         while loops < MOST_LOOPS:
-            reset()
+            state.restore()
             try:
                 run_s = self._once(loops).wall_s
             except StepError:
@@ -173,40 +161,29 @@ class Timer:
         return loops
 
     def _once(self, loops: int) -> Stopwatch:
+        """Time a run, without garbage collection, as `timeit` does."""
         __tracebackhide__ = True
         watch, window = Stopwatch(self.device, self.timer, self._interruptions), interrupts.window()
-        with _without_garbage_collection():
-            try:
-                if window is not None:
-                    window.open()
-                self.step.rewind()
-                self.loop(loops, watch)
-            except StopIteration:  # would look like the end of a generator of ours
-                raise StepError(OUT_OF_DATA) from None
-            finally:
-                if window is not None:
-                    window.close()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            if window is not None:
+                window.open()
+            self.step.rewind()
+            self.loop(loops, watch)
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError(OUT_OF_DATA) from None
+        finally:
+            if window is not None:
+                window.close()
+            if collects:
+                gc.enable()
         return watch
 
     def _enough(self, number: int) -> bool:
         if self.runs is not None:
             return number >= self.runs
         return number >= RUNS and (self.budget_s is None or self._budget.left_s <= 0)
-
-    def _done(self, number: int) -> float:
-        return self._budget.share if self.budget_s else min(number / (self.runs or RUNS), 1.0)
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """As `timeit` does: a collection in one of the runs is no part of the step."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def device_of(step: Step) -> torch.device:

@@ -133,7 +133,7 @@ def _option(word: str) -> dict[str, Any]:
     free = [f"{entry.name}:{entry.free}" for entry in CATALOG if entry.free]
     optimization = find(name)
     if optimization is not None and optimization.free and value:
-        return {optimization.name: optimization.freely(from_word(value))}
+        return {optimization.name: from_word(value)}
     names = [BASELINE, CURRENT, AUTO, *vocabulary, "threads:1", "device:cpu"]
     raise StepError(
         f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "

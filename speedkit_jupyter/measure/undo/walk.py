@@ -8,7 +8,7 @@ from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
-from speedkit_jupyter.measure.undo.handlers.instances import Attributes
+from speedkit_jupyter.measure.undo.handlers.containers import Attributes
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.measure.undo.handlers.registry import PROXIES, handlers_of
 from speedkit_jupyter.measure.undo.ownership import is_the_users_class, works_elsewhere

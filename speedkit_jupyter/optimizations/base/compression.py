@@ -8,14 +8,13 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BeforeValidator
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.optimization import Optimization, dotted, lacks
+from speedkit_jupyter.optimizations.base.optimization import Optimization, dotted, imported, lacks
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
 from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.layers import is_linear
@@ -220,10 +219,7 @@ def torchao(module: str = "quantization") -> Any:
     logger = logging.getLogger("torchao")
     before, logger.disabled = logger.disabled, True
     try:
-        return import_module(f"torchao.{module}")
-    except Exception as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise SpeedKitError(f"torchao can't be imported: {type(error).__name__}: {first}") from None
+        return imported(f"torchao.{module}")
     finally:
         logger.disabled = before
 

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any, ClassVar
 
 from pydantic.fields import FieldInfo
@@ -17,6 +18,7 @@ from speedkit_jupyter.optimizations.base.options import choices, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import moved
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
@@ -25,19 +27,18 @@ BY_REQUEST = "changes what the model computes, so it is there on request only"
 class Optimization(ABC):
     """One file, one class, one line in CATALOG; everything else derives from it.
 
-    `Options` is the type of the config field (a pydantic model or annotation) and `default`
-    its value; `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and
-    None where it has none. `follows` marks what
-    another optimization needs: a plan that names only that one has it too. `costly` marks what
-    takes seconds at the first step: a search tries it last. `excludes` are others beside which it
-    does nothing. `free` stands for values that no word names (`threads:NUMBER`); where there are
-    fields, for those of the field of that name (`compile:BACKEND`). `frameworks_choose` marks what
-    Accelerate, Fabric or Trainer choose by themselves, so that they are told also what is as is.
-    `lowers` marks what lowers the precision of products, `rivals` whose values are a choice among
-    equals, none of them the strongest.
-    `library` is the optional one that it calls, by its name on PyPI: declined where it is missing.
-    `bare` is the word that the name alone stands for, where it is not `true`; `none` the value that
-    changes nothing.
+    `Options` is the type of the config field (a pydantic model or annotation), `default` its value;
+    `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and None where it
+    has none. `bare` is the word that the name alone stands for, where it is not `true`; `free`
+    stands for values that no word names (`threads:NUMBER`); `none` changes nothing.
+
+    `follows` marks what another optimization needs: a plan that names only that one has it too.
+    `costly` marks what takes seconds at the first step: a search tries it last. `excludes` are
+    others beside which it does nothing. `frameworks_choose` marks what Accelerate, Fabric or
+    Trainer choose by themselves, so that they are told also what is as is. `lowers` marks what
+    lowers the precision of products, `rivals` whose values are a choice among equals. `library` is
+    the optional one that it calls, by its name on PyPI: declined where it is missing.
+
     `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
     wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
     """
@@ -103,11 +104,6 @@ class Optimization(ABC):
             alone = {name: name == one for name in switches}
             changes[f"{self.name}:{one}"] = {first: True, **alone}
         return changes
-
-    def freely(self, value: Any) -> Any:
-        """Return the config's value for one that no word names."""
-        field = self.free.lower()
-        return {next(iter(self.fields)): True, field: value} if field in self.fields else value
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -185,6 +181,16 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
         return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
     return ""
+
+
+def imported(module: str) -> Any:
+    """Return a library's module. Raises SpeedKitError where it can't be imported."""
+    try:
+        return import_module(module)
+    except Exception as error:
+        first = f"{type(error).__name__}: {error}".partition("\n")[0]
+        library = module.partition(".")[0]
+        raise SpeedKitError(f"{library} can't be imported: {first}") from None
 
 
 def no_triton(hardware: Hardware, facts: Facts) -> str:

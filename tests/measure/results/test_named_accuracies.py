@@ -249,5 +249,4 @@ def test_of_a_step_that_does_not_train_the_number_alone_is_compared(parts):
     shown = words(found)
     assert "of 200)" in shown
     assert "95 % interval" in shown
-    assert "200 examples tell such a share to" in shown
     assert "2: GELU -> tanh" in shown

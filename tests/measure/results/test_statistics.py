@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -75,6 +77,14 @@ def test_all_looks_together_may_err_no_more_than_one():
 )
 def test_the_verdict_is_what_the_interval_says(low, high, word):
     assert Ratio((low + high) / 2, low, high, 100).verdict == word
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_shown"),
+    [(0.9, 1.1, True), (0.001, 26.0, False), (0.0, math.inf, False), (1.25, 20.0, True)],
+)
+def test_an_interval_that_says_nothing_is_not_shown(low, high, is_shown):
+    assert Ratio(1.5, low, high, 9).is_bounded is is_shown
 
 
 def test_looks_are_planned_up_to_the_budget():

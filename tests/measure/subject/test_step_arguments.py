@@ -48,9 +48,7 @@ CONTEXT = object.__new__(SpeedContext)
         (has_a_default, ("the user's",)),
         (has_keywords, ("the user's", {})),
         (takes_any, (CONTEXT,)),
-        (partial(has_a_default, "bound"), ("bound",)),
         (partial(takes_it, "bound"), ("bound",)),
-        (lambda x="the user's": takes_any(x), ("the user's",)),
     ],
 )
 def test_what_a_step_is_called_with(step, arguments):

@@ -13,8 +13,15 @@ from collections.abc import Callable, Iterable, MappingView
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
-from speedkit_jupyter.measure.undo.handlers.containers import Dicts, Lists, Sets
-from speedkit_jupyter.measure.undo.handlers.instances import Attributes, Definitions, Slots, slots
+from speedkit_jupyter.measure.undo.handlers.containers import (
+    Attributes,
+    Definitions,
+    Dicts,
+    Lists,
+    Sets,
+    Slots,
+    slots,
+)
 from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replays
 from speedkit_jupyter.measure.undo.handlers.names import Cells, Functions, NamesHandler
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, Tensors
