@@ -206,14 +206,15 @@ class Profiler:
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
-        samples, taken_s = list[LineSample](), 0.0
+        samples, begun_s = list[LineSample](), clock.now()
         try:
             with self._sampled() as recorder:
-                while not taken_s or (taken_s < enough_s and budget.allows(2 * self._call_s)):
+                is_enough = False
+                while not is_enough:
                     state.restore()
-                    split = self._profiled(recorder)
-                    samples += split.samples
-                    taken_s += split.total_s
+                    samples += self._profiled(recorder).samples
+                    taken_s = clock.now() - begun_s
+                    is_enough = taken_s >= enough_s or not budget.allows(2 * self._call_s)
         finally:
             self._find_lines(samples)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.optimizations import CATALOG
@@ -21,7 +20,7 @@ MOST = 6
 
 
 def choose(prover: Prover, accuracy: NamedAccuracy) -> Generator[Progress, None, None]:
-    """The fastest that the user's number accepts, where it is proven faster than what was found.
+    """Take the fastest that the user's number accepts, where it leads what was found.
 
     It is not remembered: the number decides anew each time.
     """
@@ -45,10 +44,11 @@ def choose(prover: Prover, accuracy: NamedAccuracy) -> Generator[Progress, None,
     except StepError as error:  # what was found stays
         tuning.notes.append(f"Other models were not tried: {error}")
         return
-    able = [candidate for candidate in tried if _is_ahead(comparison, before, candidate)]
-    best = before
-    if able:
-        best = max(able, key=lambda one: _speedup(comparison, one))
+    accepted = [p for p in tried if comparison.verdict(row_of(comparison, p)) == "accepted"]
+    leads = [(ahead, p) for p in accepted if (ahead := lead(comparison, before, p)) is not None]
+    able = [(ahead.median, p) for ahead, p in leads if ahead.low > 1]
+    _, best = max(able, key=lambda one: one[0], default=(1.0, before))
+    if best is not before:
         tuning.take(best, comparison)
         tuning.parts_found, tuning.learned = [], None
     for other in tried:
@@ -58,7 +58,7 @@ def choose(prover: Prover, accuracy: NamedAccuracy) -> Generator[Progress, None,
 
 
 def candidates(tuning: Tuning) -> list[Candidate]:
-    """Each of the catalog that makes another model here, beside what was found."""
+    """Return each of the catalog that makes another model here, beside what was found."""
     every = (tuning.facts, *tuning.facts_of_others)
     found: list[Candidate] = []
     for entry in CATALOG:
@@ -71,15 +71,3 @@ def candidates(tuning: Tuning) -> list[Candidate]:
             if means_something(candidate) and any(entry.name in change for change in changes):
                 found.append(candidate)
     return list({candidate.name: candidate for candidate in found}.values())[:MOST]
-
-
-def _is_ahead(comparison: Comparison, before: Candidate, candidate: Candidate) -> bool:
-    """Whether it is accepted, and proven faster than the baseline and than what was found."""
-    ahead = lead(comparison, before, candidate)
-    accepted = comparison.verdict(row_of(comparison, candidate)) == "accepted"
-    return accepted and ahead is not None and ahead.low > 1
-
-
-def _speedup(comparison: Comparison, candidate: Candidate) -> float:
-    ratio = comparison.ratio(row_of(comparison, candidate))
-    return 0.0 if ratio is None else ratio.median

@@ -25,7 +25,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak_references import Alive
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.aim import is_out
+from speedkit_jupyter.tuning.aim import is_out, memory_saved
 from speedkit_jupyter.tuning.candidates import Candidate, Part, parts_of
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ class Tuning(Shown):
         rows = self.last_rows()
         refused = [row.words for row in rows if is_out(row.comparison, row.record)]
         rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
+        if self.objective == "memory":
+            rows = [row for row in rows if memory_saved(row.comparison.baseline, row.record) > 1]
         most = max((row.speedup for row in rows), default=0.0)
         equal = [row for row in rows if row.speedup * (1 + SAME) >= most]
         best = min(equal, key=lambda row: len(row.words), default=None)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
@@ -29,7 +30,7 @@ from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import engines, learning, other_models, tasks
+from speedkit_jupyter.tuning import learning, other_models, tasks
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import (
     BASELINE,
@@ -53,6 +54,9 @@ COMPILE_S = 20.0
 MOST_TURNS = 3
 # What lost a race by no more than this gets rounds enough to tell whether it helps after all.
 NARROW = 0.95
+# The engines of float32 products are not measured for less than so many seconds of budget; that
+# takes two seconds, and at most this share of it. What took less than this goes without saying.
+ENGINES_S, ENGINES_SHARE, NOTICED_S = 12.0, 0.25, 0.5
 # So many of the plans that were left out are named.
 MOST_NAMES = 4
 
@@ -197,7 +201,7 @@ class Search:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         __tracebackhide__ = True
         tuning, allowance = self.tuning, self.allowance
-        yield from engines.measure(tuning, allowance.budget)
+        yield from self._measure_engines()
         singles = candidates(
             tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others, tuning.objective
         )
@@ -217,7 +221,7 @@ class Search:
                     for plan in asked:
                         tried.pop(plan.name, None)
             queue = [plan for plan in queue if self._is_new(plan)]
-            if not allowance.has_time(1):
+            if not allowance.can_check():  # nothing more could be proven
                 break
         self._left_out = queue
         if queue:
@@ -225,6 +229,23 @@ class Search:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             listed = f"{', '.join(names[:MOST_NAMES])}{more}"
             tuning.notes.append(f"Left out, since the budget is short: {listed}")
+
+    def _measure_engines(self) -> Iterator[Progress]:
+        """Measure those of float32 products, once for a machine, and so beside the budget."""
+        tuning, budget = self.tuning, self.budget
+        is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
+        if is_known or tuning.hardware.pinned or budget.seconds < ENGINES_S:
+            return
+        doing = "measuring the engines of float32 products, once"
+        yield Progress(budget.share, doing)
+        begun_s = clock.now()
+        tuning.hardware = tuning.hardware.with_gemm(ENGINES_SHARE * budget.seconds)
+        took_s, rates = clock.now() - begun_s, tuning.hardware.cpu.gemm
+        budget.exclude(took_s)
+        if rates is not None and rates.failure:
+            tuning.notes.append(f"gemm was not tried: {rates.failure}")
+        elif took_s > NOTICED_S:  # it was not known already
+            tuning.notes.append(f"It took {took_s:.1f} s more, {doing} for this machine")
 
     def _first(self, singles: Sequence[Candidate]) -> list[Candidate]:
         """Return the strongest with and without compiling, its parts, it without each of them,

@@ -1,4 +1,4 @@
-"""Verification on small nets of seven kinds: faults that are planted, and plans that only round."""
+"""Verification on small nets of some kinds: faults that are planted, and plans that only round."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import verify
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.head = nn.GRU(8, 24, batch_first=True), nn.Linear(24, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.inner(x.view(-1, 4, 8))[0][:, -1])
 
 
 def transformer() -> nn.Module:
@@ -39,7 +30,6 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "convolutions": lambda: nn.Sequential(
         nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
     ),
-    "recurrent": Recurrent,
     "transformer": transformer,
 }
 

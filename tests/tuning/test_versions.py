@@ -7,10 +7,9 @@ import sqlite3
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tuned
+from speedkit_jupyter import Facts, Hardware, plan, tuned
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.report.history_report import history_report, tuned_list
 from speedkit_jupyter.support import database
@@ -88,12 +87,3 @@ def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
     shown = " ".join(history_report(database.saved("step")).to_text().split())
     assert "0.78" not in shown
     assert "too few rounds" in shown
-
-
-def test_apply_speedups_goes_by_its_own_config_whatever_is_kept():
-    model = nn.Linear(8, 2)
-    learned(model)
-    as_found_by(None)
-    with apply_speedups(model)[1] as context:
-        assert context.plan["threads"].source == "auto"
-    assert torch.get_num_threads() > 0
