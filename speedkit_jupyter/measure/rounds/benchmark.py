@@ -100,11 +100,6 @@ class Benchmark:
         self.begun_s: float | None = None
         self.budget = Budget(self.budget_s, within=within)
 
-    @property
-    def judging_s(self) -> float:
-        """What the accuracy that the user names took; the budget does not count it."""
-        return 0.0 if self._scorer is None else self._scorer.took_s
-
     def result(self) -> Comparison:
         """What is known so far."""
         sampler = self._sampler
@@ -284,8 +279,6 @@ class Benchmark:
             least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
             left_s = max(budget.left_s, least_s)
             self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
-            if not self._within and (warning := self._sampler.too_few()):
-                yield Progress(0.0, warning)
             yield from self._sampler.run(self._policy, self.result)
         finally:
             budget.reserved_s -= reserve_s
