@@ -97,23 +97,6 @@ def anomaly_mode_off(_: Subject) -> Iterator[None]:
 
 
 @contextmanager
-def deterministic_off(subject: Subject) -> Iterator[None]:
-    """Allow kernels whose sums come in any order, also where the step asks for others."""
-    import torch
-
-    cudnn = torch.backends.cudnn
-    before = torch.get_deterministic_debug_mode(), cudnn.deterministic
-    torch.set_deterministic_debug_mode(0)
-    cudnn.deterministic = False
-    try:
-        with doing_nothing([(torch, "use_deterministic_algorithms")], subject):
-            yield
-    finally:
-        torch.set_deterministic_debug_mode(before[0])
-        cudnn.deterministic = before[1]
-
-
-@contextmanager
 def doing_nothing(owners: Sequence[tuple[Any, str]], _: Subject) -> Iterator[None]:
     """Return at once from these functions."""
     with ExitStack() as stack:

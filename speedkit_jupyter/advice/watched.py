@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice.code import what_ran
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.profiling.lines import Spot, user_spot
 from speedkit_jupyter.support.torch_private import loader_iterator, tree_leaves, tree_map, version
 
 if TYPE_CHECKING:
@@ -87,16 +87,15 @@ class Watched:
 
     `calls` are those of outermost modules, `times` how often modules of each class were called;
     `got_gradients` are ids of parameters whose gradient was written to; `gradients_asked` says
-    whether `torch.autograd.grad` was called, `passes` how often a line asked for a backward pass of
-    either kind; of `backward`, each call says whether it retains and creates a graph. `steps` are
-    those of all optimizers, `held` the ids of what these hold, be they made in the step itself, as
-    `loaders` may be. `flags` are those of the moment in which modules were called.
+    whether `torch.autograd.grad` was called; each of `backwards` whether a call of `backward`
+    retains and creates a graph. `steps` are those of all optimizers, `held` the ids of what these
+    hold, be they made in the step itself, as `loaders` may be. `in_anomaly_mode` says whether
+    that was on while modules were called.
     """
 
     calls: list[ModelCall] = field(default_factory=list)
     times: Counter[type] = field(default_factory=Counter)
     backwards: list[tuple[bool, bool]] = field(default_factory=list)
-    passes: Counter[Spot | None] = field(default_factory=Counter)
     gradients_asked: bool = False
     held: set[int] = field(default_factory=set)
     got_gradients: set[int] = field(default_factory=set)
@@ -105,11 +104,76 @@ class Watched:
     loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
     ran: set[CodeType] = field(default_factory=set)
-    flags: set[str] = field(default_factory=set)
+    in_anomaly_mode: bool = False
+    _inside: bool = False
+    _iterators: dict[int, int] = field(default_factory=dict)
 
     def of_models(self) -> list[ModelCall]:
         """Return the calls of what has parameters: no loss, no activation."""
         return [call for call in self.calls if any(True for _ in call.module.parameters())]
+
+    def module(self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """See a module called."""
+        import torch
+
+        self.times[type(module)] += 1
+        if self._inside:
+            return original(module, *args, **kwargs)
+        self.in_anomaly_mode |= torch.is_anomaly_enabled()
+        versions = tuple(map(version, (*tensors((args, kwargs)), *module.parameters())))
+        seen = ModelCall(module, args, kwargs, self.steps, module.training, versions)
+        self.calls.append(seen)
+        self._inside = True
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            self._inside = False
+        given = vars(result) if hasattr(result, "__dataclass_fields__") else result
+        seen.has_graph = any(one.requires_grad for one in tensors(given))
+        return result
+
+    def backward(
+        self, original: Original, tensors: Any, given: Any = None, retain_graph: Any = None,
+        create_graph: bool = False, *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """See a backward pass."""
+        self.backwards.append((bool(retain_graph), create_graph))
+        return original(tensors, given, retain_graph, create_graph, *args, **kwargs)
+
+    def grad(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """See gradients asked for."""
+        self.gradients_asked = True
+        return original(*args, **kwargs)
+
+    def zero_grad(self, original: Original, optimizer: Any, set_to_none: bool = True) -> Any:
+        """See gradients cleared."""
+        self.zeroed_to[set_to_none] += 1
+        return original(optimizer, set_to_none)
+
+    def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """See an optimizer's step."""
+        self.steps += 1
+        self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+    def loop(self, original: Original, loader: DataLoader[Any]) -> Any:
+        """See a loop over a loader begin."""
+        begun_s = clock.now()
+        self.loaders[id(loader)] = loader
+        iterator = original(loader)
+        self.draws[id(loader)].begun_s.append(clock.now() - begun_s)
+        self._iterators[id(iterator)] = id(loader)
+        return iterator
+
+    def draw(self, original: Original, iterator: Any) -> Any:
+        """See a batch drawn."""
+        begun_s, draws = clock.now(), self.draws[self._iterators.get(id(iterator), 0)]
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            draws.ended_s.append(clock.now() - begun_s)
+            raise
+        draws.next_s.append(clock.now() - begun_s)
+        return batch
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -125,116 +189,25 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
     from torch.utils.data import DataLoader
 
     found = Watched()
-    iterators: dict[int, int] = {}
-
-    def module(original: Original) -> Original:
-        inside: list[Any] = []
-
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            found.times[type(module)] += 1
-            if inside:
-                return original(module, *args, **kwargs)
-            found.flags |= _flags()
-            read = (*tensors((args, kwargs)), *module.parameters())
-            versions = tuple(map(version, read))
-            seen = ModelCall(module, args, kwargs, found.steps, module.training, versions)
-            found.calls.append(seen)
-            inside.append(module)
-            try:
-                result = original(module, *args, **kwargs)
-            finally:
-                inside.pop()
-            given = vars(result) if hasattr(result, "__dataclass_fields__") else result
-            seen.has_graph = any(one.requires_grad for one in tensors(given))
-            return result
-
-        return call
-
-    def backward(
-        tensors: Any, given: Any = None, retain_graph: Any = None, create_graph: bool = False,
-        *others: Any, **more: Any,
-    ) -> None:  # fmt: skip
-        found.passes[user_spot()] += 1
-        found.backwards.append((bool(retain_graph), create_graph))
-
-    def grad(*args: Any, **kwargs: Any) -> None:
-        found.gradients_asked = True
-        found.passes[user_spot()] += 1
-
-    def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
-        found.zeroed_to[set_to_none] += 1
-
-    def stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found.steps += 1
-        found.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
-
-    def loop(original: Original) -> Original:
-        def call(loader: DataLoader[Any]) -> Any:
-            begun_s = clock.now()
-            found.loaders[id(loader)] = loader
-            iterator = original(loader)
-            found.draws[id(loader)].begun_s.append(clock.now() - begun_s)
-            iterators[id(iterator)] = id(loader)
-            return iterator
-
-        return call
-
-    def draw(original: Original) -> Original:
-        def call(iterator: Any) -> Any:
-            begun_s, draws = clock.now(), found.draws[iterators.get(id(iterator), 0)]
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                draws.ended_s.append(clock.now() - begun_s)
-                raise
-            draws.next_s.append(clock.now() - begun_s)
-            return batch
-
-        return call
-
     before = {id(one): _gradient(one) for one in parameters}
     with ExitStack() as stack:
-        for owner, name, make in (
-            (torch.nn.Module, "__call__", module),
-            (torch.autograd, "backward", _telling(backward)),
-            (torch.autograd, "grad", _telling(grad)),
-            (torch.optim.Optimizer, "zero_grad", _telling(zero_grad)),
-            (DataLoader, "__iter__", loop),
-            (loader_iterator(), "__next__", draw),
+        for owner, name, see in (
+            (torch.nn.Module, "__call__", found.module),
+            (torch.autograd, "backward", found.backward),
+            (torch.autograd, "grad", found.grad),
+            (torch.optim.Optimizer, "zero_grad", found.zero_grad),
+            (DataLoader, "__iter__", found.loop),
+            (loader_iterator(), "__next__", found.draw),
         ):
-            stack.enter_context(patched(owner, name, make))
-        stack.enter_context(optimizer_hooks(after=stepped))
+            stack.enter_context(patched(owner, name, partial(partial, see)))
+        stack.enter_context(optimizer_hooks(after=found.stepped))
         found.ran = what_ran(call)
     after = {id(one): _gradient(one) for one in parameters}
     found.got_gradients = {one for one, now in after.items() if now not in (None, before[one])}
     return found
 
 
-def _telling(tell: Callable[..., None]) -> Callable[[Original], Original]:
-    """Return what makes a function tell its arguments first."""
-
-    def make(original: Original) -> Original:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            tell(*args, **kwargs)
-            return original(*args, **kwargs)
-
-        return call
-
-    return make
-
-
 def _gradient(parameter: torch.nn.Parameter) -> tuple[int, int] | None:
     """Return what is another one where the gradient was written to."""
     found = parameter.grad
     return None if found is None else (id(found), version(found))
-
-
-def _flags() -> set[str]:
-    import torch
-
-    known = {
-        "anomaly": torch.is_anomaly_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "cudnn.deterministic": torch.backends.cudnn.deterministic,
-    }
-    return {name for name, is_on in known.items() if is_on}

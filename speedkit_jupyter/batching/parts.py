@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import messages
@@ -17,7 +17,6 @@ from speedkit_jupyter.support.torch_private import tree_leaves, tree_map, versio
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
 # The position or name of an argument.
 Key = int | str
 # Functions of torch.nn.functional whose mean is over the targets that count.
@@ -282,7 +281,7 @@ def check(loss: PartLoss, batch: Batch) -> bool | None:
     cut = [*few.parts(max(few.length // 2, 1))]
 
     def tried(part: Batch) -> tuple[float, float | None]:
-        value, weight = _tried(lambda: loss(part, still=True))
+        value, weight = loss(part, still=True)
         return float(value.detach()), weight
 
     with _aside(models):
@@ -320,17 +319,6 @@ def _together(parts: list[tuple[float, float | None]]) -> float:
     return sum(value * weight for value, weight in counted) / sum(weight for _, weight in counted)
 
 
-def _tried(call: Callable[[], T]) -> T:
-    """Call it without gradients; with them where the loss itself asks for some (a penalty)."""
-    import torch
-
-    try:
-        return call()
-    except RuntimeError:
-        with torch.enable_grad():
-            return call()
-
-
 def batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
     """Give the BatchNorm modules that train, with their names."""
     from torch import nn
@@ -344,14 +332,12 @@ def batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.M
 
 @contextmanager
 def _aside(models: list[torch.nn.Module]) -> Iterator[None]:
-    """Run the block without gradients or statistics of batches; put torch's random numbers and
-    buffers back.
-    """
+    """Run the block without statistics of batches; put torch's random numbers and buffers back."""
     import torch
 
     buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
     norms = [module for _, module in batch_norms(models)]
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.random.fork_rng():
         try:
             for norm in norms:
                 norm.training = False
@@ -359,8 +345,9 @@ def _aside(models: list[torch.nn.Module]) -> Iterator[None]:
         finally:
             for norm in norms:
                 norm.training = True
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
 
 
 def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:

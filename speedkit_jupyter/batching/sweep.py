@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 DEFAULT_S = 20.0
 # A size is left out where its first CALLS would take more than this share of the budget; a block
-# lasts BLOCK_S, and ENOUGH rounds are enough. After a size that does not fit, HALVED between it and
-# the last that did are tried.
-LONGEST, CALLS, BLOCK_S, ENOUGH, HALVED = 0.2, 4, 0.02, 25, 3
+# lasts BLOCK_S, and ENOUGH rounds are enough.
+LONGEST, CALLS, BLOCK_S, ENOUGH = 0.2, 4, 0.02, 25
 # This share of the free memory stays free; nothing is said of batches beyond FAR times the largest
 # that ran.
 MARGIN, FAR = 0.1, 16
@@ -129,13 +128,6 @@ class Sweep:
                 break
             yield Progress(budget.share, f"batches of {number}")
             number = min(number * 2, self._most) if number < self._most else number + 1
-        for _ in range(HALVED if size.why_not == OUT and found.measured else 0):
-            least = min(one.number for one in found.sizes if one.why_not == OUT)
-            number = (found.measured[-1].number + least) // 2
-            if number in {one.number for one in found.sizes}:
-                break
-            self._tried(number, state, budget)
-            yield Progress(budget.share, f"batches of {number}")
         if not found.measured:
             raise StepError(f"a batch of {self._least} was not measured: {size.why_not}")
         found.largest = self._largest()
@@ -154,7 +146,6 @@ class Sweep:
         else:
             self._first(size, state)
         self._found.sizes.append(size)
-        self._found.sizes.sort(key=lambda one: one.number)
         return size
 
     def _first(self, size: Size, state: Snapshot) -> None:
@@ -173,10 +164,6 @@ class Sweep:
                 size.first_s = min(self._timed() for _ in range(2))
         except Exception as error:
             if not is_out_of_memory(error):
-                error.add_note(
-                    f"(with a batch of {size.number}, made of the {self._feed.now} samples that "
-                    "there are: what counts or points to samples within a batch can't be resized)"
-                )
                 raise
             size.why_not, size.first_s = OUT, 0.0
             # Its traceback keeps what the failed step held.
@@ -192,7 +179,7 @@ class Sweep:
         than of the next. A step that calls no module is not checked.
         """
         __tracebackhide__ = True
-        smaller = [one for one in self._found.measured if one.number < size.number]
+        smaller = self._found.measured
         other = smaller[-1] if smaller else Size(2 * size.number)
         if not smaller:
             with self._feed.of(other.number):
@@ -244,8 +231,8 @@ class Sweep:
         return other_bytes - each * other, each + self._feed.sample_bytes
 
     def _largest(self) -> int | None:
-        """Return the largest that fits, by the growth of memory; no larger than what failed, nor
-        than can be told from those that ran: another part of the step may be the fullest later.
+        """Return the largest that fits, by the growth of memory; where one failed, the last before
+        it. Nothing is told far beyond those that ran: another part of the step may be the fullest.
         """
         line, ran = self._line(), self._found.measured[-1].number
         available = self._found.available_bytes

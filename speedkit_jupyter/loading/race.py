@@ -22,9 +22,8 @@ T = TypeVar("T")
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # An interval that decides needs this many rounds; more than MOST tell nothing that matters.
 LEAST, MOST = 8, 100
-# Candidates with workers within this factor of the fastest are worth variations; at most FINALISTS
-# within FINAL of the fastest run against each other to the end.
-NEARLY, FINAL, FINALISTS = 1.25, 1.04, 2
+# Candidates with workers within this factor of the fastest are worth variations.
+NEARLY = 1.25
 # What gains less is not worth another loader.
 GAIN = 1.02
 # Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
@@ -169,16 +168,14 @@ class Race:
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= GAIN
         return best if is_faster else self.own
 
-    def finalists(self) -> list[Candidate]:
-        """Return the fastest of the others, and what is so near it that more rounds must tell."""
-        others = sorted(self.racing[1:], key=lambda one: one.batch_s)
-        return [one for one in others[:FINALISTS] if one.batch_s <= FINAL * others[0].batch_s]
+    def rival(self) -> Candidate | None:
+        """Return the fastest of the others."""
+        return min(self.racing[1:], key=lambda one: one.batch_s, default=None)
 
-    def narrow(self) -> None:
-        """Let only the finalists go on beside the user's own."""
-        finalists = self.finalists()
+    def narrow(self, rival: Candidate | None) -> None:
+        """Let only this one go on beside the user's own."""
         for one in self.racing[1:]:
-            if one not in finalists:
+            if one is not rival:
                 one.leave("not the fastest by median")
 
     def promising(self) -> list[Candidate]:

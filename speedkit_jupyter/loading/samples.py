@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # This many samples are looked at, for this long at the most.
 MOST, LONGEST_S = 32, 1.0
-# Of each of two epochs this many batches are compared by their indices, and this many by values.
+# Of each of two epochs this many batches are compared by their indices, or by their values.
 EPOCHS, BATCHES, VALUES = 2, 64, 4
 
 
@@ -189,30 +189,23 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def difference(
-    loader: DataLoader[Any], settings: Settings, is_random: bool, settle: Callable[[], object]
-) -> str:
+def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[], object]) -> str:
     """Return in words how a loader with these settings differs; empty where it does not.
 
-    The code between batches draws random numbers, as a step does. Of samples that are random only
-    the order is compared. `settle` puts generators and samplers back to where they began.
+    The code between batches draws random numbers, as a step does. A data set with indices is asked
+    for these alone: its samples may be random. `settle` puts generators and samplers back to where
+    they began.
     """
-
-    def differ(batches: int, **inside: Any) -> bool:
-        drawn = []
-        for one in (Settings.of(loader), settings):
-            settle()
-            other = rebuilt(loader, one)
-            other.__dict__ |= inside
-            drawn.append(_batches(other, batches))
-        return not same(*drawn)
-
-    of_indices = {"dataset": Indices(), "collate_fn": as_it_is, "pin_memory": False}
-    if not is_iterable(loader) and differ(BATCHES, **of_indices):
-        return "its sampler gives another order with these settings"
-    if (is_iterable(loader) or not is_random) and differ(VALUES):
-        return "its batches differ with these settings"
-    return ""
+    inside: dict[str, Any] = {}
+    if not is_iterable(loader):
+        inside = {"dataset": Indices(), "collate_fn": as_it_is, "pin_memory": False}
+    drawn = []
+    for one in (Settings.of(loader), settings):
+        settle()
+        other = rebuilt(loader, one)
+        other.__dict__ |= inside
+        drawn.append(_batches(other, BATCHES if inside else VALUES))
+    return "" if same(*drawn) else "it gives other batches, or in another order"
 
 
 def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:

@@ -16,7 +16,6 @@ from speedkit_jupyter.loading.ways import length
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import patched
-from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
@@ -148,8 +147,8 @@ class Timed:
     """Times candidates for one loader, with a step that is isolated.
 
     Every block begins in the state of before, and so with the same batches, whoever loads them. It
-    is one call of the step, or a few if they are short. Where a call takes too long it is cut: a
-    window of `most` batches is timed, which moves on with each round.
+    is one call of the step. Where that takes too long it is cut: a window of `most` batches is
+    timed, which moves on with each round.
     """
 
     def __init__(
@@ -166,8 +165,8 @@ class Timed:
         self._context: Any = in_force_or_none(step.models)
         self._draw: Draw | None = None
         self._one: Candidate | None = None
-        # Calls in a block, and batches in a window: infinite where calls are timed whole.
-        self._calls, self._most = 1, math.inf
+        # Batches in a window: infinite where calls are timed whole.
+        self._most = math.inf
         self._block_s = min(BLOCK_S, budget_s / (ROUNDS * CANDIDATES))
         self.batch_s = 0.0
         # How many batches an epoch has, or a loop takes before it is left.
@@ -192,23 +191,15 @@ class Timed:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
         __tracebackhide__ = True
         self._install(own, rebuilt(self._loader, own.settings))
-        draw, taken_s = self._called(own, self._short(), 1)
+        draw, taken_s = self._called(own, self._short())
         if draw.was_cut:  # the first call is often slow
             self._restore()
-            draw, taken_s = self._called(own, self._short(), 1)
+            draw, taken_s = self._called(own, self._short())
         self.batch_s = taken_s / draw.drawn
         if draw.was_cut:
             self._most = max(LEAST, math.ceil(self._block_s / self.batch_s))
             return
         self.epoch = draw.longest
-        calls, draw.until_s = math.ceil(self._block_s / max(taken_s, 1e-6)), math.inf
-        try:
-            self._called(own, draw, calls - 1)
-            self._calls = calls
-        except StepError:
-            raise
-        except Exception as error:  # it can't be called again from where it is: a schedule ends
-            self._step.tell([ended(error).line])
 
     def enter(self, one: Candidate) -> None:
         """Make its loader, and draw a batch."""
@@ -221,7 +212,7 @@ class Timed:
         self._install(one, loader)
         self._restore()
         whole = math.isinf(self._most)
-        self._called(one, Draw(self._device) if whole else self._short(), 1)
+        self._called(one, Draw(self._device) if whole else self._short())
 
     def _short(self) -> Draw:
         """Return what a call gets that may not take too long."""
@@ -239,7 +230,7 @@ class Timed:
         __tracebackhide__ = True
         self._restore()
         if math.isinf(self._most):
-            draw, taken_s = self._called(one, Draw(self._device), self._calls)
+            draw, taken_s = self._called(one, Draw(self._device))
             waited_s = draw.waited_s + draw.begun_s
             self.epoch = max(self.epoch, draw.longest)
             return Block((taken_s - waited_s) / draw.drawn, waited_s / draw.drawn)
@@ -270,21 +261,19 @@ class Timed:
             loader: Any = one.loader
             index_sampler(loader).number = first - lead
         until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self.batch_s)
-        return self._called(one, Draw(self._device, lead, most, until_s), 1)[0]
+        return self._called(one, Draw(self._device, lead, most, until_s))[0]
 
-    def _called(self, one: Candidate, draw: Draw, calls: int) -> tuple[Draw, float]:
+    def _called(self, one: Candidate, draw: Draw) -> tuple[Draw, float]:
         """Call the step with a candidate's batches; return the seconds, too."""
         __tracebackhide__ = True
         self._draw, self._one = draw, one
         synchronize(self._device)
         begun_s = clock.now()
         try:
-            for _ in range(calls):
-                before = draw.drawn
-                with self._step.around_blocks():
-                    in_a_window(self._run)
-                if draw.drawn == before:
-                    raise StepError(NO_LOOP)
+            with self._step.around_blocks():
+                in_a_window(self._run)
+            if not draw.drawn:
+                raise StepError(NO_LOOP)
             draw.close()
             return draw, clock.now() - begun_s
         finally:

@@ -167,15 +167,11 @@ class LoaderTuner:
         race.admit(near, timed.enter)
         yield from _rounds(race, budget, PROOF * self.budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
-        same: set[Candidate] = set()
-        while rivals := [one for one in race.finalists() if one not in same]:
-            for one in rivals:
-                why = samples.difference(self._loader, one.settings, seen.is_random, restore)
-                if why:
-                    one.leave(why)
-                else:
-                    same.add(one)
-        race.narrow()
+        while (rival := race.rival()) is not None and (
+            why := samples.difference(self._loader, rival.settings, restore)
+        ):
+            rival.leave(why)
+        race.narrow(rival)
         yield from _rounds(race, budget, 0.0)
         self._result = self._outcome(race, race.proven(), ways, timed.epoch)
 

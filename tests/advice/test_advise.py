@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from made_time import MadeTime, install
@@ -22,14 +24,14 @@ def test_no_range_exceeds_what_the_share_of_the_step_allows(share, high):
 
 
 class Computing(nn.Module):
-    """Takes longer for deterministic kernels, or not."""
+    """Takes longer where anomalies are looked for, or not."""
 
     def __init__(self, clock: MadeTime, longer_s: float) -> None:
         super().__init__()
         self.clock, self.longer_s, self.layer = clock, longer_s, nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        is_on = torch.are_deterministic_algorithms_enabled()
+        is_on = torch.is_anomaly_enabled()
         self.clock.sleep(0.01 + self.longer_s * is_on)
         return self.layer(x)
 
@@ -42,10 +44,7 @@ def test_what_a_trial_refutes_is_not_said(monkeypatch, longer_s, is_said):
         net(torch.ones(2, 4)).sum().backward()
         net.zero_grad()
 
-    torch.use_deterministic_algorithms(True)
-    try:
+    with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
         found = advise(step, budget_s=10)
-    finally:
-        torch.use_deterministic_algorithms(False)
     assert found.skipped == {}
-    assert ("deterministic" in {one.rule for one in found.opportunities}) == is_said
+    assert ("anomaly_mode" in {one.rule for one in found.opportunities}) == is_said

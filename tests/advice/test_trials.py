@@ -13,18 +13,10 @@ from speedkit_jupyter.advice.advice import Subject
 from speedkit_jupyter.loading.settings import Settings
 
 
-def test_anomaly_detection_and_deterministic_kernels_are_off_where_the_step_asks_for_them():
+def test_anomaly_detection_is_off_where_the_step_asks_for_it():
     with trials.anomaly_mode_off(Subject()), torch.autograd.set_detect_anomaly(True):
         assert not torch.is_anomaly_enabled()
     assert not torch.is_anomaly_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        with trials.deterministic_off(Subject()):
-            torch.use_deterministic_algorithms(True)
-            assert not torch.are_deterministic_algorithms_enabled()
-        assert torch.are_deterministic_algorithms_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_tables_and_what_nobody_trains_are_as_before_after_the_trial():

@@ -102,6 +102,8 @@ def test_a_step_gets_every_size_and_everything_is_put_back(
     assert made == {12, 4, 8, 16, 32, 64}
     assert [row["batch"] for row in found.rows()] == [4, 8, 16, 32, 64]
     assert all(row["samples_per_s"] > 0 for row in found.rows())
+    peaks = [row["peak_bytes"] for row in found.rows()]
+    assert peaks == sorted(set(peaks))
     assert found.now == 12
     check_untouched(training, before)
     assert torch.equal(random_state, torch.get_rng_state())
@@ -111,11 +113,11 @@ def test_a_step_gets_every_size_and_everything_is_put_back(
 def test_ctrl_c_ends_it_with_everything_put_back() -> None:
     training = Training()
     before = values(training)
-    interrupt = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    interrupt = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     begun_s = time.monotonic()
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
-        batch_sizes(training.step, batch(), sizes=(4, 8), budget_s=20.0)
+        batch_sizes(training.step, batch(), sizes=(4, 256), budget_s=20.0)
     assert time.monotonic() - begun_s < 10
     check_untouched(training, before)
 
@@ -131,17 +133,6 @@ def test_a_tensor_by_two_names_stays_one() -> None:
     batch_sizes(step, sizes=(4, 8), budget_s=0.5)
 
 
-def test_what_can_t_be_resized_is_told_beside_the_user_s_error() -> None:
-    table = torch.arange(6)
-
-    def step(x: torch.Tensor) -> None:
-        x[table]
-
-    with pytest.raises(IndexError) as error:
-        batch_sizes(step, torch.ones(6, 2), sizes=(2, 8), budget_s=0.5)
-    assert "with a batch of 2, made of the 6 samples" in "".join(error.value.__notes__)
-
-
 @pytest.mark.real_time
 def test_running_out_of_memory_is_survived_and_said() -> None:
     training = Training()
@@ -152,7 +143,7 @@ def test_running_out_of_memory_is_survived_and_said() -> None:
     assert notes[32] == ""
     assert "out of memory" in notes[64]
     assert max(notes) == 64
-    assert found.largest == 40
+    assert found.largest == 32
     check_untouched(training, before)
 
 

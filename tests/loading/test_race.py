@@ -70,15 +70,14 @@ def test_what_makes_the_step_itself_faster_is_not_bounded_by_waiting() -> None:
     assert raced({own: 1.0, one: 0.5}, waits={own: 0.0, one: 0.0}).ratio(one).low > 1.5  # type: ignore[union-attr]
 
 
-def test_what_is_near_the_fastest_goes_on_beside_it() -> None:
-    own, near, fastest, far = (workers(number) for number in range(4))
-    times = {own: 1.0, near: 0.82, fastest: 0.8, far: 0.88}
-    race = Race(list(times), lambda *_: Block(0, 0))
-    for one, seconds in times.items():
+def test_the_fastest_goes_on_beside_the_users_own() -> None:
+    own, fastest, far = (workers(number) for number in range(3))
+    race = Race([own, fastest, far], lambda *_: Block(0, 0))
+    for one, seconds in ((own, 1.0), (fastest, 0.8), (far, 0.88)):
         one.times_s = {0: seconds}
-    assert race.finalists() == [fastest, near]
-    race.narrow()
-    assert race.racing == [own, near, fastest]
+    assert race.rival() is fastest
+    race.narrow(fastest)
+    assert race.racing == [own, fastest]
     assert far.why_out == "not the fastest by median"
 
 

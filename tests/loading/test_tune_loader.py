@@ -169,30 +169,6 @@ def test_an_iterable_data_set_is_measured_with_one_worker() -> None:
     assert tuning.epoch == 8
 
 
-def scheduled(steps: int) -> tuple[DataLoader[Any], Callable[[], None], Any]:
-    """A loader, an epoch of eight batches that goes through it, and its schedule of so many."""
-    net, loader = nn.Linear(4, 2), DataLoader(Slow(wait_s=0.0), batch_size=4)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
-
-    def epoch() -> None:
-        for x, y in loader:
-            nn.functional.cross_entropy(net(x), y).backward()
-            optimizer.step()
-            schedule.step()
-
-    return loader, epoch, schedule
-
-
-@pytest.mark.real_time
-@pytest.mark.filterwarnings("ignore::speedkit_jupyter.StateWarning")
-def test_a_schedule_that_ends_is_measured_from_where_it_is() -> None:
-    loader, epoch, schedule = scheduled(9)
-    fast = tune_loader(loader, epoch, budget_s=3.0)
-    assert schedule.last_epoch == 0
-    assert fast.tuning.epoch == 8
-
-
 @pytest.mark.real_time
 @pytest.mark.parametrize("left_after", [None, 5])
 def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(

@@ -32,8 +32,6 @@ RULES: tuple[Callable[[Situation], Iterator[Opportunity]], ...] = (
     data.small_batch,
     autograd.no_grad,
     autograd.anomaly_mode,
-    settings.deterministic,
-    autograd.gradients_one_by_one,
     autograd.graph_kept,
     autograd.graphs_of_graphs,
     autograd.set_to_none,

@@ -34,7 +34,7 @@ def no_grad(seen: Situation) -> Iterator[Opportunity]:
 
 def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
     """Find `torch.autograd.set_detect_anomaly(True)`: each operator notes its traceback."""
-    if "anomaly" not in seen.watched.flags or not seen.trains:
+    if not (seen.watched.in_anomaly_mode and seen.trains):
         return
     yield Opportunity(
         "turn anomaly detection off",
@@ -45,28 +45,6 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
         "a NaN is no longer traced to where it came from",
         trial=trials.anomaly_mode_off,
     )
-
-
-def gradients_one_by_one(seen: Situation) -> Iterator[Opportunity]:
-    """Find `torch.autograd.grad(u[k], x)` for each k: a backward pass each, where one could do."""
-    lines = seen.profile.lines.own.items()
-    for part, call in seen.code.calls("autograd.grad", "backward", "jacobian", "hessian"):
-        spots = part.spots(part.statement(call))
-        passes = sum(seen.watched.passes[spot] for spot in spots) / max(seen.steps, 1)
-        # The line's share, whatever part of the step it is in.
-        taken = min(sum(each for (spot, _), each in lines if spot in spots), 0.95)
-        if passes < 8 or taken < 0.1:
-            continue
-        yield Opportunity(
-            f"ask for all gradients at once: {seen.place(part, call)}",
-            f"{passes:.0f} backward passes in a step, {share(taken)} of it at "
-            f"`{ast.unparse(call)}`",
-            amdahl(taken, 2.0, passes),
-            "torch.autograd.grad(u, x, torch.ones_like(u)) where rows don't depend on each "
-            "other; is_grads_batched=True, torch.func.vmap or jacrev otherwise",
-            "sums are added up in another order",
-            spots=spots,
-        )
 
 
 def graph_kept(seen: Situation) -> Iterator[Opportunity]:

@@ -114,7 +114,8 @@ def parameter_loops(seen: Situation) -> Iterator[Opportunity]:
         yield line.says(
             f"one call for all parameters in place of {line.place}",
             amdahl(line.taken, 1.0, 8.0),  # large tensors gain nothing
-            _for_all(ast.unparse(line.node)),
+            "clip_grad_norm_ or get_total_norm of torch.nn.utils; an optimizer of torch.optim; for "
+            "averages torch.optim.swa_utils.AveragedModel; _foreach_mul_ and its like on lists",
             "sums are added up in another order",
             f"Python goes through `{ast.unparse(_iterated(line.node))}`: ",
         )
@@ -136,17 +137,6 @@ def _is_over_all(node: ast.AST) -> bool:
     is_over = any(call.rpartition(".")[2] in ITERATED for call in iterated)
     for_numpy = any(call.startswith(("np.", "numpy.")) or call.endswith(".numpy") for call in every)
     return is_over and not for_numpy
-
-
-def _for_all(text: str) -> str:
-    if "norm" in text:
-        return "torch.nn.utils.clip_grad_norm_(model.parameters(), …), or get_total_norm(grads)"
-    if ".grad" in text:
-        return "an optimizer of torch.optim: it steps all of them in a few calls"
-    return (
-        "_foreach_mul_, _foreach_add_ and _foreach_lerp_ of torch on lists; for averages "
-        "torch.optim.swa_utils.AveragedModel with get_ema_multi_avg_fn"
-    )
 
 
 MADE = ("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.LongTensor", "torch.Tensor")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
@@ -14,25 +13,6 @@ from speedkit_jupyter.profiling.split import Part
 from speedkit_jupyter.support.words import share
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate
-
-
-def deterministic(seen: Situation) -> Iterator[Opportunity]:
-    """Find `use_deterministic_algorithms(True)`; on CUDA `cudnn.deterministic`, too."""
-    flags = seen.watched.flags
-    on_cuda = seen.device.type == "cuda" and "cudnn.deterministic" in flags
-    if "deterministic" not in flags and not on_cuda:
-        return
-    yield Opportunity(
-        "allow kernels whose sums come in any order",
-        f"deterministic algorithms are asked for; forward and backward: {share(seen.computing)} of "
-        "the step",
-        # Memory is filled before it is written, and cuDNN has not its fastest kernels.
-        amdahl(seen.computing, 1.0, 1.25) if seen.on_cpu else amdahl(seen.computing, 1.02, 1.4),
-        "torch.use_deterministic_algorithms(False), torch.backends.cudnn.deterministic = False",
-        "two runs differ by rounding",
-        trial=trials.deterministic_off,
-    )
-
 
 # Held up for longer than this share of the time, a step takes up to four times its own.
 HELD_UP = 0.75

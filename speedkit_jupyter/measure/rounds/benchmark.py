@@ -316,7 +316,6 @@ class Benchmark:
             yield from about.memory()
             self._flops = about.flops()
             yield from about.limits(self._flops)
-            yield from about.quantities()
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
