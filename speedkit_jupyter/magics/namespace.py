@@ -6,6 +6,7 @@ import builtins
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from keyword import iskeyword
 from types import FunctionType, MethodType, ModuleType
@@ -245,7 +246,8 @@ def planned_for(
     mapping = find_optimizers(names, None, model) if wanted is None else wanted
     held = list(mapping.values())
     config = or_learned(session.config, model, held)
-    return name, None, plan(config, facts=Facts.read(model, held))
+    facts = replace(Facts.read(model, held), optimizers_later=True)
+    return name, None, plan(config, facts=facts)
 
 
 def planned_or_plain(names: Space, session: Session, name: str | None) -> tuple[Plan, str]:

@@ -102,8 +102,9 @@ def calling_step() -> FrameType | None:
 def _widgets() -> dict[str, Any]:
     """Return all widgets by their ids; nothing if ipywidgets is not loaded."""
     module: Any = sys.modules.get("ipywidgets.widgets.widget")
-    old = getattr(getattr(module, "Widget", None), "widgets", {})  # before ipywidgets 8
-    found = getattr(module, "_instances", old)
+    found = getattr(module, "_instances", None)
+    if found is None:  # before ipywidgets 8
+        found = getattr(getattr(module, "Widget", None), "widgets", None)
     return found if isinstance(found, dict) else {}
 
 
