@@ -352,7 +352,8 @@ def sweep_of(
 
     def feed() -> Feed:
         found = feeds.first_of(loader) if batch is None and loader is not None else batch
-        spread = takes > 1 and isinstance(found, list | tuple)
+        alone = isinstance(batch, tuple) and len(batch) == 1
+        spread = isinstance(found, list | tuple) and (takes > 1 or alone)
         put(list(found) if spread else [found])
         return Feed(list(held), put, "the batch that it takes")
 
