@@ -6,15 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.machines import energy
-
 if TYPE_CHECKING:
     import torch
 
 # The kinds of accelerator; a machine's record takes these words.
 Name = Literal["cuda", "mps", "xpu"]
 Fields = dict[str, Any]
-Read = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Kind:
     What torch has for it: `has_fused`, fused optimizers but for those in `not_fused`; `has_triton`,
     by which torch.compile writes kernels; `has_float64`; `has_events`, which time its own work;
     `attention`, the kernels of scaled_dot_product_attention, by our words. `in_fabric`: Lightning
-    Fabric knows the word. `joules` makes a meter for one such device, or None where nothing counts.
+    Fabric knows the word.
 
     `bf16` and `no_bf16` say of one that has it or not why; where a word of its name is among
     `emulating`, it has it by emulation only.
@@ -43,7 +40,6 @@ class Kind:
     has_events: bool = False
     attention: tuple[str, ...] = ()
     in_fabric: bool = True
-    joules: Callable[[torch.device], Read | None] | None = None
     bf16: str = "has bf16 matrix units; whether they pay differs"
     no_bf16: str = "reports no bf16 matrix units"
     emulating: tuple[str, ...] = ()
@@ -119,7 +115,6 @@ _KINDS = (
         _cuda,
         has_events=True,
         attention=("flash", "efficient", "cudnn", "math"),
-        joules=energy.of_nvml,
     ),
     Kind(
         "mps",
@@ -190,14 +185,6 @@ def events(device: torch.device) -> tuple[Any, Any] | None:
     if kind is None or not kind.has_events:
         return None
     return kind.module.Event(enable_timing=True), kind.module.Event(enable_timing=True)
-
-
-def joules(device: torch.device) -> Read | None:
-    """Return what reads the device's joules since some moment; None where nothing counts them."""
-    if device.type == "cpu":
-        return energy.of_packages()
-    kind = kind_of(device.type)
-    return kind.joules(device) if kind is not None and kind.joules is not None else None
 
 
 def release_cached() -> None:

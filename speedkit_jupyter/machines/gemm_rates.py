@@ -31,10 +31,7 @@ SIZES = (64, 96, 128, 160, 192, 256, 384, 512)
 PRODUCTS = 3  # of each size
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
 AHEAD = 1.1
-# All is timed twice: where both differ by more than this, others have kept the processor busy.
-STEADY = 1.5
-# What was found while others kept the processor busy, for the next that asks in this process.
-DISTURBED: dict[str, GemmRates] = {}
+UNMEASURED, BUSY = "the engines could not be measured", "the machine is busy"
 SCRIPT = """
 import json, sys, time, torch
 threads, sizes = json.loads(sys.argv[1])
@@ -73,7 +70,6 @@ class GemmRates(BaseModel):
     onednn: NonNegativeFloat = 0.0
     least: NonNegativeInt = 0
     failure: str = ""
-    steady: bool = True
 
     @property
     def gain(self) -> float:
@@ -96,17 +92,15 @@ def known(machine: str) -> GemmRates | None:
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
     """Return what is known, or else what a process of its own finds now (about 2 s); it is kept.
 
-    Where that was disturbed it is kept for this process only. Never raises: what goes wrong, and
-    that it took longer than `patience_s` seconds, is the `failure`.
+    Never raises: what goes wrong, and that it took longer than `patience_s` seconds, is the
+    `failure`. A busy machine is asked again.
     """
-    rates = known(machine) or DISTURBED.get(machine)
+    rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)
-        if rates.steady:
+        if BUSY not in rates.failure:
             with suppress(SpeedKitError):  # measured anew the next time
                 database.keep_rates(machine, rates.model_dump_json())
-        elif not rates.failure:
-            DISTURBED[machine] = rates
     return rates
 
 
@@ -115,15 +109,13 @@ def _measure(threads: int, patience_s: float) -> GemmRates:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s)
     except subprocess.TimeoutExpired:
-        why = f"the engines could not be measured within {patience_s:.2g} s: the machine is busy"
-        return GemmRates(failure=why, steady=False)
+        return GemmRates(failure=f"{UNMEASURED} within {patience_s:.2g} s: {BUSY}")
     except (OSError, subprocess.SubprocessError) as error:
-        why = f"the engines could not be measured: {type(error).__name__}"
-        return GemmRates(failure=why, steady=False)
+        return GemmRates(failure=f"{UNMEASURED}: {type(error).__name__}: {BUSY}")
     if done.returncode < 0:
         return GemmRates(failure=f"oneDNN ended its process with signal {-done.returncode}")
     if done.returncode:
-        return GemmRates(failure=_last(done.stderr))
+        return GemmRates(failure=(done.stderr.strip().splitlines() or [UNMEASURED])[-1])
     return _rates(json.loads(done.stdout))
 
 
@@ -131,17 +123,12 @@ Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN
 
 
 def _rates(rows: list[Row]) -> GemmRates:
-    """Return rates from all rows twice, each time the smallest size first."""
-    both = list(zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True))
+    """Return rates from all rows twice, each time the smallest size first; the faster counts."""
+    both = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
     best = [(size, min(a, c), min(b, d)) for (size, a, b), (_, c, d) in both]
     rates = [[PRODUCTS * 2 * size**3 / s for s in seconds] for size, *seconds in best]
     blas, onednn = map(max, zip(*rates, strict=True))
-    return GemmRates(
-        blas=blas,
-        onednn=onednn,
-        least=_least(best),
-        steady=all(max(a, b) <= STEADY * min(a, b) for r in both for a, b in zip(*r, strict=True)),
-    )
+    return GemmRates(blas=blas, onednn=onednn, least=_least(best))
 
 
 def _least(rows: list[Row]) -> int:
@@ -154,7 +141,3 @@ def _least(rows: list[Row]) -> int:
             break
         least = side**3
     return least
-
-
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["the engines could not be measured"])[-1]

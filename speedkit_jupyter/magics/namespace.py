@@ -207,18 +207,13 @@ def find_loader(names: Space, name: str | None) -> Any:
     return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
 
 
-def is_variable(name: str) -> bool:
-    """Whether a variable of the user's may be called so: not a keyword, nor one of Python's own."""
-    return name.isidentifier() and not iskeyword(name) and not hasattr(builtins, name)
-
-
 def check_result_name(name: str | None, names: Space) -> None:
     """Raise UsageError where the result can't get this name."""
-    import torch
-
     if name is None:
         return
-    if not is_variable(name):
+    import torch
+
+    if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
         raise UsageError(f"-v {name or repr(name)}: this is no name for a variable of yours")
     value = names.get(name)
     if lookup.is_a(value, torch.nn.Module) or is_optimizer(value):

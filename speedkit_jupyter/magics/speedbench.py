@@ -34,8 +34,7 @@ TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
 # The work that an option belongs to.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), (TIMING,)),
-    **dict.fromkeys(("check", "throughput"), (COMPARE,)),
-    **dict.fromkeys(("accuracy", "allowed", "better"), (COMPARE, TUNE)),
+    **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better"), (COMPARE,)),
     **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep"), (TUNE,)),
     "save": (TIMING, COMPARE),
     "compare": (COMPARE,),
@@ -113,7 +112,7 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> t
         return profiler(shell, cell, arguments, command, arguments.budget), "profiling"
     if mode == TIMING:
         return _timer(shell, cell, arguments, setup, command), TIMING
-    accuracy, step = accuracy_of(names, arguments), step_of_cell(shell, cell, arguments)
+    step = step_of_cell(shell, cell, arguments)
     if mode == COMPARE:
         variants = parse(arguments.compare)
         benchmark = Benchmark(
@@ -123,7 +122,7 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> t
             throughput=arguments.throughput,
             check=arguments.check or (),
             command=command,
-            accuracy=accuracy,
+            accuracy=accuracy_of(names, arguments),
         )
         return benchmark, count(len(variants), "variant")
     search = Search(
@@ -133,7 +132,6 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> t
         arguments.objective or "time",
         arguments.fresh,
         arguments.keep or (),
-        accuracy,
         arguments.within,
     )
     search.result().named = namespace.words_of_models(names, list(search.result().models))

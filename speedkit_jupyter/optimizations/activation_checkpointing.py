@@ -26,7 +26,7 @@ from speedkit_jupyter.optimizations.properties.calls import (
 )
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.marks import are_changed, marks, version
+from speedkit_jupyter.support.storage import are_changed, marks, version
 
 if TYPE_CHECKING:
     import torch

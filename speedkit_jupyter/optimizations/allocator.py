@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from speedkit_jupyter.machines import flags, segments
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
@@ -16,6 +17,8 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import torch_private
 
 EXPANDABLE = "expandable_segments"
+NAME = "cuda.expandable_segments"
+_OPTION = re.compile(rf"(^|,)\s*{EXPANDABLE}\s*:\s*(\w+)\s*")
 
 
 class Allocator(Optimization):
@@ -45,19 +48,35 @@ class Allocator(Optimization):
         if gpu is None or not gpu.is_nvidia or hardware.system != "Linux":
             where = f"{facts.device if gpu is None else gpu.name} on {hardware.system}"
             return request.decline("auto", f"segments grow on NVIDIA's GPUs on Linux, not {where}")
-        if facts.flags and segments.NAME not in facts.flags:
+        if facts.flags and NAME not in facts.flags:
             return request.decline("auto", f"torch {hardware.torch} can't say what its setting is")
         return request.obey(EXPANDABLE, hint="for the segments that come from now on")
 
     def switches(self) -> Mapping[str, flags.Switch]:
         if not torch_private.has_allocator_settings():
             return {}
-        return {segments.NAME: flags.Switch(segments.are_expandable, segments.use, (True,))}
+        return {NAME: flags.Switch(are_expandable, use, (True,))}
 
     def values(self, decision: Decision) -> Mapping[str, Any]:
-        return {segments.NAME: True}
+        return {NAME: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return the same line for every framework."""
-        line = f'torch._C._accelerator_setAllocatorSettings("{segments.KEY}:True")'
+        line = f'torch._C._accelerator_setAllocatorSettings("{EXPANDABLE}:True")'
         return Snippet(setup=(line,))
+
+
+def are_expandable() -> bool:
+    """Return whether those that come next are. Raises AttributeError where torch can't be asked."""
+    settings = _OPTION.findall(torch_private.allocator_settings())
+    return bool(settings) and settings[-1][1] == "True"
+
+
+def use(on: bool) -> None:
+    """Set it from the next segment on; the other settings of the allocator stay."""
+    if on == are_expandable():
+        return
+    others = _OPTION.sub("", torch_private.allocator_settings()).lstrip(",")
+    torch_private.set_allocator_settings(",".join(filter(None, (others, f"{EXPANDABLE}:{on}"))))
+    if not on:  # torch's own, which the settings need not say
+        torch_private.set_allocator_settings(others)

@@ -6,7 +6,13 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ContextDecorator,
+    ExitStack,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +24,10 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.entering import Entering
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.listeners import Listeners
+from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -30,6 +35,36 @@ if TYPE_CHECKING:
 
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
 CHANGES = Listeners()
+
+
+class Entering(ContextDecorator):
+    """`make()` at every entry; a decorator too, made once and entered often, nested, in threads.
+
+    So code that keeps one, or decorates a function with it, gets what is in force by then.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        # By thread: the innermost block that is open, and what is open around it.
+        self._inside: dict[int, tuple[AbstractContextManager[Any], Any]] = {}
+
+    def __enter__(self) -> Any:
+        chosen = self._make()
+        result = chosen.__enter__()
+        inside, here = self._inside, threading.get_ident()
+        inside[here] = chosen, inside.get(here)
+        return result
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        here = threading.get_ident()
+        chosen, around = self._inside.pop(here)  # threads come and go
+        if around is not None:
+            self._inside[here] = around
+        return chosen.__exit__(*exception)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Entering:
+        """Return one that asks the same context, for a copy of a module that keeps it."""
+        return Entering(self._make)
 
 
 class SpeedContext:

@@ -9,9 +9,7 @@ from functools import cache
 from typing import Any
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.measure.checks import counted_columns
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.counted_columns import Quantity
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
@@ -19,7 +17,7 @@ from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Folded, Picture, Row, Table, Tone
-from speedkit_jupyter.report.units import between, operations, ratio, seconds, size, with_unit, word
+from speedkit_jupyter.report.units import between, operations, ratio, seconds, size, word
 from speedkit_jupyter.report.verification_report import change, judged, shown
 from speedkit_jupyter.support.words import count, share
 
@@ -84,21 +82,15 @@ def _headline(comparison: Comparison) -> str:
 
 def _nothing(comparison: Comparison) -> str:
     """What may be fast and was not checked is not recommended: the reason says what to do."""
-    if not comparison.baseline.times_s:
-        return "There was no time for a round, so nothing is known"
-    nothing = f"Nothing is proven faster than {comparison.baseline.name}"
-    unknown, others = (
-        [record for record in comparison.records if comparison.verdict(record) == verdict]
-        for verdict in ("not checked", "other model")
-    )
-    names = " and ".join(record.name for record in unknown or others)
-    if unknown:
-        accuracy = unknown[0].accuracy
-        return f"{nothing} and right; {names}: not checked: {accuracy.reason if accuracy else ''}"
-    if others:
-        changed = "are faster and change" if len(others) > 1 else "is faster and changes"
-        return f"{nothing} with the same results; {names} {changed} the results"
-    return nothing
+    text = f"Nothing is proven faster than {comparison.baseline.name}"
+    verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
+    for record in comparison.records:
+        if verdicts[record.name] == "not checked":
+            why = record.accuracy.reason if record.accuracy else ""
+            return f"{text} and right; {record.name}: not checked: {why}"
+    if others := [name for name, verdict in verdicts.items() if verdict == "other model"]:
+        text += f" with the same results; faster with others: {', '.join(others)}"
+    return text
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
@@ -127,7 +119,6 @@ def comparison_table(comparison: Comparison) -> Table:
     groups = _groups(comparison)
     rows = [_cells(comparison, group) for group in groups]
     titles = [title for title in rows[0] if any(row[title] for row in rows)]
-    leaving = (*(quantity.title for quantity in _counted(comparison)), *LEAVING)
     return Table(
         tuple(titles),
         [
@@ -139,7 +130,7 @@ def comparison_table(comparison: Comparison) -> Table:
         ],
         numbers=tuple(title for title in titles if title not in WORDS),
         wraps=(*WORDS, INTERVAL),
-        optional=tuple(title for title in leaving if title in titles),
+        optional=tuple(title for title in LEAVING if title in titles),
     )
 
 
@@ -171,9 +162,6 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
         "of limit": "" if limit is None else share(limit),
     }
-    for quantity in _counted(comparison):
-        value = record.quantities.get(quantity.name)
-        cells[quantity.title] = "" if value is None else with_unit(value, quantity.unit)
     if score:
         cells[score] = shown(after.value) if record.score and after else ""
     cells["accuracy"] = _accuracy(record)
@@ -181,13 +169,6 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         cells = dict.fromkeys(cells, "")
     names = ", ".join(one.name for one in group)
     return {"variant": names, "verdict": _verdict(comparison, record), **cells}
-
-
-def _counted(comparison: Comparison) -> list[Quantity]:
-    """What this machine counts beside the times."""
-    names = {name for record in comparison.records for name in record.quantities}
-    every = (each for one in counted_columns.QUANTITIES for each in (one, one.of_a_sample))
-    return [quantity for quantity in every if quantity.name in names]
 
 
 def _score_title(comparison: Comparison) -> str:
@@ -287,22 +268,21 @@ def _about(comparison: Comparison, record: Record) -> list[str]:
 
 def _given_up(record: Record) -> str:
     """What another model computes otherwise, and what decides about it."""
-    accuracy, score = record.accuracy, record.score
-    decides = f"its loss decides, not its speed: `%speedkit verify --plan {record.name}`"
-    off: dict[str, float | None] = {}
-    told = CHANGES
+    accuracy, told = record.accuracy, CHANGES
     if accuracy is not None and accuracy.verdict != "other model":
         told = f"{accuracy.verdict}: {accuracy.reason}"
     elif accuracy is not None:
-        off = {"output off": accuracy.output_error, "loss": accuracy.loss_error}
-        if accuracy.gradient_cosine is not None:
-            off["gradients"] = accuracy.gradient_error
-        else:  # it does not train
-            decides = "what it is for decides, not its speed: `--accuracy` takes a function of "
-            decides += "yours that tells"
-    known = [f"{name} by {error:.2g}" for name, error in off.items() if error is not None]
-    told += f": {', '.join(known)}" if known else ""
-    return f"{told}; {decides if score is None else judged(score)}"
+        errors = {
+            "output off": accuracy.output_error,
+            "loss": accuracy.loss_error,
+            "gradients": accuracy.gradient_error,
+        }
+        known = [f"{name} by {error:.2g}" for name, error in errors.items() if error is not None]
+        told += f": {', '.join(known)}" if known else ""
+    if record.score is not None:
+        return f"{told}; {judged(record.score)}"
+    verify = f"`%speedkit verify --plan {record.name}`, or `--accuracy`"
+    return f"{told}; its loss or your accuracy decides, not its speed: {verify}"
 
 
 def _errors(accuracy: Accuracy | None) -> list[str]:
@@ -360,7 +340,6 @@ def _legend(comparison: Comparison) -> list[str]:
             "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
             "state, read once at its copy rate) as a share of the median."
         )
-    lines += [quantity.about for quantity in _counted(comparison)]
     if comparison.dropout_off:
         lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
     if comparison.skipped_rounds:

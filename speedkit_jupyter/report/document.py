@@ -38,14 +38,6 @@ class Document:
         """Return the same with more lines below."""
         return replace(self, content=[*self.content, "\n".join(lines)])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return dict(self.data)
-
-    def to_json(self) -> str:
-        """Return the plain values as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, default=str)
-
     def to_text(self) -> str:
         """Return it for terminals."""
         return text.render(self.headline, self.sections, self.is_brief)
@@ -57,7 +49,8 @@ class Document:
     def to_page(self) -> str:
         """Return a whole HTML page with the plain values in it, raw samples too."""
         command = str(self.data.get("command") or "")
-        return html.page(self.headline, self.to_html(), self.to_json(), command)
+        data = json.dumps(dict(self.data), indent=2, default=str)
+        return html.page(self.headline, self.to_html(), data, command)
 
     def __repr__(self) -> str:
         return self.to_text()

@@ -27,28 +27,19 @@ from speedkit_jupyter.report.elements import (
 
 # Tooltips of column heads.
 HINTS = {
-    "verdict": (
-        "faster, slower: proven by the interval; no gain: it takes as long, within 2 %; "
-        "too noisy: the interval is too wide to tell; wrong: the results are off by more "
-        "than rounding explains; not checked: the results could not be compared"
-    ),
+    "verdict": "faster, slower: proven by the interval; no gain: within 2 %; too noisy: open;"
+    " wrong: off by more than rounding; not checked: results that can't be compared",
     "speed-up": "Baseline time over the variant's time, in pairs of steps: 2× is twice as fast",
-    INTERVAL: "The range in which the true value lies, in 95 of 100 such measurements; if it "
-    "contains 1×, there may be no gain at all",
+    INTERVAL: "Where the true value lies, 95 times in 100; if 1× is in it, perhaps no gain",
     "first call": "How long the first step took: compiling and other work that is done once",
     "memory": "Memory of model and optimizer, and what the step needs beyond it at its peak",
-    "of limit": "The least time that this machine needs for the arithmetic or the memory traffic, "
-    "as a share of the time that was taken: 100 % can't be made faster",
-    "accuracy": (
-        "Against the same step in float64. as exact: no further from it than the baseline is; "
-        "rounding 0.05: off by a relative 0.05 at most, which the lower precision explains; "
-        "wrong: off by more than rounding explains; changed: it changes the results on purpose"
-    ),
+    "of limit": "The least time that this machine needs, as a share of the time that was taken",
+    "accuracy": "Against the step in float64: as exact as baseline; rounding that the precision "
+    "explains; wrong: off by more; changed: on purpose",
     "state": "on: in force; as is: left alone; declined: it was asked for and can't be done here",
     "by": "Who decided: auto (a rule), you, the environment, or a measurement (measured)",
     "operations": "Floating-point operations of products, convolutions and attention",
-    "expected, whole step": "How many times as fast the step could be, by the share of the time "
-    "that the remedy concerns",
+    "expected, whole step": "How many times as fast, by the share of the time that it concerns",
 }
 # Columns whose cells have the tooltip, too.
 ASKED = ("verdict", "accuracy", "of limit")

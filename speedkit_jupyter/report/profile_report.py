@@ -38,13 +38,10 @@ NUMBERS = ("times a step", *TIME, "backward", "operations", "moves")
 # torch's range around the draw of a batch.
 LOADER = "enumerate(DataLoader)"
 NOTES = """\
-Times of modules and operators are by torch's profiler, in calls of their own, which it makes \
-slower where operators are small; the backward pass counts for the module whose forward pass it \
-belongs to.
-Operations are matrix products, convolutions and attention, by torch's counter; moves: bytes of \
-the tensors that are read and written. Of limit: the time that these need at the machine's own \
-rates (a large product, a large copy), over the time that was taken. Compute and memory say which \
-of the two it is, for the most part.
+Modules and operators are timed by torch's profiler, in calls of their own, which it slows down; a \
+backward pass counts for its module.
+Operations: products, convolutions and attention; moves: bytes that are read and written. Of \
+limit: the time that these need at this machine's rates, over the time that was taken.
 The trace for Perfetto: export_chrome_trace('trace.json.gz') of the result (-v NAME)."""
 
 
@@ -199,9 +196,8 @@ LEAST_NAMED = 0.005
 # What tries a remedy that only the user can write.
 BY_HAND = "%%speedbench --save NAME, before and after"
 HOW = (
-    "A range is computed from the share of the step that the remedy concerns, and from how "
-    "many times as fast that part gets at least and at most; shares are those of "
-    "%%speedbench --profile. Several opportunities do not add up where they are about one part."
+    "A range is computed from the share of the step that the remedy concerns, and from how many "
+    "times as fast that part gets. Opportunities about one part do not add up."
 )
 
 

@@ -11,7 +11,6 @@ from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Table
 from speedkit_jupyter.report.units import between, day, ratio, seconds, size
-from speedkit_jupyter.report.verification_report import judged
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
 
@@ -22,10 +21,8 @@ UNDONE = "All that measuring did to model, optimizer and random state is undone.
 
 def tuning_report(tuning: Tuning) -> Document:
     """Return what to do, what it was proven to bring, and everything that was tried."""
-    score = tuning.record.score if tuning.record else None
     rejected = [(candidate.name, candidate.reason) for candidate in tuning.rejected]
     content: list[Any] = [
-        f"{judged(score)}." if score else "",
         *(_proof(tuning) if tuning.helped else ()),
         Table(("tried", "why it is not in the plan"), rejected),
         f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",

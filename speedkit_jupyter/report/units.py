@@ -12,7 +12,6 @@ from speedkit_jupyter.measure.results.statistics import WIDE
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 OPERATIONS = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
-PREFIXES = {"k": 1e3, "": 1.0, "m": 1e-3, "µ": 1e-6}
 
 
 def seconds(value: float, digits: int = 3) -> str:
@@ -32,12 +31,6 @@ def size(value: float) -> str:
 def operations(value: float) -> str:
     """Return floating-point operations: `1.21 GFLOP`."""
     return _scaled(value, OPERATIONS)
-
-
-def with_unit(value: float, unit: str) -> str:
-    """Return `1.2 J`, `45.2 mJ`, `3.1 kJ`; a bare number where there is no unit."""
-    units = {f"{prefix}{unit}": scale for prefix, scale in PREFIXES.items()}
-    return _scaled(value, units if unit else {"": 1.0})
 
 
 def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:

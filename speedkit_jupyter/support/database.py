@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, FiniteFloat, ValidationError
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -40,7 +40,6 @@ CREATE TABLE IF NOT EXISTS entries (
     value TEXT NOT NULL
 )
 """
-Figure = FiniteFloat | None  # a number that is shown or divided by; None: not measured yet
 
 
 @dataclass(frozen=True)
@@ -78,40 +77,24 @@ class Learned:
         return self.plan.get("engine") != ENGINE
 
 
-class _Shape(BaseModel):
-    """What others read of a value; the rest of it is as it may be."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-
-class _Variant(_Shape):
-    name: str
-    times_s: list[Annotated[FiniteFloat, Field(ge=0)]]
-    speedup: Figure = None
-    verdict: str = ""
-    plan: dict[str, Any] = {}
+class _Variant(BaseModel):
+    times_s: list[FiniteFloat]
+    speedup: FiniteFloat | None = None
 
 
-class _Result(_Shape):
-    """What `to_dict` of a Comparison or a Timing gives."""
+class _Result(BaseModel):
+    """What is shown or divided by of a Comparison's or a Timing's `to_dict`."""
 
     variants: list[_Variant]
-    environment: dict[str, Any] = {}
 
 
-class _Plan(_Shape):
-    """What tuning keeps of a plan."""
+class _Plan(BaseModel):
+    """The same of what tuning keeps of a plan; None is not measured yet."""
 
     name: str
     values: dict[str, Any]
-    speedup: Figure
-    low: Figure
-    high: Figure
-    parameters: int
-    device: str
-    model: str
+    speedup: FiniteFloat | None
     inputs: list[str]
-    trains: bool
 
 
 def folder() -> Path:
@@ -216,7 +199,7 @@ def _readable(
         try:
             moment = datetime.fromisoformat(when).astimezone(timezone.utc)
             read = json.loads(value)
-            shape.model_validate(read)
+            shape.model_validate(read, strict=True)
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             if isinstance(error, ValidationError):
                 first = error.errors()[0]

@@ -94,15 +94,12 @@ def is_out(comparison: Comparison, record: Record) -> bool:
 
 def _not_right(comparison: Comparison, record: Record) -> str:
     """Return why no speed counts; empty where it does."""
-    verdict, score = comparison.verdict(record), record.score
+    verdict = comparison.verdict(record)
     if record.failure:
         return f"{verdict}: {record.failure}"
     if record.same_as_baseline:
         return "changes nothing here"
-    if score is not None and record.is_refused:
-        gives_up = score.failure or f"{score.function} gives up {score.lost:.2g}"
-        return f"another model: {gives_up}, {score.allowed:.2g} is allowed"
-    if record.is_other_model(comparison.baseline) and not record.is_accepted:
+    if record.is_other_model(comparison.baseline):
         return "another model: speed alone does not decide about it"
     if record.accuracy is not None and (verdict == "wrong" or not record.is_checked):
         return f"{record.accuracy.verdict}: {record.accuracy.reason}"

@@ -36,9 +36,6 @@ def tune(
     within: float | None = None,
     fresh: bool = False,
     keep: str | Sequence[str] = (),
-    accuracy: Callable[..., object] | None = None,
-    allowed: float | None = None,
-    better: str | None = None,
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
@@ -47,11 +44,10 @@ def tune(
     steps, compiling included; with `objective` "memory" the peak of a step, which may cost time and
     no accuracy, and no more than `within` times the time, where that is given. A plan that was
     learned for this very step is only checked again, unless the search shall be `fresh`. What is
-    named in `keep` stays as it is: `keep=("precision", "tf32")` searches in full float32. With an
-    `accuracy`, a function of yours as in `benchmark`, what makes another model is tried too, and
-    may be the plan where it is accepted. Nothing is applied: `Tuning.apply()` does. Raises
-    StepError where the step can't be measured; all that it changed is put back. Ctrl-C goes on to
-    the caller, with the best so far as the error's `tuning`.
+    named in `keep` stays as it is: `keep=("precision", "tf32")` searches in full float32. Nothing
+    is applied: `Tuning.apply()` does. Raises StepError where the step can't be measured; all that
+    it changed is put back. Ctrl-C goes on to the caller, with what is known so far as the error's
+    `tuning`.
     """
     begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
@@ -59,9 +55,8 @@ def tune(
     within = arguments.amount("within", within)
     fresh = arguments.flag("fresh", fresh)
     keep = [keep] if isinstance(keep, str) else keep
-    named = named_accuracy(accuracy, better, allowed)
     measured = step_of(step, model, optimizer)
-    search = Search(measured, budget_s, steps, objective, fresh, keep, named, within)
+    search = Search(measured, budget_s, steps, objective, fresh, keep, within)
     search.begun_s = begun_s
     session = current(notebook())
     search.result().named = tuple(filter(None, (session.name_of(m, "") for m in measured.models)))

@@ -226,18 +226,10 @@ def without_each(whole: Candidate) -> list[Candidate]:
 def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
     """Return each part of the plan, by the rounds that have the plan with and without it."""
     error = bonferroni_share(comparison.error, 2 * len(whole.values))
-    return [
-        Part(name, whole.part(name).name, lead(comparison, whole.without(name), whole, error))
-        for name in whole.values
-    ]
-
-
-def lead(
-    comparison: Comparison, rest: Candidate, whole: Candidate, error: float | None = None
-) -> Ratio | None:
-    """Return how many times as fast the whole is as the rest; None where that is not known."""
-    records = {record.name: record for record in comparison.records}
-    before, after = records.get(rest.name), records.get(whole.name)
-    if before is None or after is None or before.failure or after.failure:
-        return None
-    return ratio_of(before, after, error or bonferroni_share(comparison.error, 2))
+    records = {record.name: record for record in comparison.records if not record.failure}
+    after, parts = records.get(whole.name), []
+    for name in whole.values:
+        before = records.get(whole.without(name).name)
+        ratio = ratio_of(before, after, error) if before and after else None
+        parts.append(Part(name, whole.part(name).name, ratio))
+    return parts

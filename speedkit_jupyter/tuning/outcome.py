@@ -22,7 +22,7 @@ from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.weak_references import Alive
+from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import is_out, memory_saved

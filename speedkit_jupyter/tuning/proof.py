@@ -10,7 +10,6 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.tuning.aim import Aim, is_out
@@ -84,14 +83,11 @@ class Prover:
         tried: Sequence[Candidate],
         seconds: float,
         policy: Policy,
-        accuracy: NamedAccuracy | None = None,
     ) -> Generator[Progress, None, Comparison]:
         """Compare the baseline and what is tried: a stage of the result, also if cut short."""
         __tracebackhide__ = True
         variants, budget = [plan.variant() for plan in (BASELINE, *tried)], self.allowance.budget
-        benchmark = Benchmark(
-            self.step, variants, max(seconds, 0.01), policy=policy, within=budget, accuracy=accuracy
-        )
+        benchmark = Benchmark(self.step, variants, max(seconds, 0.01), policy=policy, within=budget)
         is_known = False
         try:
             with closing(benchmark.run()) as run:
@@ -106,7 +102,7 @@ class Prover:
                         is_known = True
                         self.allowance.is_known_to_take(median(times_s))
         finally:
-            self.tuning.compiling_s += benchmark.budget.excluded_s - benchmark.judging_s
+            self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
             if benchmark.has_results():
                 self.tuning.stages.append(Stage(title, comparison))

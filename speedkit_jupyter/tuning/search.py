@@ -21,7 +21,6 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG
@@ -30,7 +29,7 @@ from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning, other_models, tasks
+from speedkit_jupyter.tuning import learning, tasks
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import (
     BASELINE,
@@ -67,10 +66,8 @@ class Search:
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
     the total time of so many steps, what comes before the first one included. `fresh` searches
-    although a plan is known; the optimizations in `keep` stay as they are. Where the user names an
-    `accuracy`, what changes the results is tried in the end, and chosen where it is accepted. The
-    budget begins when it runs, or began at `begun_s` on the clock, where that is set. Raises
-    StepError.
+    although a plan is known; the optimizations in `keep` stay as they are. The budget begins when
+    it runs, or began at `begun_s` on the clock, where that is set. Raises StepError.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class Search:
         objective: str = "time",
         fresh: bool = False,
         keep: Collection[str] = (),
-        accuracy: NamedAccuracy | None = None,
         within: float | None = None,
     ) -> None:
         if not isinstance(objective, str) or objective not in ("time", "memory"):
@@ -95,9 +91,7 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self._accuracy, self._fresh = step, accuracy, fresh
-        if accuracy is not None:
-            accuracy.bound(step.models)  # raises for what can't be called
+        self.step, self._fresh = step, fresh
         with ExitStack() as stack:
             for model in step.models:
                 stack.enter_context(hidden(model))
@@ -168,8 +162,6 @@ class Search:
                 yield from self._search()
                 tuning.conclude(self._why_short())
                 self._keep()
-            if self._accuracy is not None:
-                yield from other_models.choose(self.prover, self._accuracy)
             interrupted = False
         finally:
             if interrupted and not tuning.confirmed:

@@ -14,7 +14,7 @@ from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import CTX, Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.support.listeners import Listeners
+from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.tuning.learning import or_learned
 
 if TYPE_CHECKING:

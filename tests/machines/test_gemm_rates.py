@@ -31,17 +31,15 @@ def sizes(monkeypatch):
 )
 def test_from_the_smallest_size_on_that_is_faster_like_all_larger_ones(sizes, rows, least):
     found = gemm_rates._rates([*rows, *rows])
-    assert (found.least, found.steady) == (least, True)
+    assert found.least == least
     assert found.blas == 3 * 2 * 256**3 / 4.0
 
 
-def test_the_faster_of_two_times_counts_and_a_busy_machine_is_noticed(sizes):
+def test_the_faster_of_two_times_counts(sizes):
     rows = [(64, 1.0, 2.0), (128, 2.0, 1.0), (256, 4.0, 2.0)]
     slower = [(size, 3 * blas, onednn) for size, blas, onednn in rows]
     found = gemm_rates._rates([*slower, *rows])
     assert found.blas == 3 * 2 * 256**3 / 4.0
-    assert not found.steady
-    assert gemm_rates._rates([*rows, *rows]).steady
 
 
 def late(*args, **kwargs):
@@ -55,15 +53,6 @@ def test_where_others_keep_it_from_ending_that_is_said_and_the_next_tries_again(
         assert "within 2 s: the machine is busy" in gemm_rates.measured("here", 1, 2.0).failure
     monkeypatch.setattr(gemm_rates, "_measure", lambda *given: GemmRates(blas=1.0, onednn=2.0))
     assert gemm_rates.measured("here", 1).gain == 2
-
-
-def test_what_a_busy_machine_gave_serves_this_process_and_is_not_kept(monkeypatch):
-    calls, busy = [], GemmRates(blas=1.0, onednn=2.0, steady=False)
-    monkeypatch.setattr(gemm_rates, "DISTURBED", {})
-    monkeypatch.setattr(gemm_rates, "_measure", lambda *given: calls.append(given) or busy)
-    assert gemm_rates.measured("here", 1) == gemm_rates.measured("here", 1) == busy
-    assert len(calls) == 1
-    assert gemm_rates.known("here") is None
 
 
 def test_it_is_measured_once_and_kept(monkeypatch):
@@ -121,4 +110,4 @@ def test_this_machine_is_measured(here):
     assert found.blas > 1e8
     assert found.onednn > 1e8
     assert 0 <= found.least <= max(gemm_rates.SIZES) ** 3
-    assert Hardware.detect().cpu.gemm == (found if found.steady else None)
+    assert Hardware.detect().cpu.gemm == found

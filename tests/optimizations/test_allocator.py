@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.machines import flags, segments
-from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations import allocator, named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.target import Target
 
@@ -67,14 +67,14 @@ def test_the_users_other_settings_stay_and_come_back(users):
         getattr(torch._C, f"_accelerator_{one}AllocatorSettings") for one in ("set", "get")
     )
     write(users)
-    had, target = segments.are_expandable(), Target(nn.Linear(2, 2))
+    had, target = allocator.are_expandable(), Target(nn.Linear(2, 2))
     decision = Decision("allocator", "expandable_segments", "as asked", active=True)
     try:
         with ENTRY.applied(decision, target):
-            assert segments.are_expandable()
+            assert allocator.are_expandable()
             for part in users.split(",expandable")[0].split("expandable_segments:True,"):
                 assert part in read()
-        assert segments.are_expandable() is had
+        assert allocator.are_expandable() is had
         if had or "expandable" not in users:
             assert read() == users
     finally:

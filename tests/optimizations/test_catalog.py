@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines
-from speedkit_jupyter.machines import flags, segments
-from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.optimizations import CATALOG, allocator
 from speedkit_jupyter.optimizations.allocator import EXPANDABLE
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.target import Target
@@ -160,7 +160,7 @@ def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
     for value in extra.get(optimization.name, values(optimization)):
         if value in ("auto", "fp32") or (value is False and able is not None):
             continue  # nothing that is ever applied
-        if value == EXPANDABLE and segments.NAME not in flags.snapshot():
+        if value == EXPANDABLE and allocator.NAME not in flags.snapshot():
             continue  # declined: this torch can't say what it is
         decision = Decision(optimization.name, value, "as asked", active=True)
         before = observed(target)

@@ -55,7 +55,7 @@ def test_the_headline_names_the_fastest_that_is_proven():
     comparison = Comparison((record("baseline", 1), record("auto", 0.8)), {}, 10)
     report = comparison_report(comparison)
     assert report.headline.startswith("auto is 1.25× as fast as baseline")
-    assert report.to_dict()["variants"][1]["verdict"] == "faster"
+    assert report.data["variants"][1]["verdict"] == "faster"
 
 
 def test_several_ratios_come_with_a_plot_in_html_only():
@@ -120,11 +120,3 @@ def test_code_in_a_cell_is_monospaced_and_keeps_its_backticks():
     table = Table(("line",), (Row((Cell("x = `a` < b", code=True),)),))
     assert "monospace" in Document("", (Section(table),)).to_html()
     assert "x = `a` &lt; b" in Document("", (Section(table),)).to_html()
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "words"),
-    [(1.234, "J", "1.23 J"), (3100.0, "J", "3.1 kJ"), (2e-6, "J", "2 µJ"), (0.3, "", "0.3")],
-)
-def test_a_quantity_has_its_prefix_and_a_count_has_none(value, unit, words):
-    assert units.with_unit(value, unit) == words

@@ -8,6 +8,7 @@ from speedkit_jupyter.magics import line as words
 from speedkit_jupyter.magics.commands import apply, help, kept, plans, steps
 from speedkit_jupyter.magics.commands.free import free
 from speedkit_jupyter.magics.line import Command, Names
+from speedkit_jupyter.magics.namespace import check_result_name
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.tracebacks import lets_go, users_part
@@ -49,7 +50,9 @@ def run(names: Names, session: Session, line: str) -> None:
         raise UsageError(f"unknown subcommand {name!r}.{hint} See %speedkit help")
     command = COMMANDS[name]
     try:
-        lets_go(command.run)(names, session, command.parse(rest))
+        arguments = command.parse(rest)
+        check_result_name(getattr(arguments, "v", None), names)
+        lets_go(command.run)(names, session, arguments)
     except (UsageError, SpeedKitError) as error:
         if users_part(error):  # one of the user's own, of a class of ours
             raise

@@ -9,14 +9,8 @@ from typing import Any
 from IPython.display import display
 
 from speedkit_jupyter.codegen.training_loop import Words
+from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.line import Names, Option, command, switch
-from speedkit_jupyter.magics.namespace import (
-    find_models,
-    find_optimizers,
-    named_optimizers,
-    or_learned,
-)
-from speedkit_jupyter.magics.options import MODEL, OPTIMIZER, configs
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.options import choices
@@ -53,22 +47,22 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
 
 @command(
     "plan for a model and apply the plan",
-    MODEL,
-    OPTIMIZER,
-    Option("--config", "FILE", "a YAML file to start from", configs),
+    options.MODEL,
+    options.OPTIMIZER,
+    Option("--config", "FILE", "a YAML file to start from", options.configs),
     switch("--rules", "by rules, although tuning has learned a plan"),
     more=_options,
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
     """Apply; what is typed wins over the file, the file over the session's config."""
-    models = find_models(names, arguments.model)
+    models = namespace.find_models(names, arguments.model)
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
     typed = _typed(arguments)
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
     optimizers = {n: _optimizers(names, arguments, m, len(models)) for n, m in models.items()}
     if not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
-        config = or_learned(config, list(models.values()), every)
+        config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
         variable = session.keep(name, context)
@@ -80,7 +74,7 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
 def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> dict[str, Any]:
     """Of several models each has some of those that were named."""
     if arguments.optimizer is None or number == 1:
-        return find_optimizers(names, arguments.optimizer, model)
-    named = named_optimizers(names, arguments.optimizer)
+        return namespace.find_optimizers(names, arguments.optimizer, model)
+    named = namespace.named_optimizers(names, arguments.optimizer)
     held = set(map(id, holding(named.values(), model)))
     return {name: optimizer for name, optimizer in named.items() if id(optimizer) in held}

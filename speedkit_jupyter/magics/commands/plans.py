@@ -11,18 +11,8 @@ from IPython.display import display
 
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.line import Names, Option, command, switch
-from speedkit_jupyter.magics.namespace import (
-    find_function,
-    find_model,
-    find_optimizers,
-    models,
-    planned_for,
-    planned_or_plain,
-    words_for,
-)
-from speedkit_jupyter.magics.options import MODEL, OPTIMIZER, step
-from speedkit_jupyter.magics.options import catalog as catalog_names
 from speedkit_jupyter.optimizations import find
 from speedkit_jupyter.plans.context import restore_all
 from speedkit_jupyter.plans.preview import preview
@@ -50,23 +40,23 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
     applied = session.applied(names)
     trainable = (
         (name, model)
-        for name, model in models(names).items()
+        for name, model in namespace.models(names).items()
         if next(model.parameters(), None) is not None
     )
     plans = [
-        (name, planned_for(names, session, name)[2], session.found_for(model))
+        (name, namespace.planned_for(names, session, name)[2], session.found_for(model))
         for name, model in islice(trainable, 0 if applied else MOST_MODELS)
     ]
     display(status_report(Hardware.current(), applied, plans, session))
 
 
-@command("each decision with its reason, and the flags before and after", MODEL)
+@command("each decision with its reason, and the flags before and after", options.MODEL)
 def report(names: Names, session: Session, arguments: Namespace) -> None:
     """Show the decisions for one model, or for all that have a plan."""
     applied = session.applied(names)
     several = arguments.model is None and len(applied) > 1
     for wanted in [name for name, _ in applied] if several else [arguments.model]:
-        name, context, plan = planned_for(names, session, wanted)
+        name, context, plan = namespace.planned_for(names, session, wanted)
         if context is None:
             display(plan_report(plan, f"`{name}` (not applied)"))
         else:
@@ -87,38 +77,38 @@ def restore(names: Names, session: Session, arguments: Namespace) -> None:
     display(Document(headline, lines))
 
 
-@command("all there is: what would be on, as is or declined", MODEL)
+@command("all there is: what would be on, as is or declined", options.MODEL)
 def catalog(names: Names, session: Session, arguments: Namespace) -> None:
     """Show the catalog for one model, or for any on this machine where there is none yet."""
-    display(catalog_report(*planned_or_plain(names, session, arguments.model)))
+    display(catalog_report(*namespace.planned_or_plain(names, session, arguments.model)))
 
 
 @command(
     "what one optimization does, where it helps, its risk",
-    Option("optimization", "NAME", "a name of the catalog, as gemm", catalog_names),
-    MODEL,
+    Option("optimization", "NAME", "a name of the catalog, as gemm", options.catalog),
+    options.MODEL,
 )
 def explain(names: Names, session: Session, arguments: Namespace) -> None:
     """Explain an entry, for one model."""
     optimization = find(arguments.optimization)
     if optimization is None:
-        hint = did_you_mean(arguments.optimization, catalog_names(names))
+        hint = did_you_mean(arguments.optimization, options.catalog(names))
         raise UsageError(f"no {arguments.optimization!r} in the catalog.{hint}")
-    plan, name = planned_or_plain(names, session, arguments.model)
+    plan, name = namespace.planned_or_plain(names, session, arguments.model)
     display(explain_report(optimization, plan[optimization.name], name))
 
 
 @command(
     "see, toggle and measure a model's plan with buttons",
-    MODEL,
-    OPTIMIZER,
-    step("the function to measure; without it the last %%speedbench cell"),
+    options.MODEL,
+    options.OPTIMIZER,
+    options.step("the function to measure; without it the last %%speedbench cell"),
 )
 def panel(names: Names, session: Session, arguments: Namespace) -> None:
     """Show the panel."""
-    _, model = find_model(names, arguments.model)
-    optimizers = find_optimizers(names, arguments.optimizer, model)
-    found = arguments.step and find_function(names, arguments.step)
+    _, model = namespace.find_model(names, arguments.model)
+    optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
+    found = arguments.step and namespace.find_function(names, arguments.step)
     # A plain name stays one: it means the function that has it when Measure is pressed.
     given_step = arguments.step if arguments.step in names else found
     # Without names the panel looks for them itself: an optimizer may be made after it is shown.
@@ -129,25 +119,25 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command(
     "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
-    MODEL,
-    OPTIMIZER,
+    options.MODEL,
+    options.OPTIMIZER,
     Option("--as", "FORM", "target framework (torch)", words=FORMS, dest="form", default="torch"),
     Option("--save", "FILE", "write it to a file"),
     switch("--force", "write over an existing FILE"),
 )
 def code(names: Names, session: Session, arguments: Namespace) -> None:
     """Show the plan in force, or what apply would do; one that was tuned since comes first."""
-    name, context, plan = planned_for(names, session, arguments.model)
+    name, context, plan = namespace.planned_for(names, session, arguments.model)
     note = ""
     if context is None:
-        model = find_model(names, name)[1]
-        optimizers = find_optimizers(names, arguments.optimizer, model)
-        plan = planned_for(names, session, name, optimizers)[2]
+        model = namespace.find_model(names, name)[1]
+        optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
+        plan = namespace.planned_for(names, session, name, optimizers)[2]
     else:
         model = context.model
-        asked = arguments.optimizer and find_optimizers(names, arguments.optimizer, model)
+        asked = arguments.optimizer and namespace.find_optimizers(names, arguments.optimizer, model)
         plan, listed = as_of_now(context, asked or {})
-        optimizers = words_for(names, listed)
+        optimizers = namespace.words_for(names, listed)
         found = session.found_for(model)
         is_other = found and found.config.to_dict() != context.config.to_dict()
         if found and found.proof and found.is_newer and is_other:
@@ -162,7 +152,7 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
         display(document.and_lines([note]))
         return
     _write(arguments.save, document.data["code"], arguments.force)
-    display(Document(f"Saved to {arguments.save}", (), document.to_dict()))
+    display(Document(f"Saved to {arguments.save}"))
 
 
 def _own(names: Names, name: str, optimizer: Any) -> Any:

@@ -8,25 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.line import Names, Option, command, names_of, whole_number
-from speedkit_jupyter.magics.namespace import (
-    check_result_name,
-    find_function,
-    find_loader,
-    find_model,
-    loaders,
-    models,
-)
-from speedkit_jupyter.magics.options import (
-    ACCURACY,
-    LOADER,
-    MODEL,
-    RESULT,
-    accuracy_of,
-    budget,
-    plans,
-    step,
-)
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
@@ -55,12 +38,12 @@ _number_or_rule.__name__ = "whole number"
 
 @command(
     "what would make a step faster: evidence, expected gain, risk",
-    MODEL,
-    step("the function to look at; without it the last %%speedbench cell"),
-    LOADER,
+    options.MODEL,
+    options.step("the function to look at; without it the last %%speedbench cell"),
+    options.LOADER,
     Option("--try", "NUMBER", "measure this one, or a rule", type=_number_or_rule, dest="wanted"),
-    budget("for all of it (10)"),
-    RESULT,
+    options.budget("for all of it (10)"),
+    options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     """Advise, or with --try compare the step with and without a piece of advice."""
@@ -69,7 +52,6 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.profiling.api import profiler_of
 
-    check_result_name(arguments.v, names)
     cell, name, budget_s = session.measured, arguments.step, arguments.budget
     if arguments.wanted:
         measured(_trial(session, arguments), "trying", names, arguments.v)
@@ -79,13 +61,13 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
         assert cell.profiler is not None
         profiler = cell.profiler(budget_s)
     else:
-        model = None if arguments.model is None else find_model(names, arguments.model)[1]
+        model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
         function = _over_batches(names, name, arguments.loader)
         text = f"%speedkit advise --step {name}"
-        words = {id(value): word for word, value in models(names).items()}
+        words = {id(value): word for word, value in namespace.models(names).items()}
         profiler = profiler_of(function, model, None, budget_s, text, words)
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}
-    loader = find_loader(names, arguments.loader)
+    loader = namespace.find_loader(names, arguments.loader)
     subject = name or (cell.title if cell else "")
     advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)
     measured(advisor, "looking for what is slow", names, arguments.v)
@@ -115,25 +97,24 @@ def _over_batches(names: Names, name: str, loader: str | None) -> Any:
     """The function that is named; an epoch of the loader, where it takes batches."""
     from speedkit_jupyter.advice.advisor import over_batches
 
-    function, given = find_function(names, name), find_loader(names, loader)
+    function, given = namespace.find_function(names, name), namespace.find_loader(names, loader)
     return over_batches(function, given, name, "name its DataLoader by --loader")
 
 
 @command(
     "train with and without a plan, and compare the loss curves",
     Option("--steps", "NUMBER", "calls in each run (50)", type=whole_number, default=50),
-    step("the function that trains; without it the last %%speedbench cell"),
-    Option("--plan", "NAME", "without it what was tuned, applied or learned", plans),
-    *ACCURACY,
-    RESULT,
+    options.step("the function that trains; without it the last %%speedbench cell"),
+    Option("--plan", "NAME", "without it what was tuned, applied or learned", options.plans),
+    *options.ACCURACY,
+    options.RESULT,
 )
 def verify(names: Names, session: Session, arguments: Namespace) -> None:
     """Train with and without a plan, and show the curves."""
     __tracebackhide__ = True
     from speedkit_jupyter.tuning.api import verifier_of
 
-    check_result_name(arguments.v, names)
-    accuracy = accuracy_of(names, arguments)
+    accuracy = options.accuracy_of(names, arguments)
     step, number, title = _trained(names, session, arguments, accuracy)
     verifier = verifier_of(step, arguments.plan or _plan(session, step), number, accuracy)
     verifier.result().subject = f"`{title}`"
@@ -152,10 +133,10 @@ def _trained(
 
     name = arguments.step
     if accuracy is not None and name in (None, accuracy.name) and (name or not session.measured):
-        models = [find_model(names, None)[1]] if required(accuracy.function) else []
+        models = [namespace.find_model(names, None)[1]] if required(accuracy.function) else []
         return step_of(accuracy.bound(models)), 0, accuracy.name
     if name is not None:
-        return step_of(find_function(names, name)), arguments.steps, name
+        return step_of(namespace.find_function(names, name)), arguments.steps, name
     cell = last_cell(session)
     return cell.step(), arguments.steps, cell.title
 
@@ -180,10 +161,10 @@ def _plan(session: Session, step: Step) -> Any:
 
 @command(
     "the fastest settings of a DataLoader, measured with your step",
-    Option("loader", "LOADER", "your DataLoader; without it the only one", loaders, nargs="?"),
-    step("a function that takes a batch, or goes through the loader; or the last cell"),
-    budget("for all of it (20)"),
-    RESULT,
+    Option("loader", "LOADER", "without it the only one", namespace.loaders, nargs="?"),
+    options.step("a function that takes a batch, or goes through the loader; or the last cell"),
+    options.budget("for all of it (20)"),
+    options.RESULT,
 )
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure the settings of a DataLoader with a step."""
@@ -191,15 +172,14 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     from speedkit_jupyter.loading.tuner import LoaderTuner
     from speedkit_jupyter.measure.rounds.timeit_run import device_of
 
-    check_result_name(arguments.v, names)
-    known, name = list(loaders(names)), arguments.loader
+    known, name = list(namespace.loaders(names)), arguments.loader
     if name is None:
         if not known:
             raise UsageError("there is no DataLoader in this notebook yet: make one first")
         if len(known) > 1:
             raise UsageError(f"which one? {', '.join(known)}")
         name = known[0]
-    found = find_loader(names, name)
+    found = namespace.find_loader(names, name)
     step, against = _step_with(names, session, arguments.step, found)
     asked = f" --step {arguments.step}" if arguments.step else ""
     tuner = LoaderTuner(
@@ -215,7 +195,7 @@ def _step_with(names: Names, session: Session, name: str | None, loader: Any) ->
     from speedkit_jupyter.loading.tuner import step_over
 
     if name is not None:
-        return step_over(loader, find_function(names, name)), name
+        return step_over(loader, namespace.find_function(names, name)), name
     if session.measured is not None:
         step = session.measured.step()
         if any(value is loader for value in step.walk().found.values()):
@@ -233,26 +213,25 @@ def _sizes(text: str) -> tuple[int, int]:
 
 @command(
     "samples a second and peak memory by batch size: knee, fastest, largest",
-    step("a function that takes a batch, or reads its tensors; without it the last cell"),
+    options.step("a function that takes a batch, or reads its tensors; without it the last cell"),
     Option("--data", "NAMES", "the batch that it takes, or reads by name: x,y", type=names_of),
-    LOADER,
+    options.LOADER,
     Option("--range", "SIZES", "of sizes (8:4096)", type=_sizes, default=(8, 4096)),
-    budget("for all of it (20)"),
-    RESULT,
+    options.budget("for all of it (20)"),
+    options.RESULT,
 )
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure batch size by batch size."""
     __tracebackhide__ = True
     from speedkit_jupyter.batching.sweep import sweep_of, sweep_of_step
 
-    check_result_name(arguments.v, names)
     sizes, budget_s = arguments.range, arguments.budget
-    loader, data = find_loader(names, arguments.loader), None
+    loader, data = namespace.find_loader(names, arguments.loader), None
     if arguments.data:
         known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
         data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
     if arguments.step is not None:
-        function = find_function(names, arguments.step)
+        function = namespace.find_function(names, arguments.step)
         text = f"%speedkit batch --step {arguments.step}"
         sweep = sweep_of(function, data, loader, sizes, budget_s, text)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from speedkit_jupyter.measure.checks import counted_columns, memory, roofline
+from speedkit_jupyter.measure.checks import memory, roofline
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.judge import Judge
 from speedkit_jupyter.measure.checks.observer import Run
@@ -14,7 +14,6 @@ from speedkit_jupyter.measure.checks.reference import draws_inside
 from speedkit_jupyter.measure.checks.trials import Trials, is_compiled
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.observed import samples_of
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 
 # A GradScaler halves its factor each time, from 65536 on.
@@ -122,22 +121,6 @@ class Examination:
             with self._warm(runner):
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)
                 runner.record.memory = memory.needed(runner.once, runner.device, state)
-
-    def quantities(self) -> Iterator[Progress]:
-        """What else this machine counts, of each variant; of a sample too, where there are some."""
-        samples: int | None = None
-        for runner in self._runners:
-            for quantity in counted_columns.QUANTITIES:
-                read = None if runner.record.failure else quantity.meter(runner.device)
-                if read is None or runner.warm is None:
-                    continue
-                yield Progress(0.0, f"{quantity.title} of {runner.record.name}")
-                if samples is None:
-                    with self._warm(self._runners[0], fails=False):
-                        samples = samples_of(self._runners[0].once, runner.step.models)
-                with self._warm(runner):
-                    value = counted_columns.of_a_step(runner.once, runner.device, read)
-                    runner.record.quantities |= quantity.values(value, samples)
 
     def flops(self) -> int | None:
         """Operations of one step of the first variant; None where they can't be counted."""

@@ -16,21 +16,19 @@ if TYPE_CHECKING:
 # Copies of the state stay on the device only while they leave this share of it free.
 LEAST_FREE = 0.5
 # What a device's module must have to tell the peak: torch.cuda and torch.xpu do, torch.mps doesn't.
-PEAK = ("reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved")
+PEAK = ("reset_peak_memory_stats", "max_memory_allocated")
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
 
-    State is parameters, buffers, gradients and optimizer state. `reserved_bytes` is what torch's
-    allocator held from the driver. None stands for the unknown: the peak on MPS, or beside a
-    profiler of the user's own; what is reserved on a CPU.
+    State is parameters, buffers, gradients and optimizer state. The peak is None where it is not
+    known: on MPS, or beside a profiler of the user's own.
     """
 
     peak_bytes: int | None
     state_bytes: int
-    reserved_bytes: int | None = None
 
 
 def needed(
@@ -56,9 +54,7 @@ def needed(
     before = allocator.memory_allocated(device)
     step()
     allocator.synchronize(device)
-    peak = allocator.max_memory_allocated(device) - before + held
-    reserved = allocator.max_memory_reserved(device) - before + held
-    return Memory(peak, held, max(reserved, peak))
+    return Memory(allocator.max_memory_allocated(device) - before + held, held)
 
 
 def _allocated(step: Callable[[], object]) -> int | None:

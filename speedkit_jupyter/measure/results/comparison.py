@@ -207,6 +207,5 @@ class Comparison(Shown):
             "upper_quartile_s": upper,
             "accuracy": (row["accuracy"] or {}).get("verdict"),
             "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
-            **row["quantities"],
             "score": ((row["score"] or {}).get("after") or {}).get("value"),
         }

@@ -24,8 +24,7 @@ class Record:
     `applied` is what its plan changes, `plan` the same in the config's words, `changes_model` what
     of it makes another model, which no speed decides about. `first_call_s` holds compilation;
     `settling_s` is what all warm-up steps together took beyond ordinary ones.
-    `limit_s` is the machine's own limit for this step in this precision, `quantities` what else
-    the machine counts of a step, by the names in `checks/counted_columns`. `declines` are the
+    `limit_s` is the machine's own limit for this step in this precision. `declines` are the
     reasons of what the plan was refused, by optimization; `declined` says that nothing is left of
     it, so that `failure` is a reason not to run it, and nothing that went wrong. `score` is the
     number of the user's, where one was named: the baseline's, and the one under this plan.
@@ -47,7 +46,6 @@ class Record:
     memory: Memory | None = None
     compilations: Compilations = field(default_factory=Compilations)
     limit_s: float | None = None
-    quantities: dict[str, float] = field(default_factory=dict)
     score: Scored | None = None
     waited_s: list[float] = field(default_factory=list)
 

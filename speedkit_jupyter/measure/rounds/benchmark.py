@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from typing import Any
 
 from speedkit_jupyter.measure.checks import memory
@@ -24,8 +23,8 @@ from speedkit_jupyter.measure.rounds.budget import (
     ROUNDED,
     Budget,
     clear_answer_s,
+    compiling_excluded,
     few_digits,
-    time_limited,
 )
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -99,11 +98,6 @@ class Benchmark:
         self._within = within
         self.begun_s: float | None = None
         self.budget = Budget(self.budget_s, within=within)
-
-    @property
-    def judging_s(self) -> float:
-        """What the accuracy that the user names took; the budget does not count it."""
-        return 0.0 if self._scorer is None else self._scorer.took_s
 
     def result(self) -> Comparison:
         """What is known so far."""
@@ -229,7 +223,7 @@ class Benchmark:
         """Where memory decides it comes first: what saves none needs neither rounds nor checks."""
         __tracebackhide__ = True
         first, *others = runners
-        with time_limited(self.budget, runners, lambda: _note_limits(first)):
+        with compiling_excluded(self.budget, sum(runner.worst_s for runner in runners)):
             yield from Examination(runners, start).memory()
         for runner in others:
             if why := self._policy.why_too_heavy(first.record, runner.record):
@@ -284,8 +278,6 @@ class Benchmark:
             least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
             left_s = max(budget.left_s, least_s)
             self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
-            if not self._within and (warning := self._sampler.too_few()):
-                yield Progress(0.0, warning)
             yield from self._sampler.run(self._policy, self.result)
         finally:
             budget.reserved_s -= reserve_s
@@ -293,18 +285,20 @@ class Benchmark:
     def _check(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Check what the policy names; what there is no time for is not checked, and says so."""
         __tracebackhide__ = True
-        by_name = {runner.record.name: runner for runner in runners[1:]}
-        check, is_limited = Examination(runners, start, self._check_names), False
+        first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
+        check, is_sure = Examination(runners, start, self._check_names), self._policy.checks_winner
+        needed_s = REFERENCE * first.worst_s
         for record in self._policy.to_check(self.result()):
             runner = by_name.get(record.name)
             if runner is None or record.failure:
                 continue
-            with ExitStack() as stack:
-                if is_limited or not self._policy.checks_winner:
-                    note = partial(_not_checked, record, self._policy)
-                    stack.enter_context(time_limited(self.budget, runners, note))
-                yield from check.late(runner)
-            is_limited = True
+            needed_s += CHECKED * first.worst_s
+            if is_sure or self.budget.allows(needed_s):
+                with compiling_excluded(self.budget, needed_s):
+                    yield from check.late(runner)
+                is_sure, needed_s = False, 0.0
+            elif not self._policy.checks_winner:  # a search leaves it open
+                record.accuracy = Accuracy("not checked", "the budget was too short to check")
         self._dropout_off = check.dropout_off
 
     def _examine(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
@@ -312,16 +306,16 @@ class Benchmark:
         __tracebackhide__ = True
         if not self._policy.has_limits:
             return
-        first, limits_s = runners[0], LIMITS_S + 3 * sum(runner.worst_s for runner in runners)
-        if not self.budget.allows(limits_s) and not self.budget.is_a_look:
-            _note_limits(first)
+        needed_s = LIMITS_S + 3 * sum(runner.worst_s for runner in runners)
+        if not self.budget.allows(needed_s) and not self.budget.is_a_look:
+            line = "memory and limits were left out, since the budget is short"
+            runners[0].record.notes["limits"] = line
             return
         about = Examination(runners, start)
-        with time_limited(self.budget, runners, lambda: _note_limits(first)):
+        with compiling_excluded(self.budget, needed_s):
             yield from about.memory()
             self._flops = about.flops()
             yield from about.limits(self._flops)
-            yield from about.quantities()
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
@@ -331,15 +325,6 @@ def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
     parameters = memory.size([p for module in step.models for p in module.parameters()])
     size = max(state, 4 * parameters if step.optimizers else 0)
     step.off_device = device is not None and not memory.fits(copies * size, device)
-
-
-def _not_checked(record: Record, policy: Policy) -> None:
-    if not policy.checks_winner:  # a search leaves it open: it speaks against nothing
-        record.accuracy = Accuracy("not checked", "the budget was too short to check")
-
-
-def _note_limits(first: Runner) -> None:
-    first.record.notes["limits"] = "memory and limits were left out, since the budget is short"
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds import clock
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.measure.rounds.runner import Runner
+    pass
 
 # Nothing is begun that would end later than this many times the budget.
 LATEST = 1.1
@@ -25,13 +24,6 @@ APART, ROUNDS = 4, 12
 REFERENCE, ROUNDED, CHECKED = 9, 5, 6
 # No number of seconds is promised to be enough: noise decides how many there have to be.
 LONGER = "a longer --budget may settle it"
-
-
-class OutOfTime(BaseException):
-    """The next step would end too late. Not an error of the step, so that nothing takes it for one.
-
-    Raised between steps, never in one.
-    """
 
 
 class Budget:
@@ -94,44 +86,14 @@ class Budget:
 
 
 @contextmanager
-def time_limited(
-    budget: Budget, runners: Sequence[Runner], note: Callable[[], object]
-) -> Iterator[None]:
-    """Untimed steps of these: none is begun that would, by those before, end too late.
-
-    Then the block ends there, and `note` says what is missing. What they compile is excluded.
-    (Steps are begun deep inside of checks, so that each runner is told what surrounds its own.)
-    """
-    longest_s: dict[int, float] = {}
-    between_s, ended_s = 0.0, math.inf
-
-    @contextmanager
-    def limited(runner: Runner) -> Iterator[None]:
-        nonlocal between_s, ended_s
-        begun_s, graphs = clock.now(), compilations.graphs()
-        between_s = max(between_s, begun_s - ended_s)
-        usual_s = longest_s.get(id(runner), runner.worst_s)
-        if not budget.allows(usual_s + between_s):
-            raise OutOfTime
-        try:
-            yield
-        finally:
-            ended_s = clock.now()
-            took_s = ended_s - begun_s
-            if compilations.graphs() > graphs:
-                budget.exclude(took_s - usual_s)
-                took_s = usual_s
-            longest_s[id(runner)] = max(usual_s, took_s)
-
-    for runner in runners:
-        runner.around_step = limited
+def compiling_excluded(budget: Budget, usual_s: float) -> Iterator[None]:
+    """Where the block compiles, what it takes beyond the `usual_s` does not count."""
+    begun_s, graphs = clock.now(), compilations.graphs()
     try:
         yield
-    except OutOfTime:
-        note()
     finally:
-        for runner in runners:
-            runner.around_step = None
+        if compilations.graphs() > graphs:
+            budget.exclude(clock.now() - begun_s - usual_s)
 
 
 def clear_answer_s(step_s: float, variants: int) -> float:

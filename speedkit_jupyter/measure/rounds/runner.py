@@ -44,8 +44,7 @@ class Runner:
 
     `step_s` is about how long its step takes, known after warm-up; `recent_s` are the latest ones;
     `fastest_s` is the fastest of the warm-up, which `was_disturbed` by other processes, or was not.
-    `around_step`, where there is one, surrounds each step: an untimed one that the budget has no
-    time for is not begun; `around` makes what is in force beside the plan. A variant that
+    `around` makes what is in force beside the plan. A variant that
     `is_planned` has a config, be it one that changes nothing. One that is not `is_routed` runs as
     it stands: what the step does not ask its context for does not reach it.
     """
@@ -57,9 +56,6 @@ class Runner:
     step_s: float = 0.0
     fastest_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
-    around_step: Callable[[Runner], AbstractContextManager[None]] | None = field(
-        default=None, repr=False
-    )
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     skipped_in_a_row: int = 0
     was_disturbed: bool = False
@@ -101,8 +97,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """One step, on the same data as every other unless it shall not `rewind`."""
         __tracebackhide__ = True
-        with nullcontext() if self.around_step is None else self.around_step(self):
-            return interrupts.in_a_window(partial(self._run, rewind))
+        return interrupts.in_a_window(partial(self._run, rewind))
 
     def _run(self, rewind: bool) -> object:
         __tracebackhide__ = True

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
+from speedkit_jupyter.measure.results.statistics import error_of_a_look, planned_looks
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
+from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
@@ -79,7 +79,6 @@ class Sampler:
         self._now, self._interruptions = now, clock.Interruptions()
         self._budget = Budget(max(budget_s, 1e-9), now) if budget is None else budget
         self._blocks_s: dict[int, deque[float]] = {}
-        self._comparisons = len(runners) - 1
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
         self.rounds = 0
@@ -110,14 +109,6 @@ class Sampler:
         """How long its next block may take."""
         blocks_s = self._blocks_s.get(id(runner))
         return max(blocks_s) if blocks_s else (self._lead_in + self._length) * runner.worst_s
-
-    def too_few(self) -> str:
-        """Say why the budget gives no interval; empty where it does."""
-        rounds = self.budget_s / max(self.expected_round_s(), 1e-9)
-        if rounds >= least_rounds(self._comparisons) or len(self.runners) < 2:
-            return ""
-        few = f"about {max(rounds, 0):.0f} rounds, too few for an interval"
-        return f"the budget leaves {few}; {LONGER}"
 
     def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
         """Rounds until the budget is spent, or the `policy` ends them; it goes by the `result`."""

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.support.torch_private import default_device
 
-# Module, and the functions that read and write. `machines.flags` has the precision flags.
-SWITCHES = (
-    ("torch", "is_grad_enabled", "set_grad_enabled"),
-    ("torch.backends.mha", "get_fastpath_enabled", "set_fastpath_enabled"),
-    ("torch.backends.cuda", "preferred_linalg_library", "preferred_linalg_library"),
-    ("torch.backends.cuda", "preferred_blas_library", "preferred_blas_library"),
-)
-# Attributes of modules.
+# Attributes of modules; `machines.flags` has the precision flags.
 ATTRIBUTES = {
     "torch.backends.cudnn": "enabled benchmark_limit",
     "torch.backends.mkldnn": "enabled deterministic",
@@ -78,6 +71,7 @@ def switches() -> Iterator[Setting]:
     yield Setting(
         "torch's switches", flags.snapshot, flags.restore, lambda a, b: not flags.diff(b, a)
     )
+    yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
     yield Setting("the default device", default_device, torch.set_default_device)
     yield Setting(
         "deterministic algorithms",
@@ -92,24 +86,13 @@ def switches() -> Iterator[Setting]:
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda value: torch.autograd.set_detect_anomaly(*value),
     )
-    for path, read, write in SWITCHES:
-        yield Setting(f"{path}.{read}", _function(path, read), _function(path, write))
     for path, names in ATTRIBUTES.items():
         for name in names.split():
-            yield _attribute(path, name)
-
-
-def _function(path: str, name: str) -> Callable[..., Any]:
-    """Return a function that is looked up when it is called: a table loads nothing."""
-    return lambda *given: getattr(importlib.import_module(path), name)(*given)
-
-
-def _attribute(path: str, name: str) -> Setting:
-    return Setting(
-        f"{path}.{name}",
-        lambda: getattr(sys.modules[path], name),
-        lambda value: setattr(sys.modules[path], name, value),
-    )
+            yield Setting(
+                f"{path}.{name}",
+                partial(getattr, sys.modules.get(path), name),
+                partial(setattr, sys.modules.get(path), name),
+            )
 
 
 def surroundings() -> Iterator[Setting]:

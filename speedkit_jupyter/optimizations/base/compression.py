@@ -23,7 +23,7 @@ from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.overrides import MISSING
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.marks import are_changed, marks
+from speedkit_jupyter.support.storage import are_changed, marks
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.support.weak_references import Alive
+from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class OptimizerFacts:
     """One optimizer. `fused` and `foreach` hold the distinct values of its groups, as the user set
     them: what a plan on another model of the same optimizer put there does not count.
-    `sparse_gradients` says that it holds a parameter whose gradients are sparse; `own_step`, that
-    its step is torch's own.
+    `sparse_gradients` says that it holds a parameter whose gradients are sparse.
     """
 
     name: str = "AdamW"
@@ -30,7 +29,6 @@ class OptimizerFacts:
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)
     sparse_gradients: bool = False
-    own_step: bool = True
 
     @classmethod
     def read(
@@ -51,7 +49,6 @@ class OptimizerFacts:
             capturable=any(group.get("capturable") for group in groups),
             devices=words(p.device for p in parameters),
             dtypes=words(p.dtype for p in parameters),
-            own_step=own_step,
             sparse_gradients=any(id(p) in sparse or _has_sparse_gradient(p) for p in parameters),
         )
 

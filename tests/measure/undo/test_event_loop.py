@@ -282,7 +282,8 @@ def test_a_cancelled_task_leaves_everything_in_place():
         runs.append(Run(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None))
         runs[0].start()
         task = asyncio.all_tasks() - {asyncio.current_task()}
-        await asyncio.sleep(0.3)
+        while not runs[0].progress.text:
+            await asyncio.sleep(0)
         task.pop().cancel()
         await asyncio.sleep(0.01)
 

@@ -1,12 +1,31 @@
-"""Who wants to know that something changed."""
+"""What refers to models and listeners without keeping them alive: they are the user's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-from weakref import WeakMethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+from weakref import WeakMethod, ref
 
 from speedkit_jupyter.support import messages
+
+T = TypeVar("T")
+
+
+class Alive(Sequence[T]):
+    """Those of the objects that are still there, in their order."""
+
+    def __init__(self, objects: Iterable[T]) -> None:
+        self._references = [ref(thing) for thing in objects]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._found()[index]
+
+    def __len__(self) -> int:
+        return len(self._found())
+
+    def _found(self) -> list[T]:
+        every = [reference() for reference in self._references]
+        return [thing for thing in every if thing is not None]
 
 
 class Listeners:
