@@ -12,10 +12,10 @@ from speedkit_jupyter.support.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from speedkit_jupyter.advice.advisor import advise as advise
-    from speedkit_jupyter.batching.api import batch_sizes as batch_sizes
     from speedkit_jupyter.batching.micro_batch import micro_batch as micro_batch
+    from speedkit_jupyter.batching.sweep import batch_sizes as batch_sizes
     from speedkit_jupyter.codegen.forms import code as code
-    from speedkit_jupyter.loading.api import tune_loader as tune_loader
+    from speedkit_jupyter.loading.tuner import tune_loader as tune_loader
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
     from speedkit_jupyter.measure.subject.step import StateWarning as StateWarning
@@ -52,7 +52,7 @@ _HOMES = {  # where each public name lives
     "StateWarning": "measure.subject.step",
     "StepError": "support.exceptions",
     "advise": "advice.advisor",
-    "batch_sizes": "batching.api",
+    "batch_sizes": "batching.sweep",
     "benchmark": "measure.subject.from_function",
     "code": "codegen.forms",
     "apply_speedups": "plans.applying",
@@ -63,7 +63,7 @@ _HOMES = {  # where each public name lives
     "restore_all": "plans.context",
     "sdp_context": "plans.applying",
     "tune": "tuning.api",
-    "tune_loader": "loading.api",
+    "tune_loader": "loading.tuner",
     "tuned": "tuning.learning",
     "verify": "tuning.api",
 }

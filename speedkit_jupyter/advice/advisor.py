@@ -16,7 +16,7 @@ from speedkit_jupyter.advice.code import Code
 from speedkit_jupyter.advice.rules import ALWAYS, RULES
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import watched
-from speedkit_jupyter.loading.api import arguments_of, loop
+from speedkit_jupyter.loading.tuner import arguments_of, loop
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import paired_ratio
 from speedkit_jupyter.measure.rounds import clock

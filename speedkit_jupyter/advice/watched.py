@@ -121,7 +121,8 @@ class Watched:
             return original(module, *args, **kwargs)
         self.in_anomaly_mode |= torch.is_anomaly_enabled()
         versions = tuple(map(version, (*tensors((args, kwargs)), *module.parameters())))
-        seen = ModelCall(module, args, kwargs, self.steps, module.training, versions)
+        training = getattr(module, "training", False)  # a frozen TorchScript module has none
+        seen = ModelCall(module, args, kwargs, self.steps, training, versions)
         self.calls.append(seen)
         self._inside = True
         try:

@@ -184,6 +184,7 @@ def test_a_size_that_the_model_does_not_receive_is_not_measured(name: str) -> No
 
 RECEIVED: dict[str, Callable[[torch.Tensor], object]] = {
     "in parts": lambda x: [NET(part).sum().backward() for part in x.split(3)],
+    "alone in a tuple": lambda x: NET(x).sum().backward(),
     "beside a table": lambda x: nn.Bilinear(6, 6, 2)(x, torch.ones(6).expand_as(x)),
     "products without a module": lambda x: (x @ WEIGHTS).sum().backward(),
 }
@@ -192,7 +193,9 @@ RECEIVED: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.real_time
 @pytest.mark.parametrize("name", RECEIVED)
 def test_a_size_counts_however_the_model_receives_it(name: str) -> None:
-    found = batch_sizes(RECEIVED[name], torch.randn(64, 6), sizes=(8, 16), budget_s=5.0)
+    x = torch.randn(64, 6)
+    batch = (x,) if name == "alone in a tuple" else x
+    found = batch_sizes(RECEIVED[name], batch, sizes=(8, 16), budget_s=5.0)
     assert [size.number for size in found.measured] == [8, 16]
 
 

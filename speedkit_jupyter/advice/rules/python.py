@@ -135,7 +135,9 @@ def same_forward_twice(seen: Situation) -> Iterator[Opportunity]:
 def _has_dropout(call: ModelCall) -> bool:
     """Return whether two passes differ on purpose."""
     return any(
-        "Dropout" in type(one).__name__ and one.training and getattr(one, "p", 1) > 0
+        "Dropout" in type(one).__name__
+        and getattr(one, "training", False)
+        and getattr(one, "p", 1) > 0
         for one in call.module.modules()
     )
 

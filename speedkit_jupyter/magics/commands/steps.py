@@ -192,7 +192,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
     """The function that is named; the last cell, where it goes through this loader; or nothing."""
-    from speedkit_jupyter.loading.api import step_over
+    from speedkit_jupyter.loading.tuner import step_over
 
     if name is not None:
         return step_over(loader, namespace.find_function(names, name)), name
@@ -223,7 +223,7 @@ def _sizes(text: str) -> tuple[int, int]:
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure batch size by batch size."""
     __tracebackhide__ = True
-    from speedkit_jupyter.batching.api import sweep_of, sweep_of_step
+    from speedkit_jupyter.batching.sweep import sweep_of, sweep_of_step
 
     sizes, budget_s = arguments.range, arguments.budget
     loader, data = namespace.find_loader(names, arguments.loader), None
