@@ -39,15 +39,6 @@ def printable(text: str) -> str:
     )
 
 
-def is_text(word: str) -> bool:
-    """Return whether it can be written at all: half a character, as `\\ud800`, can't."""
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 # Words of other tools for what has another name here.
 SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
 

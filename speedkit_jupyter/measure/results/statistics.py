@@ -196,25 +196,6 @@ def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
 TICK_S = 1e-9
 
 
-def ratio_between_runs(
-    then_s: Sequence[float], now_s: Sequence[float], comparisons: int = 1
-) -> Ratio:
-    """Time now over time then, of two runs: above 1 is slower.
-
-    The runs have no rounds in common, so each median gets an interval of half the error, and the
-    ratio's reaches from the one's low to the other's high.
-    """
-    error = bonferroni_share(ERROR, 2 * max(comparisons, 1))
-    then_s, now_s = ([max(seconds, TICK_S) for seconds in times] for times in (then_s, now_s))
-    if min(len(then_s), len(now_s)) < least_pairs(error):
-        then, now = spread(then_s).median_s, spread(now_s).median_s
-        return Ratio(now / then, 0.0, float("inf"), min(len(then_s), len(now_s)))
-    then, then_low, then_high = median_interval(then_s, error)
-    now, now_low, now_high = median_interval(now_s, error)
-    pairs = min(len(then_s), len(now_s))
-    return Ratio(now / then, now_low / then_high, now_high / then_low, pairs)
-
-
 @dataclass(frozen=True)
 class Spread:
     """Seconds of one step: median and quartiles."""
