@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds import clock
-
-if TYPE_CHECKING:
-    pass
 
 # Nothing is begun that would end later than this many times the budget.
 LATEST = 1.1
