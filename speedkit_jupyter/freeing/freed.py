@@ -201,7 +201,8 @@ def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
     waiting: deque[Any] = deque([list(roots)])
     while waiting and len(seen) < MOST:
         for part in gc.get_referents(waiting.popleft()):
-            if id(part) in seen or isinstance(part, ModuleType | type):
+            # Not isinstance, which asks a dead proxy for its class.
+            if id(part) in seen or issubclass(type(part), ModuleType | type):
                 continue
             seen.add(id(part))
             if is_large(part):

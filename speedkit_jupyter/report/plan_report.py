@@ -46,11 +46,11 @@ def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
     return ", ".join(k if v is True else f"{k} {word(v)}" for k, v in values.items())
 
 
-def plan_report(plan: Plan, name: str = "model") -> Document:
+def plan_report(plan: Plan, name: str = "model", found: Found | None = None) -> Document:
     """Return what would be decided for a model; nothing is applied."""
     return Document(
         f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
-        [decisions(plan), worth_measuring(plan)],
+        [decisions(plan), worth_measuring(plan, found)],
     )
 
 

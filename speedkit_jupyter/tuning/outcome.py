@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Whose upper bound is below this is nothing to gain.
 LIKELY = 1.05
+# Fewer rounds than these do not show that a plan brings nothing.
+FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"
 
 
@@ -81,6 +83,15 @@ class Timed:
         pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
         ratios = [before / max(now, TICK_S) for before, now in pairs] or [0.0]
         return min(ratios), max(ratios)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it works, and was not timed often enough to say that it does not help."""
+        record = self.record
+        refused = record.same_as_baseline or is_out(self.comparison, record)
+        is_slow = "far slower" in record.notes.get("left out", "")
+        pairs = self.ratio.pairs if self.ratio is not None else 0
+        return pairs < FEW_ROUNDS and not refused and not is_slow
 
     @property
     def may_help(self) -> bool:
@@ -172,6 +183,9 @@ class Tuning(Shown):
             return
         self.winner, self.comparison, self.learned = Candidate({}), None, None
         rows = self.last_rows()
+        undecided = [row for row in rows if row.is_undecided]
+        if not why and 2 * len(undecided) > len(rows):
+            why = "too few undisturbed rounds for most of the plans"
         refused = [row.words for row in rows if is_out(row.comparison, row.record)]
         rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
         if self.objective == "memory":

@@ -13,7 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.freeing.freed import LAST, Freed, Held, Holder, free, of_process, size
+from speedkit_jupyter.freeing.freed import (
+    LAST,
+    Freed,
+    Held,
+    Holder,
+    free,
+    of_process,
+    reached,
+    size,
+)
 
 MIB = 1 << 20
 
@@ -127,3 +136,13 @@ def test_the_headline_says_no_less_than_what_came_back() -> None:
     said = repr(Freed(held, process_bytes=(18 << 30, 2 << 30))).splitlines()[0]
     assert said == "Let go of 16 GiB"
     assert repr(Freed(held, process_bytes=(2 << 30, 2 << 30))).splitlines()[0] == "Let go of 1 GiB"
+
+
+def test_dead_proxies_are_passed_over():
+    class Bar:
+        pass
+
+    bar = Bar()
+    proxies = [weakref.proxy(bar)]
+    del bar
+    assert reached([proxies]) == []

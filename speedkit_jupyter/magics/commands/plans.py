@@ -58,7 +58,8 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
     for wanted in [name for name, _ in applied] if several else [arguments.model]:
         name, context, plan = namespace.planned_for(names, session, wanted)
         if context is None:
-            display(plan_report(plan, f"`{name}` (not applied)"))
+            _, model = namespace.find_model(names, name)
+            display(plan_report(plan, f"`{name}` (not applied)", session.found_for(model)))
         else:
             found = session.found_for(context.model)
             variable = session.variable_of(context)
