@@ -8,6 +8,7 @@ from speedkit_jupyter.optimizations.allocator import Allocator
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
+from speedkit_jupyter.optimizations.cuda_graphs import CudaGraphs
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.float8 import Float8
@@ -18,10 +19,12 @@ from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
+from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.rewrites import Rewrites
 from speedkit_jupyter.optimizations.sdpa import Sdpa
+from speedkit_jupyter.optimizations.sparsity import Sparsity
 from speedkit_jupyter.optimizations.tf32 import Tf32
 from speedkit_jupyter.optimizations.threads import Threads
 
@@ -44,6 +47,9 @@ CATALOG: tuple[Optimization, ...] = (
     Int8(),
     Int4(),
     Float8(),
+    Mx(),
+    Sparsity(),
+    CudaGraphs(),
     Compile(),
     Inference(),
 )

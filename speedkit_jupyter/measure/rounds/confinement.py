@@ -15,6 +15,7 @@ from functools import wraps
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.cuda_graphs import is_recording
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.thread_origin import is_here, is_pythons
 
@@ -43,8 +44,8 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # What is compiled now would break in two here.
-        if torch.compiler.is_compiling() or get_ident() != here:
+        # What is compiled now would break in two here; what is recorded is no part of the step.
+        if torch.compiler.is_compiling() or get_ident() != here or is_recording():
             return original(*args, **kwargs)
         return ours(*args, **kwargs)
 

@@ -39,7 +39,8 @@ class Compression(Optimization):
     """By request only; one of them at a time.
 
     `for_training` says that optimizers may step. Rows and columns of a weight have to be
-    `multiples` of these numbers; with `casts` it is made bfloat16 first. `since` is the first
+    `multiples` of these numbers, and `also` says what else it needs; with `casts` it is made
+    bfloat16 first. `since` is the first
     compute capability whose `units` multiply so.
     """
 
@@ -50,6 +51,7 @@ class Compression(Optimization):
     undone = "the model's own weights are back, the same objects"
     for_training: ClassVar[bool] = False
     multiples: ClassVar[tuple[int, int]] = (1, 1)
+    also: ClassVar[str] = ""
     casts: ClassVar[bool] = False
     hint: ClassVar[str] = INFERENCE
     since: ClassVar[tuple[int, int]] = (0, 0)
@@ -64,7 +66,7 @@ class Compression(Optimization):
         obstacle = (
             self._obstacle(facts)
             or self.missing_units(request.value, hardware, facts)
-            or lacks(hardware, self.library, SINCE)
+            or (self.library and lacks(hardware, self.library, SINCE))
         )
         if obstacle:
             return request.decline(False, obstacle)
@@ -137,7 +139,7 @@ class Compression(Optimization):
         overrides = self._overrides(decision, target)
         if not overrides:
             rows, columns = self.multiples
-            fit = f"rows a multiple of {rows}, columns of {columns}"
+            fit = f"rows a multiple of {rows}, columns of {columns}{self.also}"
             target.notes[self.name] = f"no linear layer fits: {fit}"
         with ExitStack() as stack:
             stack.enter_context(SWAPPED.overriding(overrides.items()))
@@ -146,14 +148,18 @@ class Compression(Optimization):
                 stack.enter_context(newcomers(target, target.live_optimizers(), self._refuse))
             yield
 
-    def _layers(self, target: Target) -> list[Any]:
+    def fits(self, value: Any, weight: torch.Tensor) -> bool:
+        """Return whether this weight can be replaced by what is made of it."""
+        return not any(n % one for n, one in zip(weight.shape, self.multiples, strict=True))
+
+    def _layers(self, value: Any, target: Target) -> list[Any]:
         live = () if self.for_training else target.live_optimizers()
         stepped = {id(p) for one in live for group in one.param_groups for p in group["params"]}
         return [
             layer
             for layer in _linears(target)
             if _is_plain(layer, stepped)
-            and not any(n % one for n, one in zip(layer.weight.shape, self.multiples, strict=True))
+            and self.fits(value, own_weight(layer))
             and not (self.for_training and layer is target.model)
         ]
 
@@ -163,7 +169,7 @@ class Compression(Optimization):
         """Return what stands in, by the modules that hold it."""
         import torch
 
-        layers: list[Any] = self._layers(target)
+        layers: list[Any] = self._layers(decision.value, target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
         for module in target.model.modules():
@@ -205,7 +211,7 @@ class Compression(Optimization):
         return self._counted(target, len(ours))
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return self._counted(target, len(self._layers(target)))
+        return self._counted(target, len(self._layers(decision.value, target)))
 
     def _counted(self, target: Target, number: int) -> dict[str, str]:
         return {f"model.{self.name}": f"{number} of {len(_linears(target))} linear layers"}

@@ -40,10 +40,10 @@ class Memo:
 
     `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
     whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls, `quantized` what stands in for weights, with marks of what it was
-    made of. `followed` says of each convolution whether other tensors followed its weight's memory
-    when the plan first came to it. `strangers` are optimizers that were there before the plan,
-    `met_later` those made after it, with their facts.
+    what a compiled model calls, `graphed` what is recorded of its calls, `quantized` what stands in
+    for weights, with marks of what it was made of. `followed` says of each convolution whether
+    other tensors followed its weight's memory when the plan first came to it. `strangers` are
+    optimizers that were there before the plan, `met_later` those made after it, with their facts.
     """
 
     autocast: str | None = None
@@ -51,6 +51,7 @@ class Memo:
     scales: bool = False
     steps_watched: bool = False
     compiled_call: Any = None
+    graphed: Any = None
     quantized: MutableMapping[torch.nn.Module, Any] = field(
         default_factory=weakref.WeakKeyDictionary
     )
@@ -64,7 +65,7 @@ class Memo:
 
     def let_go(self) -> None:
         """Keep nothing that was made of the model's weights."""
-        self.compiled_call = None
+        self.compiled_call = self.graphed = None
         self.quantized.clear()
 
 

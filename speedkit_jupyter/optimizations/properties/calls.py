@@ -119,13 +119,21 @@ def _chain(module: torch.nn.Module) -> Iterator[Any]:
 
 def is_watched(module: torch.nn.Module) -> bool:
     """Return whether a hook sees what it takes or gives, or something computes in its place."""
-    hooks = (
+    return _has_own_hooks(module) or "forward" in module.__dict__
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Return whether something of the user's runs with the forward or backward pass of a part."""
+    return any(map(_has_own_hooks, module.modules()))
+
+
+def _has_own_hooks(module: torch.nn.Module) -> bool:
+    return bool(
         module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
         or module._backward_pre_hooks
     )
-    return bool(hooks) or "forward" in module.__dict__
 
 
 def has_forward_hooks(module: torch.nn.Module) -> bool:

@@ -1,0 +1,53 @@
+"""Linear layers in microscaling formats, by torchao."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.base.compression import FUSED, INFERENCE, Compression, true_is
+from speedkit_jupyter.optimizations.facts.model import Facts
+
+if TYPE_CHECKING:
+    import torch
+
+# torch's words for the numbers of a block, which share a scale. NVFP4 is not among them: torchao
+# 0.18 makes NaN of a tensor of zeros.
+ELEMENTS = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn_x2"}
+
+
+class Mx(Compression):
+    """For inference: blocks of 32 numbers share a scale, in weights and in what comes in.
+
+    Its products are bfloat16, so the model has to be bfloat16 or run under autocast.
+    """
+
+    name = "mx"
+    summary = "linear layers in microscaling formats (MXFP8, MXFP4), by torchao"
+    helps = "inference with large linear layers on Blackwell, compiled"
+    risk = "another model: its outputs are off by some 4 % in `mxfp8`, 17 % in `mxfp4`"
+    bare = "mxfp8"
+    multiples, casts = (32, 32), True
+    hint = f"{INFERENCE}; {FUSED}"
+    since, units = (10, 0), "microscaling Tensor Cores (Blackwell's)"
+    Options = Annotated[
+        Literal["auto", False, "mxfp8", "mxfp4"],
+        true_is(bare),
+        Field(description="auto, false, mxfp8, mxfp4"),
+    ]
+
+    def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
+        """Return what is missing: Blackwell's Tensor Cores, or a model that takes bfloat16."""
+        if facts.precision != "bf16" and "bfloat16" not in facts.dtypes:
+            return "its products are bfloat16: ask for precision: bf16, too"
+        return super().missing_units(value, hardware, facts)
+
+    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+        """Return the config, with the same numbers for weights and for what comes in."""
+        import torch
+
+        dtype = getattr(torch, ELEMENTS[value])
+        arguments = {"activation_dtype": dtype, "weight_dtype": dtype}
+        return "prototype.mx_formats", "MXDynamicActivationMXWeightConfig", arguments
