@@ -35,7 +35,7 @@ from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.lookup import is_a
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning import learning
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Advised:
         raise StepError(f"%speedkit advise --try: there is no {wanted}: {known or 'nothing found'}")
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def advise(
     step: Callable[..., object],

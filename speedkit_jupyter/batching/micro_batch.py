@@ -16,13 +16,13 @@ from speedkit_jupyter.batching.parts import (
 )
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.tracebacks import door, lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
 
 if TYPE_CHECKING:
     import torch
 
 
-@lets_go
+@hide_internal_frames
 def micro_batch(
     function: Callable[..., Any],
     size: int,
@@ -82,8 +82,8 @@ class MicroBatch:
         function = self.loss.function
         return f"micro_batch({getattr(function, '__name__', type(function).__name__)}, {self.size})"
 
-    @lets_go
-    @door
+    @hide_internal_frames
+    @user_code_boundary
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Return the loss of the batch, its backward pass done where gradients are enabled."""
         batch = Batch.of(given, named, self.whole)

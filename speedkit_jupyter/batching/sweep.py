@@ -30,7 +30,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_a_window, in_windows
 from speedkit_jupyter.support.torch_private import tree_leaves
-from speedkit_jupyter.support.tracebacks import door, lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +216,7 @@ class Sweep:
         __tracebackhide__ = True
         return clock.timed(self._call, self._device)
 
-    @door
+    @user_code_boundary
     def _call(self) -> None:
         __tracebackhide__ = True
         with self.step.around_blocks():
@@ -297,7 +297,7 @@ def free_bytes(device: torch.device) -> int | None:
 RANGE = (8, 4096)
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def batch_sizes(
     step: Callable[..., object],

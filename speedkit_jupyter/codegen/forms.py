@@ -34,7 +34,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ FRAMEWORKS = ("accelerate", "fabric", "transformers")
 FORMS = ("torch", "yaml", *FRAMEWORKS)
 
 
-@lets_go
+@hide_internal_frames
 def code(
     plan: Plan | SpeedContext,
     form: str = "torch",

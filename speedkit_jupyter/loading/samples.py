@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.torch_private import tree_leaves
-from speedkit_jupyter.support.tracebacks import door
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -65,7 +65,7 @@ def drawing(loader: DataLoader[Any]) -> list[Any]:
     return [*filter(None, code), attributes_of(dataset), loader.collate_fn]
 
 
-@door
+@user_code_boundary
 def _drawn(dataset: Any, key: Any) -> Any:
     return dataset[key]
 

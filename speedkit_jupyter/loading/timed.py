@@ -22,7 +22,7 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import held_back, in_a_window
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.torch_private import end_workers
-from speedkit_jupyter.support.tracebacks import door
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -279,7 +279,7 @@ class Timed:
         finally:
             self._draw = self._one = None
 
-    @door
+    @user_code_boundary
     def _run(self) -> None:
         __tracebackhide__ = True
         try:

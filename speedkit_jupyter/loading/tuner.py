@@ -29,7 +29,7 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
@@ -239,7 +239,7 @@ def _remarks(race: Race, chosen: Candidate, ways: Ways) -> Iterator[str]:
         yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {LONGER}"
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def tune_loader(
     loader: DataLoader[Any],

@@ -25,7 +25,7 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.support.lookup import is_a
-from speedkit_jupyter.support.tracebacks import door
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 Rewrite = Callable[[ast.Module], ast.Module]
 
@@ -72,7 +72,7 @@ class Cell:
         """Return the same cell; what runs of it is what `rewrite` makes of its code."""
         return Cell(self._shell, self._source, self._line, rewrite, self._file)
 
-    @door
+    @user_code_boundary
     def run(self) -> Any:
         """Run one step; return the value of a trailing expression. Only the first one may print."""
         __tracebackhide__ = True
@@ -97,7 +97,7 @@ class Cell:
         code = self._shell.compile(self.tree, self._file, "exec")
         names = self._names
 
-        @door
+        @user_code_boundary
         def run(loops: int, watch: Stopwatch) -> None:
             __tracebackhide__ = True
             exec(before, names)

@@ -25,7 +25,7 @@ from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.interrupts import in_windows
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
@@ -41,7 +41,7 @@ BELONGS = {
 }
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""

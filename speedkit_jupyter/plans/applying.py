@@ -15,14 +15,14 @@ from speedkit_jupyter.plans.context import show as show
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import arguments, interrupts
 from speedkit_jupyter.support.exceptions import ArgumentError
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
 
 
-@lets_go
+@hide_internal_frames
 def apply_speedups(
     model: torch.nn.Module,
     config: SpeedConfig | None = None,

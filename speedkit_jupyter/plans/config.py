@@ -23,7 +23,7 @@ from speedkit_jupyter.plans.sources import (
 )
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ConfigError
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 
 class SpeedConfig(FromCatalog):
@@ -59,7 +59,7 @@ class SpeedConfig(FromCatalog):
         self._variables, self._firm, self._alone = variables, origin.firm, alone
 
     @classmethod
-    @lets_go
+    @hide_internal_frames
     def from_dict(cls, values: Mapping[str, Any]) -> SpeedConfig:
         """Build a config from plain values; raises ConfigError with every mistake."""
         if not isinstance(values, Mapping):
@@ -67,7 +67,7 @@ class SpeedConfig(FromCatalog):
         return cls(**{str(key): value for key, value in values.items()})
 
     @classmethod
-    @lets_go
+    @hide_internal_frames
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
         """Read a YAML file, safely; raises ConfigError with file, line and key of every mistake.
 

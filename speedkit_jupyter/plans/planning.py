@@ -19,7 +19,7 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import ALONE
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 LEFT = "left as it is: this plan is what it names, and no more"
 
@@ -113,7 +113,7 @@ class Plan:
         return text
 
 
-@lets_go
+@hide_internal_frames
 def plan(
     config: SpeedConfig | None = None,
     hardware: Hardware | None = None,

@@ -16,13 +16,13 @@ from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.interrupts import in_windows
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def profile(
     step: Callable[..., object],

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from speedkit_jupyter.profiling.split import LineSample, Part, Recorder
-from speedkit_jupyter.support.tracebacks import is_door
+from speedkit_jupyter.support.tracebacks import is_user_code_boundary
 
 OURS = str(Path(__file__).parents[1])
 # Seconds between two samples. One takes some 10 µs.
@@ -49,7 +49,7 @@ def user_spot(depth: int = 1) -> Spot | None:
     """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = None if is_door(frame.f_code) else frame.f_back
+        frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
     if frame is None:
         return None
     # What the compiler adds (the end of a `with`) is of no line.

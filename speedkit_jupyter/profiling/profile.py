@@ -14,7 +14,7 @@ from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split, shares
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 # Where telling makes a call this many times as long, others tell of the parts as a whole alone.
 COSTLY = 1.05
@@ -119,7 +119,7 @@ class Profile(Shown):
         """Return where it stands, as the notebook says it."""
         return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
 
-    @lets_go
+    @hide_internal_frames
     def export_chrome_trace(self, path: str | Path) -> Path:
         """Write the traced call for Perfetto (ui.perfetto.dev) and chrome://tracing: gzipped where
         the name ends in `.gz`. Modules are there by their names.

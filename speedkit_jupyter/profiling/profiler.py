@@ -27,7 +27,7 @@ from speedkit_jupyter.profiling.split import PARTS, LineSample, Recorder, Split
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.tracebacks import door
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -305,7 +305,7 @@ class Profiler:
             self._call(recorder)
         return recorder.split
 
-    @door
+    @user_code_boundary
     def _call(self, recorder: Recorder | None = None) -> None:
         try:
             with nullcontext() if recorder is None else recorder.run():

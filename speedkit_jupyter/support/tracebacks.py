@@ -17,23 +17,23 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = __name__.partition(".")[0]
-# Code of ours that calls the user's, and that of `lets_go`, by which an error leaves ours.
+# Code of ours that calls the user's, and that of `hide_internal_frames`, by which an error leaves ours.
 _DOORS: set[CodeType] = set()
 _GATES: set[CodeType] = set()
 
 
-def door(function: Callable[P, R]) -> Callable[P, R]:
+def user_code_boundary(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function that calls the user's own code: what is raised below is the user's error."""
     _DOORS.add(function.__code__)  # type: ignore[attr-defined]
     return function
 
 
-def is_door(code: CodeType) -> bool:
+def is_user_code_boundary(code: CodeType) -> bool:
     """Return whether this is code of ours that calls the user's."""
     return code in _DOORS
 
 
-def lets_go(function: Callable[P, R]) -> Callable[P, R]:
+def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
     """Take our frames out of the errors that a public function raises, and empty those that stay.
 
     Of an error of the user's own code all of them go, of one that we raise on purpose too; of any
@@ -57,7 +57,7 @@ def lets_go(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the frames of the user's own error that `lets_go` left; None for an error of ours."""
+    """Return the frames of the user's own error that `hide_internal_frames` left; None for an error of ours."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 

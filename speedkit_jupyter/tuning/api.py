@@ -14,7 +14,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.interrupts import in_windows
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 from speedkit_jupyter.tuning.verification import Verification, Verifier
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def tune(
     step: Callable[..., object],
@@ -72,7 +72,7 @@ def tune(
     return search.result()
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def verify(
     step: Callable[..., object],

@@ -16,7 +16,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning.tasks import Task, setting
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def or_learned(
     return (tuned(model, optimizers) if config.is_auto else None) or config
 
 
-@lets_go
+@hide_internal_frames
 def tuned(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),

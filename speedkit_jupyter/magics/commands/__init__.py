@@ -11,7 +11,7 @@ from speedkit_jupyter.magics.line import Command, Names
 from speedkit_jupyter.magics.namespace import check_result_name
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
-from speedkit_jupyter.support.tracebacks import lets_go, users_part
+from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
 
 COMMANDS: dict[str, Command] = {
     command.name: command
@@ -52,7 +52,7 @@ def run(names: Names, session: Session, line: str) -> None:
     try:
         arguments = command.parse(rest)
         check_result_name(getattr(arguments, "v", None), names)
-        lets_go(command.run)(names, session, arguments)
+        hide_internal_frames(command.run)(names, session, arguments)
     except (UsageError, SpeedKitError) as error:
         if users_part(error):  # one of the user's own, of a class of ours
             raise

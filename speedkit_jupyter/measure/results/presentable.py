@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,13 +51,13 @@ class Shown:
         """The plain values as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    @lets_go
+    @hide_internal_frames
     def report(self) -> Any:
         """What a notebook shows of it, and what it leaves folded there."""
         import_module(REPORTS)
         return report_of(self)
 
-    @lets_go
+    @hide_internal_frames
     def save(self, path: str | Path) -> Path:
         """Write `path` in the format of its ending, one of FORMATS.
 
@@ -65,11 +65,11 @@ class Shown:
         """
         return _save(self, path)
 
-    @lets_go
+    @hide_internal_frames
     def __repr__(self) -> str:
         return str(self.report().brief().to_text())
 
-    @lets_go
+    @hide_internal_frames
     def _repr_mimebundle_(
         self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
     ) -> dict[str, Any]:

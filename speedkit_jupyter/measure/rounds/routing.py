@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.thread_origin import is_here, is_pythons
-from speedkit_jupyter.support.tracebacks import door
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class Router:
         """Whether autocast surrounds the step."""
         return self._context is not None
 
-    @door
+    @user_code_boundary
     def run(self, step: Callable[[], Any]) -> Any:
         """One step; the scaler is updated once at its end, if any optimizer stepped in it."""
         __tracebackhide__ = True

@@ -25,7 +25,7 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.support.tracebacks import door
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class Runner:
             self.warm.restore()
         return clock.timed(self.once, self.device)
 
-    @door
+    @user_code_boundary
     def _first(self) -> object:
         """The first step of all shows what its code asks a context for.
 

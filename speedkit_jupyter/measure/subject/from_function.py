@@ -22,14 +22,14 @@ from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_windows
-from speedkit_jupyter.support.tracebacks import lets_go
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
 
 
-@lets_go
+@hide_internal_frames
 @in_windows
 def benchmark(
     step: Callable[..., object],

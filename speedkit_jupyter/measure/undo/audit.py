@@ -12,7 +12,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.torch_private import COMPILERS
-from speedkit_jupyter.support.tracebacks import is_door
+from speedkit_jupyter.support.tracebacks import is_user_code_boundary
 
 TEXT = "the step {what}: that can't be put back"
 FILES = frozenset(
@@ -119,7 +119,7 @@ def _what(event: str, given: tuple[Any, ...]) -> str | None:
 
 def _is_of_a_step(frame: FrameType | None) -> bool:
     """Return whether a measured step is among the callers, and no library's own business."""
-    while frame is not None and not is_door(frame.f_code):
+    while frame is not None and not is_user_code_boundary(frame.f_code):
         if str(frame.f_globals.get("__name__")).startswith(OF_THEIR_OWN):
             return False
         frame = frame.f_back

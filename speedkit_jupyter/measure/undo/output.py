@@ -10,7 +10,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from speedkit_jupyter.support.tracebacks import is_door
+from speedkit_jupyter.support.tracebacks import is_user_code_boundary
 
 # The messages by which a kernel tells the front end about widgets, and what shows one.
 OF_WIDGETS = frozenset(["comm_open", "comm_msg", "comm_close"])
@@ -94,7 +94,7 @@ class Output:
 def calling_step() -> FrameType | None:
     """Return the innermost frame of ours that called the user's code, if any."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_door(frame.f_code):
+    while frame is not None and not is_user_code_boundary(frame.f_code):
         frame = frame.f_back
     return frame
 
