@@ -17,7 +17,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = __name__.partition(".")[0]
-# Code of ours that calls the user's, and that of `hide_internal_frames`, by which an error leaves ours.
+# Code of ours that calls the user's, and that of `hide_internal_frames`, where an error leaves us.
 _DOORS: set[CodeType] = set()
 _GATES: set[CodeType] = set()
 
@@ -57,7 +57,7 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the frames of the user's own error that `hide_internal_frames` left; None for an error of ours."""
+    """Return the frames of the user's own error that are left; None for an error of ours."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
