@@ -176,7 +176,8 @@ class Race:
         """Let only this one go on beside the user's own."""
         for one in self.racing[1:]:
             if one is not rival:
-                one.leave("not the fastest by median")
+                led = rival.words if rival is not None else "your own"
+                one.leave("not the fastest by median" if one.times_s else f"not timed: {led} led")
 
     def promising(self) -> list[Candidate]:
         """Return the best, and the best with workers if it is near: batches that are ahead even out

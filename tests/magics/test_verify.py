@@ -26,3 +26,9 @@ def test_it_takes_a_function_by_name_and_the_plan_in_force(shell, machine):
     shown = shell.run("%speedkit verify --step train_step --steps 4")
     assert "current (bf16)" in " ".join(shown.split())
     shell.run("%speedkit restore")
+
+
+def test_a_step_that_takes_a_batch_is_refused_in_one_line(shell):
+    shell.run("def train_step(batch): return model(batch).sum().backward()")
+    error = shell.fails("%speedkit verify --step train_step")
+    assert "train_step takes a batch" in str(error)

@@ -128,6 +128,7 @@ def _trained(
 
     Where there is none but an accuracy, that is all that is run.
     """
+    from speedkit_jupyter.advice.advisor import over_batches
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.measure.subject.named_accuracy import required
 
@@ -136,7 +137,9 @@ def _trained(
         models = [namespace.find_model(names, None)[1]] if required(accuracy.function) else []
         return step_of(accuracy.bound(models)), 0, accuracy.name
     if name is not None:
-        return step_of(namespace.find_function(names, name)), arguments.steps, name
+        function = namespace.find_function(names, name)
+        step = over_batches(function, None, name, "give it one in a function of your own")
+        return step_of(step), arguments.steps, name
     cell = last_cell(session)
     return cell.step(), arguments.steps, cell.title
 
