@@ -97,6 +97,9 @@ class FusedOptimizer(Optimization):
         if memo.strangers is None:  # those that were there and were not handed over
             memo.strangers = weakref.WeakSet(target.live_optimizers())
         known = weakref.WeakSet([*memo.strangers, *target.optimizers])
+        if not target.optimizers and len(memo.strangers):
+            names = " and ".join(sorted({type(one).__name__ for one in memo.strangers}))
+            notes[self.name] = f"your {names} was not given and stays as it is (--optimizer)"
 
         def switch(optimizer: torch.optim.Optimizer) -> OptimizerFacts | None:
             facts = OptimizerFacts.read(optimizer, filter(None, [model()]))

@@ -214,3 +214,11 @@ def test_a_gradient_that_is_sparse_already_is_seen_without_a_module_that_says_it
     nn.functional.embedding(torch.tensor([1]), weight, sparse=True).sum().backward()
     model = nn.ParameterDict({"weight": weight})
     assert Facts.read(model, [torch.optim.SGD([weight], 0.1)]).optimizers[0].sparse_gradients
+
+
+def test_an_optimizer_that_was_not_given_is_said_to_stay_as_it_is():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with apply_speedups(model)[1] as context:
+        assert "your AdamW was not given" in context.notes["fused_optimizer"]
+        assert optimizer.param_groups[0]["fused"] is None
