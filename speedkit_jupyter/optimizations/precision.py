@@ -51,12 +51,7 @@ class Precision(Optimization):
         if request.value != "auto":
             return self._decide_explicit(request, hardware, facts, gpu)
         if gpu is None:
-            if not hardware.cpu.bf16:
-                why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
-                return request.leave("fp32", why)
-            units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
-            reason = f"this CPU has {units}: faster for some models and not for others"
-            return request.offer("fp32", "bf16", reason)
+            return self._auto_on_cpu(request, hardware)
         value, reason, always_pays = _native(gpu)
         if value == "fp16" and any(dtype.startswith("complex") for dtype in facts.dtypes):
             return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
@@ -65,6 +60,14 @@ class Precision(Optimization):
         if not always_pays:
             return request.offer("fp32", value, reason)
         return request.apply(value, reason)
+
+    def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
+        if not hardware.cpu.bf16:
+            why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
+            return request.leave("fp32", why)
+        units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
+        reason = f"this CPU has {units}: faster for some models and not for others"
+        return request.offer("fp32", "bf16", reason)
 
     def _decide_explicit(
         self, request: Request, hardware: Hardware, facts: Facts, gpu: Accelerator | None

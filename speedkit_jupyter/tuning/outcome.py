@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # Whose upper bound is below this is nothing to gain.
 LIKELY = 1.05
-# Fewer rounds than these do not show that a plan brings nothing.
+# Fewer rounds than these on a busy machine do not show that a plan brings nothing.
 FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"
 
@@ -86,12 +86,13 @@ class Timed:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it works, and was not timed often enough to say that it does not help."""
+        """Whether it works, and no round, or few on a busy machine, show whether it helps."""
         record = self.record
         refused = record.same_as_baseline or is_out(self.comparison, record)
         is_slow = "far slower" in record.notes.get("left out", "")
         pairs = self.ratio.pairs if self.ratio is not None else 0
-        return pairs < FEW_ROUNDS and not refused and not is_slow
+        enough = FEW_ROUNDS if self.comparison.busy else 1
+        return pairs < enough and not refused and not is_slow
 
     @property
     def may_help(self) -> bool:

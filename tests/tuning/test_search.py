@@ -73,7 +73,7 @@ def test_what_helps_is_found_confirmed_and_applied_as_measured(sleeping):
 def test_where_nothing_helps_the_answer_is_to_leave_it(sleeping):
     network, optimizer, x = parts()
     tuning = tune(
-        sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + fused + last)), budget_s=3
+        sleeping(network, optimizer, x, lambda fused, last: LATE * (1 + fused + last)), budget_s=10
     )
     assert not tuning.helped
     assert tuning.apply() == []
