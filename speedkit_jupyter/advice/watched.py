@@ -105,6 +105,8 @@ class Watched:
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
     ran: set[CodeType] = field(default_factory=set)
     in_anomaly_mode: bool = False
+    checks: int = 0
+    checks_s: float = 0.0
     _inside: bool = False
     _iterators: dict[int, int] = field(default_factory=dict)
 
@@ -156,6 +158,15 @@ class Watched:
         self.steps += 1
         self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
 
+    def check(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        """Time what a distribution's constructor and `log_prob` call to check what they get."""
+        begun_s = clock.now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.checks += 1
+            self.checks_s += clock.now() - begun_s
+
     def loop(self, original: Original, loader: DataLoader[Any]) -> Any:
         """See a loop over a loader begin."""
         begun_s = clock.now()
@@ -199,6 +210,8 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (torch.optim.Optimizer, "zero_grad", found.zero_grad),
             (DataLoader, "__iter__", found.loop),
             (loader_iterator(), "__next__", found.draw),
+            (torch.distributions.Distribution, "__init__", found.check),
+            (torch.distributions.Distribution, "_validate_sample", found.check),
         ):
             stack.enter_context(patched(owner, name, partial(partial, see)))
         stack.enter_context(optimizer_hooks(after=found.stepped))

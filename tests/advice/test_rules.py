@@ -342,3 +342,17 @@ def test_an_optimizer_state_of_a_quarter_of_the_memory_is_kept_in_8_bits(
     step = written(trained("net()", "torch.ones(2, 4)", "torch.optim.Adam"))
     said = found("optimizer_state", step, shares=COMPUTING, device=device)
     assert ["AdamW8bit" in one.remedy for one in said] == [True] * many
+
+
+def test_checks_of_distributions_count_by_their_time(monkeypatch):
+    # Dynamo switches them off where it is loaded.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    step = "torch.distributions.Normal(model(x), 1.0).log_prob(torch.ones(8, 2)).sum().backward()"
+    situation, rule = seen(step, shares=COMPUTING), rule_named("distribution_checks")
+    assert situation.watched.checks == 2
+    situation.watched.checks_s = 0.24 * situation.step_s
+    (one,) = rule(situation)
+    assert "24 %" in one.evidence
+    assert one.gain.high < 1 / (1 - 0.24)
+    situation.watched.checks_s = 0.01 * situation.step_s
+    assert list(rule(situation)) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
@@ -35,6 +36,23 @@ def busy_machine(seen: Situation) -> Iterator[Opportunity]:
             "rounding; one thread is slower once the cores are free",
             variant="threads:1",
         )
+
+
+def distribution_checks(seen: Situation) -> Iterator[Opportunity]:
+    """Find distributions that check each argument and value in every step."""
+    watched = seen.watched
+    taken = min(watched.checks_s / (seen.step_s * seen.steps), 0.95)
+    if taken < 0.04:
+        return
+    yield Opportunity(
+        "switch off the argument checks of torch.distributions",
+        f"{watched.checks / seen.steps:.3g} checks of arguments and values in a step: "
+        f"{share(taken)} of the step",
+        amdahl(taken, 2.0, 20.0),
+        "torch.distributions.Distribution.set_default_validate_args(False), once the code is right",
+        "a wrong argument, as NaN, is no longer reported",
+        trial=trials.unchecked_distributions,
+    )
 
 
 def double_precision(seen: Situation) -> Iterator[Opportunity]:
