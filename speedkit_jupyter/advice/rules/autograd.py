@@ -205,6 +205,7 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     plain = all(isinstance(one, torch.optim.SGD) for one in seen.optimizers) and not any(
         group["momentum"] or group["weight_decay"] for group in groups
     )
+    by_rows = all(map(trials.steps_rows, seen.optimizers))
     yield Opportunity(
         f"sparse gradients of {', '.join(seen.name(one, 'an embedding') for one in tables[:3])}",
         f"{sum(one.num_embeddings for one in tables):,} rows, of which a step asks "
@@ -214,7 +215,7 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
         "(plain SGD takes them)",
         "none with plain SGD; else rows that no sample asks for stay as they are, where momentum "
         "or weight decay would move them: another training",
-        trial=trials.sparse_tables if plain else None,
+        trial=trials.sparse_tables if plain or by_rows else None,
         share=most,
     )
 
