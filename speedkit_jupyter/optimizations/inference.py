@@ -95,7 +95,9 @@ def _refuse(optimizer: torch.optim.Optimizer) -> None:
 
 
 class Unrecorded(Call):
-    """Calls under `torch.no_grad()`; recorded as usual where an input asks for its gradient."""
+    """Calls that record nothing, and are made again in a backward pass; recorded as usual where an
+    input asks for its gradient.
+    """
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.model)
@@ -104,11 +106,18 @@ class Unrecorded(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model does."""
         import torch
+        from torch.utils.checkpoint import checkpoint
 
         if not self._suits((args, kwargs)):
             return self.below(*args, **kwargs)
-        with torch.no_grad():
-            return self.below(*args, **kwargs)
+        # Reentrant: the call is made under `no_grad`, and again in the backward pass, if one comes.
+        asks = torch.empty(0, requires_grad=True)
+        return checkpoint(
+            lambda _: self.below(*args, **kwargs),
+            asks,
+            use_reentrant=True,
+            preserve_rng_state=False,
+        )
 
     def _suits(self, inputs: Any) -> bool:
         """Return whether this call is a prediction that autograd would record."""
