@@ -51,9 +51,10 @@ def test_everything_is_as_before(shell):
 
 def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     shell.run("%speedkit apply model --sdpa math")
-    shown = shell.run(bench("--compare baseline,current --budget 0.3"))
-    said = [one for one in shown.splitlines() if one.startswith("current: ")]
-    assert any("sdpa math" in one for one in said)
+    shell.run(bench("--compare baseline,current --budget 0.3 -v found"))
+    baseline, current = shell.names["found"].records
+    assert baseline.applied == {}
+    assert current.applied["sdpa"] == "math"
     assert shell.names["ctx"].active
     assert not torch.backends.cuda.flash_sdp_enabled()
 
