@@ -131,14 +131,16 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
 def _gain_of_workers(seen: Situation, data: float, many: int) -> Gain:
     """Return at best what hides loading behind computing; each loop's first batch is waited for.
 
-    On a CPU computing loses cores to the workers, and at worst half of its speed: its threads wait
-    for the one whose core a worker has. (Measured: loading took 48 % of a small CNN's step on two
-    cores, and one or two workers made it 0.83 and 0.87 times as fast.)
+    On a CPU computing loses cores to the workers, at worst half of its speed, since its threads
+    wait for the one whose core a worker has, and then loading is hidden behind nothing. (Measured:
+    loading took about half of a small CNN's step on two cores, and one or two workers made it 0.82
+    to 0.87 times as fast.)
     """
     computing = 1 - data
     loops = max(len(draws.begun_s) for draws in seen.watched.draws.values())
     best = max(computing, data / many)
-    worst = max(best, computing * (2.0 if seen.on_cpu else 1.1)) + data * loops / seen.steps
+    alone = computing * 2.0 + data / many if seen.on_cpu else computing * 1.1
+    worst = max(best, alone) + data * loops / seen.steps
     return Gain(1 / worst, 1 / best)
 
 
