@@ -34,8 +34,8 @@ def verification_report(result: Verification) -> Document:
     headline += f"{result.name}: {WORDS[result.verdict]}"
     if score is not None and not result.failure:
         headline += f": {change(score)}"
-    if result.runs.baseline:
-        calls = count(len(result.runs.baseline), "call")
+    if any(result.runs[:1]):
+        calls = count(len(result.runs[0]), "call")
         headline += f" {'over' if score is None else 'after'} {calls} of the step"
     if result.failure:
         return Document(headline, [result.failure], result.to_dict())
