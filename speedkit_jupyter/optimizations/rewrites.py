@@ -77,8 +77,7 @@ class Rewrites(Optimization):
 
     def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
         able = Counter(kind for kind, *_ in rewritable(target.model))
-        standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
-        done = Counter(one.word for each in standing for one in each)
+        done = Counter(one.word for one in SWAPPED.in_model(target.model))
         return {
             f"model.{kind}": f"{done[kind] + able[kind] * bool(switches.get(kind))} of "
             f"{done[kind] + able[kind]} {change}"

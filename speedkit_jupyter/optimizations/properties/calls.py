@@ -90,9 +90,7 @@ class Calls(Property):
         if inner is not None:
             thing.__dict__[SLOT] = inner
 
-    def put_back(
-        self, thing: torch.nn.Module, original: Any, override: Call, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: Any, override: Call, optimizers: Optimizers) -> None:
         if self.holds(thing, override):
             put_back_entries(thing.__dict__, {SLOT: original})
 

@@ -48,7 +48,7 @@ class Property(ABC):
         What is new takes after the rest.
         """
 
-    def adopted(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> Any:
+    def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
         """Return the original once the user has changed something since it was found."""
         return self.found(thing, optimizers)
 
@@ -118,7 +118,7 @@ class Layer:
             self._property.put(thing, layers.top, optimizers)
 
     def _adopted(self, thing: Any, layers: Layers, optimizers: Optimizers) -> Any:
-        return self._property.adopted(thing, layers.original, layers.top, optimizers)
+        return self._property.adopted(thing, layers.original, optimizers)
 
     def close(self) -> None:
         """Take every override back, the last one first. A failure goes on once all are done."""
