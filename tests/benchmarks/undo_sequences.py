@@ -34,7 +34,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, restore_all
-from speedkit_jupyter.machines import flags, fp32_precision
+from speedkit_jupyter.machines import flags
 
 WISHES: dict[str, tuple[Any, ...]] = {
     "channels_last": (True, True, False),
@@ -152,7 +152,7 @@ class World:
 def process() -> dict[str, Any]:
     """Every flag, the float32 ones with what they inherit, and torch's hooks for all optimizers."""
     return {
-        "flags": {**flags.snapshot(), **fp32_precision.own()},
+        "flags": dict(flags.snapshot()),
         "global hooks": len(_global_optimizer_pre_hooks),
         "overrides": len(flags.OVERRIDES._layers),
     }

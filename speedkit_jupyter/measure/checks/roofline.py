@@ -15,7 +15,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.support.torch_private import allow_onednn, onednn_is_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,16 +77,16 @@ def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     modules = [part for model in models for part in model.modules()]
     on_cpu = all(p.device.type == "cpu" for model in models for p in model.parameters())
-    flags = torch.backends.mha.get_fastpath_enabled(), onednn_is_allowed()()
+    flags = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
     if on_cpu and any(isinstance(module, torch.nn.RNNBase) for module in modules):
-        allow_onednn(False)
+        torch.backends.mkldnn.enabled = False
     try:
         with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(flags[0])
-        allow_onednn(flags[1])
+        torch.backends.mkldnn.enabled = flags[1]
 
 
 @contextmanager
