@@ -296,7 +296,7 @@ def _errors(accuracy: Accuracy | None) -> list[str]:
     told = (
         f"output off by {accuracy.output_error:.1g} (baseline {accuracy.baseline_output_error:.1g})"
     )
-    if accuracy.gradient_cosine is not None:
+    if accuracy.gradient_error:
         base = accuracy.baseline_gradient_error
         told += f", gradients by {accuracy.gradient_error:.1g} (baseline {base:.1g})"
     return [f"{told}, as its dtype rounds"]
