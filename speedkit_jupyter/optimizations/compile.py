@@ -23,11 +23,7 @@ from speedkit_jupyter.support import torch_private
 if TYPE_CHECKING:
     import torch
 
-# By name: the module, and another value than the usual one.
-SWITCHES = {
-    "dynamo.skip_nnmodule_hook_guards": (torch_private.DYNAMO_CONFIG, False),
-    "compiler.cache_key_tag": ("torch.compiler.config", "another"),
-}
+HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR = "inductor"
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
@@ -95,15 +91,12 @@ class Compile(Optimization):
         return request.apply(True, f"{name} on Linux with Triton", details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return {
-            name: flags.attribute(sys.modules[module], name.partition(".")[2], value)
-            for name, (module, value) in SWITCHES.items()
-            if module in sys.modules
-        }
+        config = sys.modules.get(torch_private.DYNAMO_CONFIG)
+        return {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)} if config else {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         compiled = _observed(target.model, _modules(decision.details, target.model))
-        return {"model.compiled": compiled, "dynamo.skip_nnmodule_hook_guards": False}
+        return {"model.compiled": compiled, HOOKS: False}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -114,7 +107,7 @@ class Compile(Optimization):
             config.skip_nnmodule_hook_guards = False
 
         with (
-            overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change),
+            overridden(target, (HOOKS,), change),
             CALLS.overriding(()) as layer,
         ):
             modules, memo = _modules(decision.details, target.model), target.memo

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -98,7 +98,7 @@ class Precision(Optimization):
 
         cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
         switches = {"autocast.cache_enabled": flags.Switch(*cached)}
-        for kind in _kinds_with_autocast():
+        for kind in filter(torch.amp.is_autocast_available, ("cpu", *devices.KINDS)):
             usual = torch.get_autocast_dtype(kind)
             other = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
             for name, read, write, value in (
@@ -184,18 +184,3 @@ def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
     if set(kind.emulating) & set(gpu.name.split()):
         return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
     return "bf16", f"{gpu.name} {kind.bf16}", False
-
-
-def _kinds_with_autocast() -> list[str]:
-    """Return the kinds of device that this torch has autocast for, those unknown here with them."""
-    import torch
-
-    kinds = ["cpu", "cuda"]
-    for kind in dict.fromkeys((*devices.KINDS, "hpu", "mtia", "xla", "privateuseone")):
-        if kind in kinds:
-            continue
-        with suppress(RuntimeError):
-            torch.is_autocast_enabled(kind)
-            torch.get_autocast_dtype(kind)
-            kinds.append(kind)
-    return kinds

@@ -128,8 +128,8 @@ class Optimization(ABC):
         """Return the facts that later optimizations decide upon."""
         return facts
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
-        """Return what it writes to its process-wide switches, where that is all that it does."""
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        """Return what it writes to its switches, of which `now` are the values in force."""
         return {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -146,19 +146,23 @@ class Optimization(ABC):
 
         No name in here may hold the model: it would live as long as the plan.
         """
-        values = self.values(decision)
-
-        def change() -> None:
-            switches = self.switches()
-            for name, value in values.items():
-                switches[name].write(value)
-
         with (
-            overridden(target, tuple(values), change) if values else nullcontext(),
+            self.switched(decision, target),
             SWAPPED.overriding(list(self.stand_ins(decision, target).items())),
             CALLS.overriding([(call.module, call) for call in self.calls(decision, target)]),
         ):
             yield
+
+    def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        """Return what sets its process-wide switches for a block."""
+        switches = self.switches()
+        values = self.values(decision, {name: one.read() for name, one in switches.items()})
+
+        def change() -> None:
+            for name, value in values.items():
+                switches[name].write(value)
+
+        return overridden(target, tuple(values), change) if values else nullcontext()
 
     def around_forward(
         self, decision: Decision, target: Target
@@ -188,7 +192,7 @@ class Optimization(ABC):
         `facts` are those of the original state. The contract test compares this with what is
         so then.
         """
-        return self.values(decision)
+        return self.values(decision, facts.flags)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Return config values worth trying here, cheapest first."""

@@ -17,29 +17,24 @@ if TYPE_CHECKING:
 
 ATTRIBUTES = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 Values = Mapping[str, Any]
-# Where a parameter's `step` lay, and its dtype.
-Step = tuple["torch.device", "torch.dtype"]
 
 
 class Found(NamedTuple):
-    """Settings of the defaults, and of the groups by their first parameter; attributes; steps.
-
-    Parameters are known by their `id()`: `torch.utils.swap_tensors` refuses tensors that something
-    refers to weakly, and a strong reference would keep them alive.
+    """Settings of the defaults, and of the groups by their first parameter; attributes; device and
+    dtype of each parameter's `step`. Parameters are known by their `id()`:
+    `torch.utils.swap_tensors` refuses tensors that something refers to weakly.
     """
 
     defaults: Values
     groups: dict[int, Values]
     attributes: Values
-    steps: dict[int, Step]
+    steps: dict[int, tuple[torch.device, torch.dtype]]
 
     def of_group(self, group: Mapping[str, Any]) -> Values:
         """Return those of a group; one that was added meanwhile has the defaults'."""
         return self.groups.get(_key(group), self.defaults)
 
-    def of_step(
-        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, step: torch.Tensor
-    ) -> Step:
+    def of_step(self, optimizer: Any, parameter: torch.Tensor, step: torch.Tensor) -> Any:
         """Return where a parameter's `step` lies without the plan, a new one as torch makes it."""
         import torch
 
