@@ -55,7 +55,7 @@ class ReducedReduction(Optimization):
             table[f"cuda.matmul.{name}"] = flags.Switch(read, write, values)
         return table | {SWITCH: flags.attribute(matmul, "allow_fp16_accumulation", True)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {SWITCH: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
