@@ -6,7 +6,7 @@ rest stays plain torch beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +21,9 @@ from speedkit_jupyter.codegen.script import (
     function,
     gather,
     header,
-    indented,
     keywords,
 )
-from speedkit_jupyter.codegen.training_loop import call_of
+from speedkit_jupyter.codegen.training_loop import call_of, indented
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
@@ -144,21 +143,10 @@ def code_report(
 
 
 def _torch(script: Script) -> str:
-    compiled = [
-        [*script.reasons("compiled"), f"compiled_model = {snippet.compiled}"]
-        for snippet in script.snippets
-        if snippet.compiled
-    ]
-    blocks = [
-        *script.setup(),
-        *script.blocks("model"),
-        making(script),
-        *script.blocks("training"),
-        *compiled,
-        script.reasons("arguments"),
-    ]
-    body = function(script, "compiled_model" if compiled else "model", "{loss}.backward()")
-    return assembled(header(script, _yours(script)), script, blocks, body)
+    compiled = next((one.compiled for one in script.snippets if one.compiled), "")
+    prepare = [*script.reasons("compiled"), f"compiled_model = {compiled}"] if compiled else []
+    model = "compiled_model" if compiled else "model"
+    return _with_loop(script, prepare, "{loss}.backward()", model=model)
 
 
 def _accelerate(script: Script) -> str:
@@ -166,10 +154,10 @@ def _accelerate(script: Script) -> str:
     names = ", ".join(["model", *script.optimizers])
     return _with_loop(
         script,
-        "from accelerate import Accelerator",
-        f"accelerator = Accelerator({_listed(script.arguments)})",
         [f"{names} = accelerator.prepare({names})"],
         "accelerator.backward({loss})",
+        [f"accelerator = Accelerator({_listed(script.arguments)})"],
+        "from accelerate import Accelerator",
     )
 
 
@@ -179,25 +167,32 @@ def _fabric(script: Script) -> str:
     names, given = (", ".join([one, *script.optimizers]) for one in ("model", model))
     return _with_loop(
         script,
-        "from lightning.fabric import Fabric",
-        f"fabric = Fabric({_listed(script.arguments)})",
         [*script.reasons("compiled"), f"{names} = fabric.setup({given})"],
         "fabric.backward({loss})",
+        [f"fabric = Fabric({_listed(script.arguments)})"],
+        "from lightning.fabric import Fabric",
     )
 
 
-def _with_loop(script: Script, line: str, make: str, prepare: Block, backward: str) -> str:
-    """Write what Accelerate and Fabric have in common: the loop stays the user's."""
+def _with_loop(
+    script: Script,
+    prepare: Block,
+    backward: str,
+    make: Sequence[str] = (),
+    *imports: str,
+    model: str = "model",
+) -> str:
+    """Write what torch, Accelerate and Fabric have in common: the loop stays the user's."""
     blocks = [
         *script.setup(),
-        [*script.reasons("arguments"), make],
+        [*script.reasons("arguments"), *make],
         *script.blocks("model"),
         making(script),
         prepare,
         *script.blocks("training"),
     ]
-    body = function(script, "model", backward)
-    return assembled(header(script, _yours(script)), script, blocks, body, line)
+    body = function(script, model, backward)
+    return assembled(header(script, _yours(script)), script, blocks, body, *imports)
 
 
 def _transformers(script: Script) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from inspect import Parameter, signature
+from inspect import signature
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
@@ -117,14 +117,14 @@ def keywords_of(script: Script, name: str) -> dict[str, str]:
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return those that differ from the class's own; a scheduler's learning rate is its first."""
+    """Return those that differ from the class's own; as they were before any scheduler."""
     group = optimizer.param_groups[0]
+    if "initial_lr" in group:  # a scheduler's; one that moves betas, too, leaves the defaults
+        group = optimizer.defaults | {"lr": group["initial_lr"]}
     values = {}
     for name, parameter in signature(type(optimizer)).parameters.items():
-        if name in group and name != "params":
-            value = group["initial_lr"] if name == "lr" and "initial_lr" in group else group[name]
-            if parameter.default is Parameter.empty or not _same(value, parameter.default):
-                values[name] = value
+        if name in group and name != "params" and not _same(group[name], parameter.default):
+            values[name] = group[name]
     return values
 
 

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.codegen.training_loop import INDENT, Call, needs_closure
+from speedkit_jupyter.codegen.training_loop import (
+    INDENT,
+    Block,
+    Call,
+    indented,
+    needs_closure,
+    stepped,
+)
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.plans.planning import Plan, describe
@@ -19,7 +26,6 @@ if TYPE_CHECKING:
 
     Optimizers = Mapping[str, torch.optim.Optimizer | None]
 
-Block = list[str]
 WIDTH = 88  # of a comment
 # As they follow one another in a script; a piece's reason stands at the first that it has.
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
@@ -114,8 +120,7 @@ class Script:
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
         if not managers:
             return [*lines]
-        inner = [f"{INDENT}{line}" for line in lines]
-        return [*self.reasons("forward"), f"with {', '.join(managers)}:", *inner]
+        return [*self.reasons("forward"), f"with {', '.join(managers)}:", *indented(lines)]
 
 
 def gather(
@@ -159,51 +164,22 @@ def function(script: Script, model: str, backward: str) -> Block:
 
     `model` is what is called; `backward` the line that runs it, with `{loss}` for the loss.
     """
-    moves = "".join(snippet.batch for snippet in script.snippets)
-    call = script.call
+    move, call = "".join(snippet.batch for snippet in script.snippets), script.call
     if not script.optimizers:
-        body = script.surrounded([f"return {call.of(model)}"])
-        given = "batch" if call.takes_batch else "inputs"
-        return [f"def predict({given}):", *indented([*call.moved(moves, False), *body])]
-    head = f"def train_step({call.arguments}):"
-    move = call.moved(moves, True)
-    forward = script.surrounded(call.loss(model))
-    if has_closures(script):
-        return [head, *indented([*move, *_with_closure(script, forward, backward)])]
-    body = [*forward, backward.format(loss=_loss(script))]
-    for optimizer in script.optimizers:
-        body += [step.format(optimizer=optimizer) for step in _steps(script)]
-    body += [line for snippet in script.snippets for line in snippet.after_step]
-    body += [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
-    return [head, *indented([*move, *body, "return loss.detach()"])]
-
-
-def has_closures(script: Script) -> bool:
-    """Return whether an optimizer runs the model itself."""
+        body = [*call.moved(move, False), *script.surrounded([f"return {call.of(model)}"])]
+        return [f"def predict({'batch' if call.takes_batch else 'inputs'}):", *indented(body)]
+    forward, optimizers = script.surrounded(call.loss(model)), [*script.optimizers]
+    move_batch = call.moved(move, True)
     facts = script.plan.facts.optimizers
     pairs = zip(script.optimizers.values(), facts, strict=False)
-    return any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs)
-
-
-def _with_closure(script: Script, forward: Block, backward: str) -> Block:
-    """Return a step for LBFGS, which runs the model several times (and takes no GradScaler)."""
-    clear = [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
-    keep = "losses.append(loss.detach())"  # Accelerate's step gives nothing back
-    inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
-    steps = [f"{optimizer}.step(closure)" for optimizer in script.optimizers]
-    return ["losses = []", "", "def closure():", *indented(inside), "", *steps, "return losses[0]"]
-
-
-def _steps(script: Script) -> list[str]:
-    scaled = [snippet.step for snippet in script.snippets if snippet.training]
-    hint = "# To clip gradients: {scaler}.unscale_({optimizer}) and then clip, here."
-    named = [step.partition(".step(")[0] for step in scaled]
-    hints = [hint.replace("{scaler}", scaler) for scaler in named]
-    return [*hints, *(scaled or ["{optimizer}.step()"])]
-
-
-def _loss(script: Script) -> str:
-    return next((s.loss for s in script.snippets if s.training), "loss")
+    if any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs):
+        steps = [*stepped(forward, optimizers, backward, closure=True), "return losses[0]"]
+    else:
+        scaling = next((one for one in script.snippets if one.training), Snippet())
+        after = [line for snippet in script.snippets for line in snippet.after_step]
+        steps = stepped(forward, optimizers, backward, scaling.loss, scaling.step, after)
+        steps.append("return loss.detach()")
+    return [f"def train_step({call.arguments}):", *indented([*move_batch, *steps])]
 
 
 def assembled(
@@ -239,11 +215,6 @@ def comment(text: str, depth: int = 0) -> Block:
     columns = WIDTH - depth * len(INDENT) - len("# ")
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in lines]
-
-
-def indented(lines: Iterable[str]) -> Block:
-    """Return the body of a function."""
-    return [f"{INDENT}{line}" if line else "" for line in lines]
 
 
 def _groups(imports: Iterable[str]) -> list[Block]:
