@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import describe
-from speedkit_jupyter.support.thread_origin import is_here
+from speedkit_jupyter.support.interrupts import is_here
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
