@@ -169,6 +169,18 @@ def in_a_window(function: Callable[[], R]) -> R:
         gate.close()
 
 
+def is_here(here: int) -> bool:
+    """Return whether this is the thread of that number."""
+    return threading.get_ident() == here
+
+
+def is_pythons() -> bool:
+    """Return whether Python code began this thread: autograd's own, on a GPU, are none of these."""
+    here = threading.get_ident()
+    known = [thread for thread in threading.enumerate() if thread.ident == here]
+    return any(not isinstance(thread, threading._DummyThread) for thread in known)
+
+
 # One thread at a time applies or restores. What the garbage collector sets off waits for its end.
 _LOCK = threading.RLock()
 _DEPTH = [0]

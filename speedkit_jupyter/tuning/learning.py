@@ -28,7 +28,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError
-from speedkit_jupyter.support.thread_origin import is_here
+from speedkit_jupyter.support.interrupts import is_here
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import unwrapped
 
