@@ -28,7 +28,7 @@ from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_a_window, in_windows
+from speedkit_jupyter.support.interrupts import in_a_window, interruptible
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
 
@@ -298,7 +298,7 @@ RANGE = (8, 4096)
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def batch_sizes(
     step: Callable[..., object],
     batch: Any = None,

@@ -26,7 +26,7 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -240,7 +240,7 @@ def _remarks(race: Race, chosen: Candidate, ways: Ways) -> Iterator[str]:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def tune_loader(
     loader: DataLoader[Any],
     step: Callable[..., object] | None = None,

@@ -24,7 +24,7 @@ from speedkit_jupyter.measure.subject.variants import check_free, parse
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
@@ -42,7 +42,7 @@ BELONGS = {
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
