@@ -16,12 +16,12 @@ from speedkit_jupyter.batching.feeds import Feed
 from speedkit_jupyter.loading.tuner import arguments_of, check_loader
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.checks import memory
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot

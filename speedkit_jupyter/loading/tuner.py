@@ -15,12 +15,12 @@ from speedkit_jupyter.loading.timed import Timed
 from speedkit_jupyter.loading.ways import Ways, length
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.support import arguments

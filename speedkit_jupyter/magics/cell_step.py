@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.namespace import models as models_of
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.discovery import (
     bystanders_among,
@@ -17,7 +18,6 @@ from speedkit_jupyter.measure.subject.discovery import (
     outermost,
     reached,
 )
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import messages

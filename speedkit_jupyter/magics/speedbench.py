@@ -15,11 +15,11 @@ from speedkit_jupyter.magics.cell_step import again, profiler, step_of_cell
 from speedkit_jupyter.magics.line import split_setup, without_comment
 from speedkit_jupyter.magics.options import accuracy_of, speedbench_parser
 from speedkit_jupyter.magics.progress import measured
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.variants import check_free, parse
 from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import MeasuredCell, Session

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.profiling.lines import cells
 from speedkit_jupyter.profiling.profile import Profile

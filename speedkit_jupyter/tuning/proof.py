@@ -8,8 +8,7 @@ from statistics import median
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.sampler import Policy, Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.tuning.aim import Aim, is_out

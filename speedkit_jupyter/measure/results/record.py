@@ -1,19 +1,26 @@
-"""What a benchmark found of one variant."""
+"""What a benchmark found of one variant, where and when."""
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.measure.checks.scores import Scored
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio
+from speedkit_jupyter.plans.planning import describe
+from speedkit_jupyter.support.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -110,3 +117,21 @@ def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
 @cache
 def _adapter() -> TypeAdapter[Record]:
     return TypeAdapter(Record)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Return the device, versions and the time of a result, of the machine that it ran on.
+
+    `planned_for` names the other machine that its plans were made for, where there is one.
+    """
+    hardware, planned_for = Hardware.detect(), Hardware.current().pinned
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "device": describe(hardware, str(device)),
+        "torch": hardware.torch,
+        "python": hardware.python,
+        "system": hardware.system,
+        "speedkit": __version__,
+        "measured_at": now.isoformat(timespec="seconds"),
+        **({"planned_for": planned_for} if planned_for else {}),
+    }

@@ -11,7 +11,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
@@ -26,11 +26,9 @@ from speedkit_jupyter.measure.rounds.budget import (
     compiling_excluded,
     few_digits,
 )
-from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
+from speedkit_jupyter.measure.rounds.sampler import Policy, Progress, Sampler
 from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of

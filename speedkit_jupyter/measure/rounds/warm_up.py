@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
-from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
-from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Progress
+from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Policy, Progress
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.observed import optimizers_made
+from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support.exceptions import StepError
