@@ -24,7 +24,7 @@ from speedkit_jupyter.plans import reaching
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
@@ -197,10 +197,7 @@ class Runner:
     def fail(self, error: Exception) -> None:
         """Note it, in one line; nothing of the failed step is kept alive by its traceback."""
         record = self.record
-        first = (str(error).strip().splitlines() or [""])[0]
-        ours = isinstance(error, SpeedKitError)
-        record.failure = first if ours else f"{type(error).__name__}: {first}"
-        record.times_s, record.waited_s = [], []
+        record.failure, record.times_s, record.waited_s = in_a_line(error), [], []
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         gc.collect()

@@ -15,6 +15,7 @@ from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.support.exceptions import in_a_line
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +78,7 @@ def counted(models: Sequence[torch.nn.Module]) -> Iterator[Work]:
 
 def ended(error: Exception) -> Repeats:
     """Return that a step can't be called again and again: it raised this after another call."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    what = f"{type(error).__name__}: {first:.120}"
+    what = in_a_line(error)
     line = f"a call that follows others raises {what}; each measured one begins as your first does"
     return Repeats(afresh=True, alone=True, line=line)
 
