@@ -57,8 +57,10 @@ class Interruptions:
         idle_s = _cores() * wall_s - (time.process_time() - self._cpu_s)
         held_up_s = max(min(waiting_s, idle_s, wall_s), 0.0)
         self._total_s += held_up_s
+        if not held_up_s:
+            return 0.0
         elapsed_s = now() - self._made_s
-        if held_up_s and elapsed_s - self._read_s >= READ_S:
+        if elapsed_s - self._read_s >= READ_S:
             self._read_s = elapsed_s
             taken_s = taken_by_others_s() - self._others_s
             is_quiet = taken_s < QUIET * _cores() * elapsed_s + QUIET_S

@@ -68,9 +68,7 @@ class Policy:
     A search's are subclasses. Records come baseline first; `racing` are those still in the rounds.
     """
 
-    far_slower = (
-        math.inf
-    )  # one that is so many times slower in its warm-up is not timed
+    far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
     checked: int | None = None  # about how many variants are checked; None for all
     checks_winner = False  # whether the first of them is checked whatever time is left
     weighs = False  # whether the memory of each variant is measured before the rounds
