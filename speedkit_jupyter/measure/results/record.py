@@ -14,8 +14,8 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.checks.memory import Memory
-from speedkit_jupyter.measure.checks.scores import Scored
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio
+from speedkit_jupyter.measure.subject.named_accuracy import Scored
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.support.version import __version__
 
