@@ -1,6 +1,6 @@
 """Five training loops like those of `_slow_steps.py`, by somebody who had not seen the rules.
 
-Each function makes a fresh pair: the slow step and the quick one. The reasons stand apart.
+Each function makes a fresh pair: the slow step and the quick one.
 """
 
 from __future__ import annotations
@@ -215,3 +215,13 @@ def segment_slices() -> Pair:
         return torch.cat(masks)
 
     return slow, quick
+
+
+# The rules that name what makes each loop slow; any one of them will do.
+CAUSES = {
+    "cnn_pictures": ("kept_samples",),
+    "gnn_citations": ("sparse_products",),
+    "film_ratings": ("dense_embeddings",),
+    "tabular_churn": ("slow_lines",),
+    "segment_slices": ("growing_copies",),
+}

@@ -16,14 +16,13 @@ Exits 1 where the choice takes more than 1/0.97 of the best one's time.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,8 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _kept import Row, append, line_of, nothing_kept, read, state_of_code
-from _ratios import machine
+from _program import Row, collected, exit_code, interleaved_s, markdown, parser_of
 from matplotlib import image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -40,7 +38,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from speedkit_jupyter import Hardware, tune_loader
 from speedkit_jupyter.loading.settings import Settings, end_workers, rebuilt
 
-AT_LEAST, ROUNDS, STARTS, BUDGET_S = 0.97, 9, 6, 30.0
+AT_LEAST, STARTS, BUDGET_S = 0.97, 6, 30.0
 PREFETCH = (2, 4, 8)
 Made = tuple[DataLoader[Any], Callable[..., object]]
 
@@ -142,129 +140,96 @@ DATA = {"pictures": pictures, "text": text, "arrays": arrays}
 
 def main() -> int:
     """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="data sets whose name holds this")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the grid")
-    parser.add_argument("--file", type=Path, default=Path("loader.jsonl"))
-    parser.add_argument("--table", action="store_true", help="print what the file holds")
+    parser = parser_of(__doc__, "loader.jsonl")
+    parser.add_argument("--rounds", type=int, default=9, help="of the grid")
     options = parser.parse_args()
-    state = state_of_code()
-    for name, make in DATA.items() if not options.table else ():
-        if options.only not in name:
-            continue
-        for threads in dict.fromkeys((torch.get_num_threads(), 1)):
-            row = {"data": name, "threads": threads, "state": state, "machine": machine()}
-            with nothing_kept(), tempfile.TemporaryDirectory() as folder, using(threads):
-                torch.manual_seed(0)
-                row |= measured(*make(Path(folder)), options.rounds)
-            append(options.file, row)
-            print(_cells(row), flush=True)
-    rows = list({(row["data"], row["threads"]): row for row in read(options.file)}.values())
+    threads = dict.fromkeys((torch.get_num_threads(), 1))
+    keys = [{"data": name, "threads": number} for name in DATA for number in threads]
+    rows = collected(
+        options, keys, partial(measured, rounds=options.rounds), lambda row: " | ".join(_cells(row))
+    )
     print(table(rows))
-    return 0 if rows and all(row["of_best"] >= AT_LEAST for row in rows) else 1
+    misses = [row for row in rows if row["of_best"] < AT_LEAST]
+    return exit_code([f"{row['data']}: {row['of_best']:.3f} of the best" for row in misses])
 
 
-@contextmanager
-def using(threads: int) -> Iterator[None]:
-    """So many of torch's threads."""
+def measured(data: str, threads: int, rounds: int) -> Row:
+    """Return the choice, and the time of an epoch with each setting of the grid."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        yield
+        with tempfile.TemporaryDirectory() as folder:
+            loader, step = DATA[data](Path(folder))
+            begun_s = time.perf_counter()
+            chosen = tune_loader(loader, step, budget_s=BUDGET_S).tuning.chosen.settings
+            took_s = time.perf_counter() - begun_s
+            return {"chosen": chosen.words, "tuning_s": took_s} | against_grid(
+                loader, step, chosen, rounds
+            )
     finally:
         torch.set_num_threads(before)
 
 
-def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) -> Row:
-    """The choice, and the time of an epoch with each setting of the grid."""
-    begun = time.perf_counter()
-    tuning = tune_loader(loader, step, budget_s=BUDGET_S).tuning
-    took_s = time.perf_counter() - begun
-    chosen = tuning.chosen.settings
-    settings = list(dict.fromkeys([chosen, *grid(loader)]))
-    found = epochs(loader, step, settings, rounds)
-    times = {one.words: median(found[one]) for one in settings}
-    best = min(times, key=lambda words: times[words])
-    fresh = started_anew(
-        loader, step, list(dict.fromkeys([chosen, _named(settings, best)])), rounds
-    )
+def against_grid(
+    loader: DataLoader[Any], step: Callable[..., object], chosen: Settings, rounds: int
+) -> Row:
+    """Return the best setting; the choice and that one then start their workers several times."""
+    found = epochs_s(loader, step, dict.fromkeys([chosen, *grid(loader)]), rounds)
+    times = {one: median(seconds) for one, seconds in found.items()}
+    best = min(times, key=lambda one: times[one])
+    fresh: dict[Settings, list[float]] = {chosen: [], best: []}
+    for _ in range(STARTS):
+        for one, seconds in epochs_s(loader, step, fresh, max(2 * rounds // STARTS, 1)).items():
+            fresh[one] += seconds
     return {
-        "chosen": chosen.words,
-        "best": best,
-        "of_best": median(b / c for b, c in zip(_of(fresh, best), fresh[chosen], strict=True)),
-        "gain": times[Settings.of(loader).words] / times[chosen.words],
-        "epoch_s": times,
-        "tuning_s": took_s,
+        "best": best.words,
+        "of_best": median(b / c for b, c in zip(fresh[best], fresh[chosen], strict=True)),
+        "gain": times[Settings.of(loader)] / times[chosen],
+        "epoch_s": {one.words: seconds for one, seconds in times.items()},
     }
 
 
 def grid(loader: DataLoader[Any]) -> list[Settings]:
-    """All settings that give the same batches in the same order."""
-    most = Hardware.current().cpu.usable_cores
-    if isinstance(loader.dataset, IterableDataset):
-        most = 1
-    with_workers = [
-        Settings(number, prefetch) for number in range(1, most + 1) for prefetch in PREFETCH
-    ]
-    return [Settings(), *with_workers]
+    """Return all settings that give the same batches in the same order."""
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    most = 1 if is_iterable else Hardware.current().cpu.usable_cores
+    workers = [Settings(number, each) for number in range(1, most + 1) for each in PREFETCH]
+    return [Settings(), *workers]
 
 
-def epochs(
-    loader: DataLoader[Any], step: Callable[..., object], settings: list[Settings], rounds: int
+def epochs_s(
+    loader: DataLoader[Any],
+    step: Callable[..., object],
+    settings: Iterable[Settings],
+    rounds: int,
 ) -> dict[Settings, list[float]]:
-    """Seconds of whole epochs, in shuffled rounds; the first, which starts workers, apart."""
+    """Return seconds of whole epochs, in shuffled rounds; the first starts workers, untimed."""
     loaders = {one: rebuilt(loader, one) for one in settings}
-    found: dict[Settings, list[float]] = {one: [] for one in settings}
 
-    def epoch(one: Settings) -> float:
-        begun = time.perf_counter()
-        for batch in loaders[one]:
+    def epoch(one: DataLoader[Any]) -> None:
+        for batch in one:
             step(*batch) if isinstance(batch, tuple | list) else step(batch)
-        return time.perf_counter() - begun
 
-    for one in settings:
-        epoch(one)
-    for _ in range(rounds):
-        for one in random.sample(settings, len(settings)):
-            found[one].append(epoch(one))
+    calls = {one: partial(epoch, loaders[one]) for one in loaders}
+    found = interleaved_s(calls, rounds)
     for one in loaders.values():
         end_workers(one)
     return found
 
 
-def started_anew(
-    loader: DataLoader[Any], step: Callable[..., object], settings: list[Settings], rounds: int
-) -> dict[Settings, list[float]]:
-    """Seconds of whole epochs, twice as many rounds, divided among STARTS of the workers."""
-    found: dict[Settings, list[float]] = {one: [] for one in settings}
-    for _ in range(STARTS):
-        for one, times in epochs(loader, step, settings, max(2 * rounds // STARTS, 1)).items():
-            found[one].extend(times)
-    return found
-
-
-def _of(found: dict[Settings, list[float]], words: str) -> list[float]:
-    return next(times for one, times in found.items() if one.words == words)
-
-
-def _named(settings: list[Settings], words: str) -> Settings:
-    return next(one for one in settings if one.words == words)
-
-
 def table(rows: list[Row]) -> str:
-    """As Markdown."""
+    """Return Markdown."""
     head = ["data", "threads", "chosen", "best of the grid", "of the best", "over the user's own",
             "took"]  # fmt: skip
-    lines = [rows[0]["machine"] if rows else "nothing was measured", ""]
-    return "\n".join([*lines, line_of(head), line_of(["---"] * len(head)), *map(_cells, rows)])
+    where = rows[0]["machine"] if rows else "nothing was measured"
+    return f"{where}\n\n{markdown(head, *map(_cells, rows))}"
 
 
-def _cells(row: Row) -> str:
-    return line_of([
+def _cells(row: Row) -> list[str]:
+    return [
         row["data"], str(row["threads"]), row["chosen"], row["best"], f"{row['of_best']:.3f}",
-        f"{row['gain']:.2f}×",
-        f"{row['tuning_s']:.0f} s",
-    ])  # fmt: skip
+        f"{row['gain']:.2f}×", f"{row['tuning_s']:.0f} s",
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
