@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import samples
 from speedkit_jupyter.loading.race import Candidate, Race
-from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.loading.settings import Settings, rebuilt, source
+from speedkit_jupyter.loading.samples import Samples, why_no_workers
+from speedkit_jupyter.loading.settings import Settings, is_iterable, length, rebuilt, source
 from speedkit_jupyter.loading.timed import Timed
-from speedkit_jupyter.loading.ways import Ways, length
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import Ratio
@@ -24,18 +23,21 @@ from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_windows
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
+from speedkit_jupyter.support.words import count
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
 DEFAULT_S = 20.0
+# Numbers of workers that are tried, up to the cores; prefetch factors beside torch's default.
+WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+PREFETCH_FACTORS = (4, 8)
 # The share of the budget that is kept for variations of the best of the first race, and then for
 # the proof: the fastest beside the user's own alone.
 NEAR, PROOF = 0.65, 0.35
@@ -54,7 +56,6 @@ class LoaderTuning(Shown):
     loader: DataLoader[Any]
     race: Race
     chosen: Candidate
-    samples: Samples
     epoch: int = 0
     name: str = "loader"
     against: str = ""
@@ -121,7 +122,7 @@ class LoaderTuner:
     ) -> None:
         """`words` are the `name`, `against` and `command` of the result."""
         self.step, self._loader, self._device = step, loader, device
-        self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
+        self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
         self._words = {"name": "loader", **words}
         self._result: LoaderTuning | None = None
@@ -156,6 +157,16 @@ class LoaderTuner:
                 for one in race.candidates:
                     one.close()
 
+    def _look(self, restore: Callable[[], object]) -> Samples:
+        if is_iterable(self._loader):
+            return Samples()
+        try:
+            return samples.look_at(self._loader)
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError("the data set raises StopIteration for a sample") from None
+        finally:
+            restore()
+
     def _race(
         self,
         race: Race,
@@ -166,13 +177,12 @@ class LoaderTuner:
     ) -> Generator[Progress, None, None]:
         """First what differs most, then variations of the best, then the fastest alone."""
         __tracebackhide__ = True
-        cores = Hardware.current().cpu.usable_cores
-        ways = Ways(self._loader, seen, cores, self._device, length(self._loader))
-        race.admit(ways.first(), timed.enter)
-        self._result = self._outcome(race, race.own, ways, timed.epoch)
+        ways, declined = first_ways(self._loader, seen, Hardware.current().cpu.usable_cores)
+        race.admit(ways, timed.enter)
+        self._result = self._outcome(race, race.own, timed.epoch, seen, declined)
         yield from _rounds(race, budget, NEAR * self.budget_s)
-        near = [one for best in race.promising() for one in ways.near(best.settings)]
-        race.admit(near, timed.enter)
+        best = race.worth_variations().settings
+        race.admit(variations(best, self._device.type == "cuda"), timed.enter)
         yield from _rounds(race, budget, PROOF * self.budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
         while (rival := race.rival()) is not None and (
@@ -181,33 +191,67 @@ class LoaderTuner:
             rival.leave(why)
         race.narrow(rival)
         yield from _rounds(race, budget, 0.0)
-        self._result = self._outcome(race, race.proven(), ways, timed.epoch)
+        self._result = self._outcome(race, race.proven(), timed.epoch, seen, declined)
 
-    def _look(self, settle: Callable[[], object]) -> Samples:
-        if samples.is_iterable(self._loader):
-            return Samples()
-        try:
-            seen = samples.look_at(self._loader)
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError("the data set raises StopIteration for a sample") from None
-        settle()
-        return seen
-
-    def _outcome(self, race: Race, chosen: Candidate, ways: Ways, epoch: int) -> LoaderTuning:
+    def _outcome(
+        self, race: Race, chosen: Candidate, epoch: int, seen: Samples, declined: dict[str, str]
+    ) -> LoaderTuning:
         loader: Any = rebuilt(self._loader, chosen.settings)
         tuning = loader.tuning = LoaderTuning(
             loader=loader,
             race=race,
             chosen=chosen,
-            samples=ways.samples,
             epoch=epoch,
-            declined=ways.declined,
-            remarks=[*_remarks(race, chosen, ways)],
+            declined=declined,
+            remarks=[*_remarks(race, chosen, seen)],
             source=source(self._loader, chosen.settings, self._words["name"]),
             environment=environment(self._device),
             **self._words,
         )
         return tuning
+
+
+def first_ways(
+    loader: DataLoader[Any], seen: Samples, cores: int
+) -> tuple[list[Settings], dict[str, str]]:
+    """Return settings that differ most: whole batches, other numbers of workers. The second result
+    says what is not tried, and why.
+    """
+    from torch.utils.data import TensorDataset, default_collate
+
+    own, declined, numbers = Settings.of(loader), dict[str, str](), list[int]()
+    found = [own.with_workers(0)]
+    plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
+    # Tensors in memory take a list of indices: the batch need not be stacked of samples.
+    if type(loader.dataset) is TensorDataset and plain:
+        found.insert(0, replace(found[0], whole_batches=True))
+    why = why_no_workers(loader, seen)
+    if why and not own.num_workers:
+        declined["workers"] = why
+    elif is_iterable(loader):
+        others = "2 workers or more" if own.num_workers < 2 else "other numbers of workers"
+        declined[others] = "an iterable data set gives other batches, or another order"
+        numbers = [max(own.num_workers, 1)]
+    else:
+        most = min(cores, length(loader) or cores)
+        numbers = [number for number in WORKERS if number <= most]
+        if cores < WORKERS[-1]:
+            declined[f"more than {count(most, 'worker')}"] = (
+                f"{count(cores, 'core')} may be used"
+                if most == cores
+                else f"an epoch has {count(most, 'batch')}"
+            )
+    found += map(own.with_workers, numbers)
+    return [one for one in found if one != own], declined
+
+
+def variations(best: Settings, on_cuda: bool) -> Iterator[Settings]:
+    """Give variations of the best settings."""
+    if best.num_workers:
+        factors = [factor for factor in PREFETCH_FACTORS if factor != best.prefetch_factor]
+        yield from (replace(best, prefetch_factor=factor) for factor in factors)
+    if on_cuda and not best.pin_memory:
+        yield replace(best, pin_memory=True)
 
 
 def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress, None, None]:
@@ -223,10 +267,10 @@ def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress
         longest_s = clock.now() - begun_s
 
 
-def _remarks(race: Race, chosen: Candidate, ways: Ways) -> Iterator[str]:
+def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
     """Give what the choice changes beside time; and what looked faster, and how to know."""
-    settings, own = chosen.settings, race.own.settings
-    if settings.num_workers != own.num_workers and ways.samples.is_random:
+    settings = chosen.settings
+    if settings.num_workers != race.own.settings.num_workers and seen.is_random:
         yield (
             "random numbers that the data set draws are each worker's own: as random as before, "
             "and the same again for the same seed and number of workers, but other ones"
@@ -258,7 +302,6 @@ def tune_loader(
     Everything that it changes is put back, and no worker is left.
     """
     begun_s = clock.now()
-    budget_s = arguments.seconds("budget_s", budget_s)
     check_loader(loader)
     against = "" if step is None else getattr(step, "__name__", "step")
     command = f"tune_loader(loader{f', {against}' if against else ''})"

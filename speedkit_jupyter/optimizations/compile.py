@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
-
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compiled_calls import CompiledCall, CompiledCode
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
-from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
@@ -33,11 +31,6 @@ SWITCHES = {
 INDUCTOR = "inductor"
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
-Backend = Literal["inductor", "eager", "aot_eager", "cudagraphs"]
-Scope = Literal["auto", "model", "blocks"]
-Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
-
-
 NO_BLOCKS = (
     "it has no repeated blocks, or you have compiled them: modules in one list that are of one "
     "class, with parameters of the same shapes"
@@ -66,17 +59,14 @@ class Compile(Optimization):
         that are alike share what is compiled.
         """
 
-        enabled: Switch = Field("auto", description="auto, true, false")
-        scope: Scope = Field("auto", description="auto, model, blocks")
-        mode: Mode = Field(
-            "default",
-            description="default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs",
-        )
-        fullgraph: bool = Field(False, strict=True, description="true, false")
-        dynamic: Switch = Field("auto", description="auto, true, false")
-        backend: Backend = Field("inductor", description="inductor, eager, aot_eager, cudagraphs")
-
-    default = Options()
+        enabled: Switch = "auto"
+        scope: Literal["auto", "model", "blocks"] = "auto"
+        mode: Literal[
+            "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+        ] = "default"
+        fullgraph: Flag = False
+        dynamic: Switch = "auto"
+        backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] = "inductor"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""

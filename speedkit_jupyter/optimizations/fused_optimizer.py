@@ -49,14 +49,8 @@ class FusedOptimizer(Optimization):
     class Options(Fields):
         """`enabled`: switch them; `name`: only optimizers of this class ("AdamW")."""
 
-        enabled: Switch = Field(
-            "auto",
-            description="auto, true, false",
-            validation_alias=AliasChoices("enabled", "fused"),
-        )
+        enabled: Switch = Field("auto", validation_alias=AliasChoices("enabled", "fused"))
         name: str | None = Field(None, description="the class of the optimizers to switch")
-
-    default = Options()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on for every optimizer that can; say what keeps the others."""

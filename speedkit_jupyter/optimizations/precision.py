@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
@@ -35,9 +33,7 @@ class Precision(Optimization):
     risk = "products are rounded to 8 or 11 bits; fp16 overflows where bf16 does not"
     undone = "autocast surrounds only your own block: parameters stay float32"
     page = "https://docs.pytorch.org/docs/stable/amp.html"
-    Options = Annotated[
-        Literal["auto", "fp32", "bf16", "fp16"], Field(description="auto, fp32, bf16, fp16")
-    ]
+    Options = Literal["auto", "fp32", "bf16", "fp16"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Choose what the hardware multiplies natively: bf16 before fp16 before fp32."""
@@ -97,7 +93,21 @@ class Precision(Optimization):
         return {word: word for word in self.words if word != "auto"}
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return _switches()
+        """Return autocast's own state, for each kind of device."""
+        import torch
+
+        cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
+        switches = {"autocast.cache_enabled": flags.Switch(*cached)}
+        for kind in _kinds_with_autocast():
+            usual = torch.get_autocast_dtype(kind)
+            other = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
+            for name, read, write, value in (
+                ("enabled", torch.is_autocast_enabled, torch.set_autocast_enabled, True),
+                ("dtype", torch.get_autocast_dtype, torch.set_autocast_dtype, other),
+            ):
+                switch = flags.Switch(partial(read, kind), partial(write, kind), (value,))
+                switches[f"autocast.{kind}.{name}"] = switch
+        return switches
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         return {"ctx.autocast()": decision.value}
@@ -174,28 +184,6 @@ def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
     if set(kind.emulating) & set(gpu.name.split()):
         return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
     return "bf16", f"{gpu.name} {kind.bf16}", False
-
-
-def _switches() -> Mapping[str, flags.Switch]:
-    """Return autocast's own state, for each kind of device."""
-    import torch
-
-    cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
-    switches = {"autocast.cache_enabled": flags.Switch(*cached)}
-    for kind in _kinds_with_autocast():
-        switches[f"autocast.{kind}.enabled"] = flags.Switch(
-            partial(torch.is_autocast_enabled, kind),
-            partial(torch.set_autocast_enabled, kind),
-            (True,),
-        )
-        usual = torch.get_autocast_dtype(kind)
-        dtype = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
-        switches[f"autocast.{kind}.dtype"] = flags.Switch(
-            partial(torch.get_autocast_dtype, kind),
-            partial(torch.set_autocast_dtype, kind),
-            (dtype,),
-        )
-    return switches
 
 
 def _kinds_with_autocast() -> list[str]:

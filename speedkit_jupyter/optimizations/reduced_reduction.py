@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
@@ -33,9 +31,7 @@ class ReducedReduction(Optimization):
     risk = "sums in fp16 lose digits, and above 65504 they are infinite"
     undone = "the switch is what it was"
     page = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
-    Options = Annotated[
-        Literal["auto", "fp16_accumulation"], Field(description="auto, fp16_accumulation")
-    ]
+    Options = Literal["auto", "fp16_accumulation"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide for it by request; offer it in fp16 on GeForce RTX."""
@@ -45,7 +41,7 @@ class ReducedReduction(Optimization):
             return request.decline("auto", where)
         if request.value != "auto":
             return request.obey(request.value)
-        if self._gains(hardware, facts) and self._is_fp16(facts):
+        if _gains(hardware, facts) and _is_fp16(facts):
             return request.offer("auto", WORD, f"{gpu.name} adds up in fp16 twice as fast")
         return request.leave("auto", "as torch has it")
 
@@ -67,18 +63,19 @@ class ReducedReduction(Optimization):
         return {SWITCH: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the same line for every framework."""
         return Snippet(setup=(f"torch.backends.{SWITCH} = True",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         gpu = hardware.accelerator(facts.device)
-        has_fp16 = self._is_fp16(facts) or (gpu is not None and not gpu.bf16)
-        return (WORD,) if self._gains(hardware, facts) and has_fp16 else ()
+        has_fp16 = _is_fp16(facts) or (gpu is not None and not gpu.bf16)
+        return (WORD,) if _gains(hardware, facts) and has_fp16 else ()
 
-    def _gains(self, hardware: Hardware, facts: Facts) -> bool:
-        """Return whether Tensor Cores add up in fp16 twice as fast: Turing's, Ampere's, Ada's."""
-        gpu = hardware.accelerator(facts.device)
-        return gpu is not None and gpu.is_nvidia and "GeForce RTX" in gpu.name
 
-    def _is_fp16(self, facts: Facts) -> bool:
-        return facts.precision == "fp16" or "float16" in facts.dtypes
+def _gains(hardware: Hardware, facts: Facts) -> bool:
+    """Return whether Tensor Cores add up in fp16 twice as fast: Turing's, Ampere's, Ada's."""
+    gpu = hardware.accelerator(facts.device)
+    return gpu is not None and gpu.is_nvidia and "GeForce RTX" in gpu.name
+
+
+def _is_fp16(facts: Facts) -> bool:
+    return facts.precision == "fp16" or "float16" in facts.dtypes

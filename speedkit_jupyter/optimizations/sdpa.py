@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field
-
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
@@ -40,24 +38,15 @@ class Sdpa(Optimization):
     effect = Effect.ROUNDING
     rivals = True
     summary = "the attention kernel that is tried first"
-    helps = (
-        "models with scaled_dot_product_attention, where torch's first choice is not the fastest"
-    )
+    helps = "scaled_dot_product_attention, where torch's first choice is not the fastest"
     risk = "kernels sum in another order"
     undone = "the switches of all kernels and their order are what they were"
-    page = (
-        "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_pr"
-        "oduct_attention.html"
-    )
+    page = "https://docs.pytorch.org/docs/stable/nn.attention.html"
 
     class Options(Fields):
         """`backend`: the kernel to try first; `math` allows no other."""
 
-        backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = Field(
-            "auto", description="auto, flash, efficient, cudnn, math"
-        )
-
-    default = Options()
+        backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide for a kernel that the device has, by request only."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from speedkit_jupyter.machines.fp32_precision import NAMES
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
@@ -32,14 +30,8 @@ class Tf32(Optimization):
     helps = "NVIDIA GPUs from compute capability 8.0; on CPUs with bf16 units `medium`"
     risk = "float32 products are rounded to 11 bits (TF32) or 8 (bf16)"
     undone = "both of torch's APIs say what they said"
-    page = (
-        "https://docs.pytorch.org/docs/stable/notes/cuda.html#tensorfloat-32-tf32-on-"
-        "ampere-and-later-devices"
-    )
-    Options = Annotated[
-        Literal["auto", "highest", "high", "medium"],
-        Field(description="auto, highest, high, medium"),
-    ]
+    page = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+    Options = Literal["auto", "highest", "high", "medium"]
     aliases = ("tf32_matmul_precision",)
     frameworks_choose = True
 

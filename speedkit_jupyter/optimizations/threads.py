@@ -23,10 +23,7 @@ class Threads(Optimization):
     rivals = True
     free = "NUMBER"
     summary = "intra-op threads within cgroup quota and affinity"
-    helps = (
-        "containers that show more cores than they may use; tiny models, which one thread"
-        " runs fastest"
-    )
+    helps = "containers that show more cores than they may use; tiny models, fastest in one thread"
     risk = "sums are split otherwise, which is rounding"
     undone = "the number of threads is what it was"
     page = "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html"
@@ -64,7 +61,6 @@ class Threads(Optimization):
         return facts.flags.get("num_threads", "auto")
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the same line for every framework."""
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedkit_jupyter.measure.checks.scores import SHARE, YARDSTICKS, Score, Scored
 from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.measure.subject.named_accuracy import SHARE, YARDSTICKS, Score, Scored
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table, Tone

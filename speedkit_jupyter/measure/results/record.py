@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.checks.memory import Memory
-from speedkit_jupyter.measure.checks.scores import Scored
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio
+from speedkit_jupyter.measure.subject.named_accuracy import Scored
 
 
 @dataclass

@@ -151,7 +151,7 @@ class Benchmark:
                 yield from self._check(runners, start)
                 yield from self._examine(_warm(runners), start)
             if self._scorer is not None:
-                yield from self._scorer.of_others(_warm(runners)[1:], start, self.budget)
+                yield from self._scorer.scores(_warm(runners)[1:], start, self.budget)
             if not self._within:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
@@ -166,7 +166,7 @@ class Benchmark:
             first = self._runner(0)
             yield from warm_up.baseline(first, start)
         if self._scorer is not None:
-            yield from self._scorer.of_baseline(first, start, self.budget)
+            yield from self._scorer.scores([first], start, self.budget)
         # Planned once it is known which optimizers the step makes itself.
         others = [self._runner(i) for i in range(1, len(self.variants))]
         yield Progress(0.0, self._time_ahead(first, [first, *_working(others)]))

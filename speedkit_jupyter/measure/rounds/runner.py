@@ -6,14 +6,15 @@ import gc
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.observer import Key, Look, Run, observing
+from speedkit_jupyter.measure.checks.observer import Enough, Key, Look, Observer, Run
 from speedkit_jupyter.measure.checks.reference import parameters_of
+from speedkit_jupyter.measure.checks.watching import watching
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, confinement
 from speedkit_jupyter.measure.rounds.routing import Router
@@ -158,7 +159,7 @@ class Runner:
     def observed(
         self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
     ) -> Run:
-        """Return how far some calls of the step are off the trace; see `observing`.
+        """Return how far some calls of the step are off the trace; see `Observer`.
 
         The values of the names `check` are compared in place of all outputs.
         """
@@ -166,9 +167,11 @@ class Runner:
         others = parameters_of([*step.optimizers, *step.bystanders])
         options |= {"scale": self.scale, "loss_is_scaled": self.scales_itself}
         options |= {"named": bool(check), "unread": step.unread}
+        observer = Observer(step.models, others, trace, **options)
         with (
             confinement.refused_elsewhere(step.models) if routed else nullcontext(),
-            observing(step.models, others, trace, **options) as observer,
+            watching(step.models, observer),
+            suppress(Enough),
         ):
             while len(observer.run.ends) < calls and not observer.is_done:
                 result = self.once()

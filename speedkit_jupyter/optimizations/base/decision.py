@@ -10,8 +10,6 @@ from typing import Any, Literal
 from speedkit_jupyter.optimizations.base.options import Fields
 
 Source = Literal["auto", "user", "env", "measured"]
-
-
 Switch = Literal["auto", True, False]
 
 
@@ -78,11 +76,27 @@ class Request:
     measured: str = ""
 
     @property
+    def word(self) -> Any:
+        """Return the value, of options with fields that of the first one."""
+        value = self.value
+        return next(iter(dict(value).values())) if isinstance(value, Fields) else value
+
+    @property
     def explicit(self) -> bool:
         """Return whether something definite was asked for, rather than left to SpeedKit."""
-        value = self.value
-        first = next(iter(dict(value).values())) if isinstance(value, Fields) else value
-        return self.source != "auto" and first != "auto"
+        return self.source != "auto" and self.word != "auto"
+
+    def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
+        """Do it where it was asked for by name and there is no obstacle; `otherwise` says why
+        `auto` does not.
+        """
+        if self.word is False:
+            return self.leave(False, asked=True)
+        if obstacle:
+            return self.decline(False, obstacle)
+        if self.word == "auto":
+            return self.leave(False, otherwise)
+        return self.obey(self.word, rule, **more)
 
     def apply(self, value: Any, rule: str, **more: Any) -> Decision:
         """Do it, by this rule."""

@@ -7,19 +7,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic.fields import FieldInfo
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.options import choices, fields_of
+from speedkit_jupyter.optimizations.base.options import choices, described, fields_of
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slots
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import moved
+
+if TYPE_CHECKING:
+    import torch
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
 
@@ -66,8 +71,14 @@ class Optimization(ABC):
     none: ClassVar[Any] = False
 
     def __init_subclass__(cls) -> None:
+        if "Options" not in vars(cls):
+            return
         if "variable" not in vars(cls):
             cls.variable = f"SPEEDKIT_{cls.name.upper()}"
+        if fields_of(cls.Options):
+            cls.default = cls.Options()
+        else:
+            cls.Options = described(cls.Options)
 
     @property
     def fields(self) -> dict[str, FieldInfo]:
@@ -121,9 +132,20 @@ class Optimization(ABC):
         """Return what it writes to its process-wide switches, where that is all that it does."""
         return {}
 
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        """Return the layers that it puts around the calls of modules."""
+        return []
+
+    def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
+        """Return what it puts in the places of parts of modules, by the modules that hold them."""
+        return {}
+
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Apply on entry; on exit put back exactly what was found, around the values."""
+        """Apply on entry; on exit put back exactly what was found, around the values.
+
+        No name in here may hold the model: it would live as long as the plan.
+        """
         values = self.values(decision)
 
         def change() -> None:
@@ -131,7 +153,11 @@ class Optimization(ABC):
             for name, value in values.items():
                 switches[name].write(value)
 
-        with overridden(target, tuple(values), change):
+        with (
+            overridden(target, tuple(values), change) if values else nullcontext(),
+            SWAPPED.overriding(list(self.stand_ins(decision, target).items())),
+            CALLS.overriding([(call.module, call) for call in self.calls(decision, target)]),
+        ):
             yield
 
     def around_forward(

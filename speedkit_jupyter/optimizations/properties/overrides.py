@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Property(ABC):
         What is new takes after the rest.
         """
 
-    def adopted(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> Any:
+    def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
         """Return the original once the user has changed something since it was found."""
         return self.found(thing, optimizers)
 
@@ -70,13 +70,9 @@ class Property(ABC):
 
     def original(self, thing: Any) -> Any:
         """Return what was found before the first plan that is in force; MISSING without one."""
-        layers = self.layers(thing)
-        return MISSING if layers is None else layers.original
-
-    def layers(self, thing: Any) -> Layers | None:
-        """Return the layers that are in force; their `original` may become another meanwhile."""
         known = self._layers
-        return known.get(thing) if known else None  # to ask even an empty one takes a while
+        layers = known.get(thing) if known else None  # to ask even an empty one takes a while
+        return MISSING if layers is None else layers.original
 
     def _all(self) -> MutableMapping[Any, Layers]:
         if self._layers is None:
@@ -87,14 +83,14 @@ class Property(ABC):
 
 
 class Layer:
-    """What one plan overrides on its objects."""
+    """What one plan overrides, on `things`."""
 
     def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
         from torch.utils.weak import WeakIdKeyDictionary
 
         self._property, self._search = owner, search
         self._optimizers = search()
-        self._things: MutableMapping[Any, None] = WeakIdKeyDictionary()
+        self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
 
     def add_each(self, overrides: Iterable[tuple[Any, Any]]) -> None:
         """Put each (object, override) into force."""
@@ -109,13 +105,9 @@ class Layer:
             layers = every[thing] = Layers(self._property.found(thing, self._optimizers))
         elif not self._property.holds(thing, layers.top):
             layers = every[thing] = Layers(self._adopted(thing, layers, self._optimizers))
-        self._things[thing] = None
+        self.things[thing] = None
         layers.overrides[self] = override
         self._property.put(thing, override, self._optimizers)
-
-    def things(self) -> list[Any]:
-        """Return the objects that it overrides."""
-        return list(self._things)
 
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
         """Put it once more where parts of the object are new: a loaded state, another optimizer."""
@@ -126,24 +118,16 @@ class Layer:
             self._property.put(thing, layers.top, optimizers)
 
     def _adopted(self, thing: Any, layers: Layers, optimizers: Optimizers) -> Any:
-        return self._property.adopted(thing, layers.original, layers.top, optimizers)
+        return self._property.adopted(thing, layers.original, optimizers)
 
     def close(self) -> None:
-        """Take every override back. The first failure goes on once all the others are done."""
-        things = list(self._things)
-        self._optimizers = self._search() if things else ()
-        failures = []
-        for thing in reversed(things):
-            try:
-                self.withdraw(thing)
-            except Exception as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+        """Take every override back, the last one first. A failure goes on once all are done."""
+        self._optimizers = self._search() if self.things else ()
+        with ExitStack() as stack:
+            for thing in self.things:
+                stack.callback(self._withdraw, thing)
 
-    def withdraw(self, thing: Any) -> None:
-        """Take the override for one object back."""
-        self._things.pop(thing, None)
+    def _withdraw(self, thing: Any) -> None:
         every = self._property._all()
         layers = every.get(thing)
         if layers is None or self not in layers.overrides:

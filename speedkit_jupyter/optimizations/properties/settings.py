@@ -57,9 +57,7 @@ class Fused(Property):
         attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
         return Found(_settings(thing.defaults), groups, attributes, steps)
 
-    def adopted(
-        self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
-    ) -> Found:
+    def adopted(self, thing: Any, original: Found, optimizers: Optimizers) -> Found:
         now = self.found(thing, optimizers)
         for group in thing.param_groups:
             if group["params"] and group.get("fused") is True:
@@ -82,9 +80,7 @@ class Fused(Property):
         for parameter, step in _stepped(thing):
             _move(step, parameter.device, torch.float32)
 
-    def put_back(
-        self, thing: torch.optim.Optimizer, original: Found, override: bool, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: Found, override: Any, optimizers: Optimizers) -> None:
         _put_back(thing.defaults, original.defaults)
         for group in thing.param_groups:
             _put_back(group, original.of_group(group))
