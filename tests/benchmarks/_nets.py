@@ -55,19 +55,23 @@ class Recurrent(nn.Module):
         return self.head(self.layer(x)[0][:, -1])
 
 
-class Attending(nn.Module):
-    """Tokens (N, T) to logits (N, T, 40), with attention of its own."""
+class Block(nn.Module):
+    """A block of a transformer, with torch's own attention: (N, T, width) to the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
-        self.embedding, self.mix = nn.Embedding(40, 24), nn.Linear(24, 72)
-        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 40)
+        self.heads, self.causal = heads, causal
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        q, k, v = (one.unflatten(-1, (3, 8)).transpose(1, 2) for one in self.mix(x).chunk(3, -1))
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.head(self.norm(x + mixed.transpose(1, 2).flatten(2)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.mix(self.first(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=self.causal)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.wide(self.second(x))
 
 
 class Hourglass(nn.Module):
@@ -168,7 +172,9 @@ OWN: dict[str, Callable[[], Net]] = {
     "lstm": lambda: classified(Recurrent(nn.LSTM), torch.randn(8, 15, 12), 6),
     "gru": lambda: classified(Recurrent(nn.GRU), torch.randn(8, 15, 12), 6),
     "rnn": lambda: classified(Recurrent(nn.RNN), torch.randn(8, 15, 12), 6),
-    "attention": lambda: classified(Attending(), torch.randint(40, (4, 14)), 40),
+    "attention": lambda: classified(
+        nn.Sequential(nn.Embedding(40, 24), Block(24, 3, True), nn.Linear(24, 40)),
+        torch.randint(40, (4, 14)), 40),
     "encoder": lambda: classified(
         nn.Sequential(nn.TransformerEncoder(
             nn.TransformerEncoderLayer(24, 3, 48, 0.0, batch_first=True), 2,

@@ -12,6 +12,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from _nets import Recurrent, mlp
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
@@ -73,54 +74,42 @@ class Pictures(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         picture = self.pictures[index].astype(np.float32) / 255
         for _ in range(4):  # smoothed
-            picture = (
-                picture
-                + np.roll(picture, 1, 0)
-                + np.roll(picture, -1, 0)
-                + np.roll(picture, 1, 1)
-                + np.roll(picture, -1, 1)
-            ) / 5
+            shifted = [np.roll(picture, by, axis) for by in (1, -1) for axis in (0, 1)]
+            picture = sum(shifted, picture) / 5
         if random.random() < 0.5:
             picture = picture[:, ::-1]
         picture = (picture - picture.mean((0, 1))) / (picture.std((0, 1)) + 1e-6)
         return torch.from_numpy(picture.transpose(2, 0, 1).copy()), index % 10
 
 
-def epoch(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> None:
-    for images, labels in loader:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(images), labels)
-        loss.backward()
-        optimizer.step()
+def epochs(net: nn.Module, slow: DataLoader[Any], quick: DataLoader[Any]) -> Pair:
+    optimizer = adam(net)
+
+    def epoch(loader: DataLoader[Any]) -> None:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(images), labels)
+            loss.backward()
+            optimizer.step()
+
+    return lambda: epoch(slow), lambda: epoch(quick)
 
 
 def pictures_one_by_one() -> Pair:
-    net, data = cnn(), Pictures()
-    optimizer = adam(net)
-    plain = DataLoader(data, batch_size=16)
-    others = DataLoader(data, batch_size=16, num_workers=2, persistent_workers=True)
-    return lambda: epoch(net, optimizer, plain), lambda: epoch(net, optimizer, others)
+    plain = partial(DataLoader, Pictures(), batch_size=16)
+    return epochs(cnn(), plain(), plain(num_workers=2, persistent_workers=True))
 
 
 def rows_of_a_table() -> Pair:
-    from torch.utils.data import BatchSampler, RandomSampler
-
     table = TensorDataset(torch.randn(4096, 32), torch.randint(0, 10, (4096,)))
-    net = mlp(32, 64, 10)
-    optimizer = adam(net)
+    batches = BatchSampler(RandomSampler(table), 128, False)
     plain = DataLoader(table, batch_size=128, shuffle=True)
-    whole = DataLoader(
-        table, sampler=BatchSampler(RandomSampler(table), 128, False), batch_size=None
-    )
-    return lambda: epoch(net, optimizer, plain), lambda: epoch(net, optimizer, whole)
+    return epochs(mlp(32, 64, 10), plain, DataLoader(table, sampler=batches, batch_size=None))
 
 
 def short_epochs() -> Pair:
-    net, data = cnn(8), Pictures(64)
-    optimizer = adam(net)
-    again = DataLoader(data, batch_size=16, num_workers=2)
-    stays = DataLoader(data, batch_size=16, num_workers=2, persistent_workers=True)
-    return lambda: epoch(net, optimizer, again), lambda: epoch(net, optimizer, stays)
+    again = partial(DataLoader, Pictures(64), batch_size=16, num_workers=2)
+    return epochs(cnn(8), again(), again(persistent_workers=True))
 
 
 class Reader(nn.Module):

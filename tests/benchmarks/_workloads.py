@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
-from _nets import Recurrent, Residual, images, mlp, normed, pooled
+from _nets import Block, Recurrent, Residual, images, mlp, normed, pooled
 from torch import nn
 from torch.nn import functional
 
@@ -54,25 +54,6 @@ class Vit(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = self.blocks(self.patches(x).flatten(2).mT + self.place)
         return self.head(self.norm(found).mean(1))
-
-
-class Block(nn.Module):
-    """A block of a transformer, with torch's own attention: (N, T, width) to the same."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        parts = self.mix(self.first(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*parts)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.wide(self.second(x))
 
 
 class Unet(nn.Module):

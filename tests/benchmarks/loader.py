@@ -43,60 +43,46 @@ PREFETCH = (2, 4, 8)
 Made = tuple[DataLoader[Any], Callable[..., object]]
 
 
-class Pictures(Dataset[Any]):
-    """PNG files, decoded, cut and scaled."""
+class Files(Dataset[Any]):
+    """A sample from each file, by `read`."""
 
-    def __init__(self, folder: Path, number: int = 400) -> None:
-        pixels = np.random.default_rng(0)
-        self.files = [folder / f"{at}.png" for at in range(number)]
-        for file in self.files:
-            image.imsave(file, pixels.integers(0, 255, (64, 64, 3), np.uint8))
+    def __init__(self, files: list[Path], read: Callable[[Path], torch.Tensor]) -> None:
+        self.files, self.read = files, read
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        picture = image.imread(self.files[index])[4:60, 4:60, :3]
-        picture = (picture - picture.mean((0, 1))) / picture.std((0, 1))
-        return torch.from_numpy(picture.transpose(2, 0, 1).copy()), index % 10
-
-
-class Sentences(Dataset[Any]):
-    """Text files, a sentence each, cut into tokens."""
-
-    def __init__(self, folder: Path, number: int = 1500) -> None:
-        words = random.Random(0)
-        self.files = [folder / f"{at}.txt" for at in range(number)]
-        for file in self.files:
-            text = " ".join("".join(words.choices("abcdefgh", k=5)) for _ in range(120))
-            file.write_text(text)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        tokens = re.findall(r"\w+|[^\w\s]", self.files[index].read_text().lower())
-        return torch.tensor([sum(map(ord, token)) % 997 for token in tokens]), index % 2
+        return self.read(self.files[index]), index % 2
 
 
 class Recordings(IterableDataset[Any]):
-    """numpy files one after another, each with many rows."""
+    """The rows of numpy files, one file after another."""
 
-    def __init__(self, folder: Path, files: int = 24, rows: int = 200) -> None:
-        noise = np.random.default_rng(0)
-        self.files = [folder / f"{at}.npy" for at in range(files)]
-        self.rows = files * rows
-        for file in self.files:
-            np.save(file, noise.standard_normal((rows, 256), np.float32))
+    def __init__(self, files: list[Path], rows: int) -> None:
+        self.files, self.rows = files, rows
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.files) * self.rows
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for file in self.files:
             for row in np.load(file):
                 spectrum = np.abs(np.fft.rfft(row)).astype(np.float32)
                 yield torch.from_numpy(np.log1p(spectrum))
+
+
+def decoded(file: Path) -> torch.Tensor:
+    """Return a PNG file, cut and scaled."""
+    picture = image.imread(file)[4:60, 4:60, :3]
+    picture = (picture - picture.mean((0, 1))) / picture.std((0, 1))
+    return torch.from_numpy(picture.transpose(2, 0, 1).copy())
+
+
+def tokens(file: Path) -> torch.Tensor:
+    """Return a text file, cut into tokens."""
+    words = re.findall(r"\w+|[^\w\s]", file.read_text().lower())
+    return torch.tensor([sum(map(ord, word)) % 997 for word in words])
 
 
 def trained(net: nn.Module, loss: Callable[..., torch.Tensor]) -> Callable[..., object]:
@@ -117,22 +103,31 @@ def pictures(folder: Path) -> Made:
         nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
     )  # fmt: skip
+    files, pixels = [folder / f"{at}.png" for at in range(400)], np.random.default_rng(0)
+    for file in files:
+        image.imsave(file, pixels.integers(0, 255, (64, 64, 3), np.uint8))
     step = trained(net, lambda net, x, y: F.cross_entropy(net(x), y))
-    return DataLoader(Pictures(folder), batch_size=16, shuffle=True), step
+    return DataLoader(Files(files, decoded), batch_size=16, shuffle=True), step
 
 
 def text(folder: Path) -> Made:
     """An average of embeddings."""
     net = nn.Sequential(nn.EmbeddingBag(997, 64), nn.Linear(64, 2))
+    files, words = [folder / f"{at}.txt" for at in range(1500)], random.Random(0)
+    for file in files:
+        file.write_text(" ".join("".join(words.choices("abcdefgh", k=5)) for _ in range(120)))
     step = trained(net, lambda net, x, y: F.cross_entropy(net(x), y))
-    return DataLoader(Sentences(folder), batch_size=32, shuffle=True), step
+    return DataLoader(Files(files, tokens), batch_size=32, shuffle=True), step
 
 
 def arrays(folder: Path) -> Made:
     """A wide autoencoder."""
     net = nn.Sequential(nn.Linear(129, 1024), nn.ReLU(), nn.Linear(1024, 129))
+    files, noise = [folder / f"{at}.npy" for at in range(24)], np.random.default_rng(0)
+    for file in files:
+        np.save(file, noise.standard_normal((200, 256), np.float32))
     step = trained(net, lambda net, x: F.mse_loss(net(x), x))
-    return DataLoader(Recordings(folder), batch_size=32), step
+    return DataLoader(Recordings(files, 200), batch_size=32), step
 
 
 DATA = {"pictures": pictures, "text": text, "arrays": arrays}

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -74,7 +74,11 @@ class Loop:
 
 
 def _training(
-    model: nn.Module, batches: Callable[[], Iterable[Any]], device: str, after: Callable[..., Any]
+    model: nn.Module,
+    batches: Callable[[], Iterable[Any]],
+    device: str,
+    after: Callable[..., Any] = lambda part, loss: None,
+    waits: bool = True,
 ) -> Loop:
     model = model.to(device)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -98,11 +102,7 @@ def _training(
                 optimizer.zero_grad()
             after(part, loss)
 
-    return Loop(model, optimizer, run)
-
-
-def _nothing(part: Stopwatch, loss: torch.Tensor) -> None:
-    pass
+    return Loop(model, optimizer, run, waits)
 
 
 def _in_python(part: Stopwatch, loss: torch.Tensor) -> None:
@@ -157,13 +157,12 @@ def loops(device: str) -> Iterator[tuple[str, Loop]]:
     images, few = Images(64, 12), Images(64, 0)
 
     text = [(torch.randint(500, (8, 64)), torch.randint(500, (8, 64))) for _ in range(4)]
-    yield "loader-bound", _training(resnet(8), lambda: DataLoader(images, 16), device, _nothing)
-    yield "compute-bound", _training(Transformer(), lambda: text, device, _nothing)
+    yield "loader-bound", _training(resnet(8), lambda: DataLoader(images, 16), device)
+    yield "compute-bound", _training(Transformer(), lambda: text, device)
     yield "Python-bound", _training(resnet(8), lambda: DataLoader(few, 16), device, _in_python)
     yield "sync-bound", _training(resnet(8), lambda: DataLoader(few, 16), device, _waiting)
     rows = [(torch.randn(256, 32), torch.randint(10, (256,)))]
-    asking = _training(mlp(32, 64, 10), lambda: rows, device, _row_by_row)
-    yield "row by row", replace(asking, waits=False)
+    yield "row by row", _training(mlp(32, 64, 10), lambda: rows, device, _row_by_row, waits=False)
     yield "rolled out", _rolled_out(device)
 
 
