@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -58,7 +56,7 @@ class ChannelsLast(Optimization):
     )
     undone = "weights, gradients and optimizer state have the strides that they had"
     page = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
-    Options = Annotated[Switch, Field(description="auto, true, false")]
+    Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Offer it for convolutions on Tensor Cores and on CPUs.
@@ -175,7 +173,7 @@ def _is_followed(module: torch.nn.Module, target: Target) -> bool:
 
 def _renew(layer: Layer, optimizer: torch.optim.Optimizer) -> None:
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for module in layer.things():
+    for module in list(layer.things):
         if id(weight_of(module)) in own:
             layer.renew(module, [optimizer])
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.base.compression import FUSED, Compression, torchao
 from speedkit_jupyter.optimizations.base.decision import Decision, Switch
@@ -38,7 +36,7 @@ class Float8(Compression):
     multiples = (16, 16)
     hint = FUSED
     since, units = (8, 9), "float8 Tensor Cores"
-    Options = Annotated[Switch, Field(description="auto, true, false")]
+    Options = Switch
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
         """Return torchao's layer over the user's own parameters."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from speedkit_jupyter.machines import flags, gemm
 from speedkit_jupyter.machines.gemm_rates import GemmRates
@@ -83,9 +81,7 @@ class Gemm(Optimization):
     )
     undone = "torch's own kernels are on the dispatcher again"
     page = "https://docs.pytorch.org/docs/stable/library.html"
-    Options = Annotated[
-        Literal["auto", "blas", "onednn"], Field(description="auto, blas (torch's own), onednn")
-    ]
+    Options = Literal["auto", "blas", "onednn"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide by the rates of both engines, which have to be measured first."""
@@ -130,7 +126,6 @@ class Gemm(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the kernels as they are put on torch's dispatcher, for every framework."""
         if decision.value == gemm.BLAS:
             return Snippet()
         least = _least(Hardware.detect().cpu.gemm)

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
@@ -45,9 +43,7 @@ class GradScaler(Optimization):
     class Options(Fields):
         """`enabled`: auto turns it on for fp16 only."""
 
-        enabled: Switch = Field("auto", description="auto, true, false")
-
-    default = Options()
+        enabled: Switch = "auto"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on with fp16 autocast over float32 parameters."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import Compression, own_weight
@@ -42,9 +40,7 @@ class Sparsity(Compression):
     page = "https://docs.pytorch.org/docs/stable/sparse.html#sparse-semi-structured-tensors"
     multiples, also = (16, 16), "; without `prune` two zeros in each four of a row"
     since, units = (8, 0), "Sparse Tensor Cores"
-    Options = Annotated[
-        Literal["auto", True, False, "prune"], Field(description="auto, true, false, prune")
-    ]
+    Options = Literal["auto", True, False, "prune"]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
         """Return what is missing: Sparse Tensor Cores, torch's kernels, or numbers of 16 bits."""

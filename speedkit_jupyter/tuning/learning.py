@@ -19,7 +19,7 @@ from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
 from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.observed import optimizers_made
+from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations.facts.model import Facts

@@ -13,11 +13,10 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL, SAME, TICK_S, 
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.plans.applying import applied_to, apply_speedups
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan, together
-from speedkit_jupyter.plans.reaching import to_write
 from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Learned

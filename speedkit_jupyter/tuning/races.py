@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.rounds.policy import Policy
+from speedkit_jupyter.measure.rounds.sampler import Policy
 from speedkit_jupyter.tuning.aim import (
     FAR_SLOWER,
     LEAST_SAVED,

@@ -20,8 +20,7 @@ from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
-from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.sampler import Policy, Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.measure.undo import guard

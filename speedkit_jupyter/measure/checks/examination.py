@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from speedkit_jupyter.measure.checks import memory, roofline
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.judge import Judge
 from speedkit_jupyter.measure.checks.observer import Run
 from speedkit_jupyter.measure.checks.reference import draws_inside
 from speedkit_jupyter.measure.checks.trials import Trials, is_compiled
@@ -29,8 +29,7 @@ class Examination:
     def __init__(
         self, runners: Sequence[Runner], start: Snapshot, check: Sequence[str] = ()
     ) -> None:
-        self._runners, self._trials = runners, Trials(start, check)
-        self._judge: Judge | None = None
+        self._runners, self._trials = runners, Trials(runners[0], start, check)
 
     @property
     def dropout_off(self) -> bool:
@@ -48,52 +47,29 @@ class Examination:
             yield Progress(1.0, f"checking {runner.record.name}")
             self._check(runner)
 
-    def _known(self) -> Judge:
-        """Return what variants are judged by.
-
-        The stages of a search begin in the same state: an earlier one's is used again.
-        """
-        __tracebackhide__ = True
-        if self._judge is None:
-            first, kept = self._runners[0], self._runners[0].step.kept
-            begins = self._trials.fingerprint(first)
-            if "judge" not in kept or kept["judge"][1] != begins:
-                judge = Judge(self._trials, first)
-                judge.prepare()
-                kept["judge"] = judge, begins
-            self._judge = judge = kept["judge"][0]
-            self._trials.drawn = judge.trials.drawn
-            judge.trials, judge.first = self._trials, first
-            first.record.accuracy = judge.verdict(judge.baseline, first.precision)
-        return self._judge
-
     def _check(self, runner: Runner) -> None:
-        self._trials.restore()
-        judge = self._known()
+        trials = self._trials
+        if not trials.judge.baseline.ends:
+            trials.prepare()
+        judge = trials.judge
         precision = judge.judged_in(runner.precision)
         if not judge.void and precision != "fp32" and precision not in judge.controls:
-            judge.add_control(precision, runner.scale())
+            trials.add_control(precision, runner.scale())
         try:
-            run = self._settled(runner, judge)
+            run = self._settled(runner)
         except Exception as error:
             runner.fail(error)
             return
         if runner.record.is_other_model(self._runners[0].record):
             runner.record.accuracy = judge.distance(run, runner.precision)
             return
-
-        def evidence() -> Iterator[None]:
-            judge.add_control(precision, runner.scale())
-            yield
-            judge.note_unlike()
-            yield
-
-        accuracy = judge.verdict(run, runner.precision, evidence())
+        control = partial(trials.add_control, precision, runner.scale())
+        accuracy = judge.verdict(run, runner.precision, (control, trials.run_again))
         runner.record.accuracy = self._unless_random(runner, accuracy)
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
         """Not checked, where a variant may differ by its random numbers alone."""
-        drawn = self._trials.drawn
+        drawn = self._trials.judge.drawn
         if accuracy.verdict != "wrong" or not drawn:
             return accuracy
         inside = [] if runner.steps_only else sorted(filter(draws_inside, drawn))
@@ -105,11 +81,11 @@ class Examination:
             return accuracy
         return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
 
-    def _settled(self, runner: Runner, known: Judge) -> Run:
+    def _settled(self, runner: Runner) -> Run:
         """Once a GradScaler's factor is one at which it skips none of the steps."""
         for _ in range(MOST_SKIPPED):
             before = runner.scale()
-            run = self._trials.run(runner, known.trace)
+            run = self._trials.run(runner)
             if not runner.scale() < before:
                 break
         return run

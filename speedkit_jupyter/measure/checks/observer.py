@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,20 @@ from speedkit_jupyter.measure.checks.deviations import (
     Sums,
     of_gradients,
     sums,
+    total,
 )
 from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
-from speedkit_jupyter.measure.checks.watching import Watcher, unwatched, watching
+from speedkit_jupyter.measure.checks.watching import Watcher, unwatched
 from speedkit_jupyter.support.storage import is_in_memory
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 # Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
 # the user has, the second what the first left. The trace holds as many copies of the parameters.
 FOLLOWED = 2
-# Model calls that are compared between two optimizer steps, the first ones and each that follows
-# as many as all before: a loop that generates text makes thousands.
+# Model calls that are compared between two optimizer steps: the first ones, then each that follows
+# as many as all before. A loop that generates text makes thousands.
 FIRST_CALLS = 8
 # Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
@@ -47,9 +47,7 @@ Values = dict[str, Any]
 
 @dataclass
 class Look:
-    """The values at one moment, by name; `ways` are how far parameters and buffers went since they
-    were seen before.
-    """
+    """The values at one moment; `ways` are how far parameters and buffers went before it."""
 
     values: Values
     ways: dict[str, float] = field(default_factory=dict)
@@ -57,16 +55,15 @@ class Look:
 
 @dataclass
 class Row:
-    """How far one value is off the trace's; `fits` unless it is there in one only, or in another
-    shape.
+    """How far one value is off the trace's; `fits` unless it is missing or has another shape.
 
-    `error` is that of numbers, `sums` what it is made of. Of integers, and of text, `count` is how
-    many of `size` differ, `most` by how much, and `largest` is the trace's largest. After more
-    optimizer steps than are followed only the form is compared, which `is_free` says.
+    `error` is that of numbers, `sums` what it is made of. Of integers `count` is how many of `size`
+    differ, `most` by how much, and `largest` is the trace's largest. Text has no size. Kinds are
+    output, gradient, those of MOVES, the integers given to a model, and a result after more
+    optimizer steps than are followed, of which only the form is compared.
     """
 
     kind: str
-    place: str
     size: int = 0
     fits: bool = True
     dtype: str = ""
@@ -75,19 +72,17 @@ class Row:
     count: int = 0
     most: float = 0.0
     largest: float = 0.0
-    is_text: bool = False
     is_finite: bool = True
-    is_free: bool = False
 
 
 @dataclass
 class Run:
-    """What a few steps showed; `steps` counts those of optimizers, `ends` are the counts at the end
-    of each call.
+    """What a few calls of the step showed.
 
     The gradients of a look are a row together, too, without a name. `latest` are the rows by kind
-    and name. `diverged` is whether a model was called with other integers than in the trace, as
-    where a step feeds its own tokens back; `unknown` names what could not be compared.
+    and name. `steps` counts those of optimizers, `ends` are the counts at the end of each call.
+    `diverged` is whether a model was given other integers than in the trace, as where a step feeds
+    its own tokens back; `unknown` names what could not be compared.
     """
 
     rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
@@ -100,25 +95,12 @@ class Run:
     def add(self, key: Key, name: str, row: Row) -> None:
         """Add a row."""
         self.rows[key, name] = row
-        if row.fits and not row.is_free:
+        if row.fits:
             self.latest[row.kind, name] = row
 
 
 class Enough(BaseException):
-    """Ends a step where all that is needed is known."""
-
-
-@contextmanager
-def observing(
-    models: Sequence[torch.nn.Module],
-    others: Sequence[torch.Tensor],
-    trace: dict[Key, Look],
-    **options: Any,
-) -> Iterator[Observer]:
-    """Watch steps, compare them with the trace, or add to it: see `Observer`."""
-    observer = Observer(models, others, trace, **options)
-    with watching(models, observer), suppress(Enough):
-        yield observer
+    """Ends a step where all that is needed is known: no code of the user's catches it."""
 
 
 @dataclass
@@ -126,7 +108,7 @@ class Observer(Watcher):
     """Keeps in `run` how far a step is off the trace, to which it adds where it `extends` that.
 
     `others` are parameters beside those of the models; gradients of those whose ids are `unread`
-    do not count. `scale` is the loss scale in force. A run that `ends_early` leaves the block
+    do not count. `scale` gives the loss scale in force. A run that `ends_early` raises `Enough`
     after the followed steps of its optimizers, or after one call. Where results are `named`, they
     are compared in place of all outputs. Gradients are set to zero, which the caller puts back:
     those of the step are its own then.
@@ -146,32 +128,37 @@ class Observer(Watcher):
     def __post_init__(self) -> None:
         self._names: dict[int, str] = {}
         self._parameters: Values = {}
-        for model in self.models:
-            for name, parameter in model.named_parameters():
-                self._add(parameter, self._prefix(model) + name)
+        for name, parameter in self._all("parameters").items():
+            self._name(parameter, name)
         for parameter in self.others:
-            self._add(parameter, "")
+            self._name(parameter)
         self._taken: Counter[int] = Counter()  # steps of each optimizer
-        self._stepped: set[str] = set()  # parameters that optimizers moved in this step
+        self._stepped: set[str] = set()  # parameters that optimizers moved in this call
         self._calls = self._depth = 0
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         self._tag = ""
         self._within = 0  # steps within a backward pass
+        # Gradients that were not looked at yet; one more optimizer step than is followed.
         self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
         self._drifts = False  # parameters moved by gradients that were not replaced
         self._before: Values = {}
-        self._keep_before(self._parameters | self._buffers())
+        self._keep_before(self._parameters | self._all("buffers"))
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
                 gradient.detach().zero_()
 
-    def _prefix(self, model: Any) -> str:
-        return f"{type(model).__name__}." if len(self.models) > 1 else ""
+    def _all(self, what: str) -> Values:
+        """Return the models' parameters, buffers or modules by name."""
+        return {
+            f"{type(model).__name__} {number}: {name}" if len(self.models) > 1 else name: value
+            for number, model in enumerate(self.models, 1)
+            for name, value in getattr(model, f"named_{what}")()
+        }
 
-    def _add(self, parameter: Any, name: str) -> None:
-        if id(parameter) not in self._names:
-            self._names[id(parameter)] = name or f"parameter {len(self._names) + 1}"
-            self._parameters[self._names[id(parameter)]] = parameter
+    def _name(self, parameter: Any, name: str = "") -> str:
+        name = self._names.setdefault(id(parameter), name or f"parameter {len(self._names) + 1}")
+        self._parameters[name] = parameter
+        return name
 
     # What `watching` tells.
 
@@ -183,7 +170,7 @@ class Observer(Watcher):
         if self._is_free or self.named or self.run.diverged or not is_compared:
             return
         given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
-        rows = self._look("given", {name: _checksum(value) for name, value in given.items()})
+        rows = self._look("given", given)
         self.run.diverged = any(row.count or not row.fits for row in rows)
         if not self.run.diverged:
             self._look("output", leaves(result, "output"))
@@ -201,7 +188,7 @@ class Observer(Watcher):
         self._is_fresh = True
         self.run.steps, self._within, self._tag = self.run.steps + self._within, 0, ""
         if self._in_closure and not self._is_free:
-            self._gradients(list(self._parameters.values()), 1.0, replace=True)
+            self._gradients(self._parameters.values(), 1.0, replace=True)
             self._in_closure = False
         elif self._depth:  # a closure that is evaluated once more
             self._drifts = True
@@ -222,14 +209,13 @@ class Observer(Watcher):
             return
         self._taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
-        own = [p for group in optimizer.param_groups for p in group["params"]]
-        for parameter in own:
-            self._add(parameter, "")
+        own = _moved_by(optimizer)
+        names = [self._name(parameter) for parameter in own]
         # Within the backward pass parameters get their gradients in any order.
-        self._tag = self._names[id(own[0])] if self._in_backward and own else ""
+        self._tag = names[0] if self._in_backward and own else ""
         if self._is_free:
             return
-        self._stepped |= {self._names[id(parameter)] for parameter in own}
+        self._stepped |= set(names)
         self._keep_before({name: self._parameters[name] for name in self._stepped})
         # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
@@ -251,9 +237,8 @@ class Observer(Watcher):
         self._in_closure = False
         if self._is_free:
             return
-        own = {self._names[id(p)] for group in optimizer.param_groups for p in group["params"]}
-        self._moves("parameter", {n: p for n, p in self._parameters.items() if n in own})
-        self._moves("buffer", self._buffers())
+        self._moves("parameter", {self._name(p): p for p in _moved_by(optimizer)})
+        self._moves("buffer", self._all("buffers"))
         if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
             raise Enough
 
@@ -261,15 +246,15 @@ class Observer(Watcher):
 
     @unwatched
     def step_ended(self, results: Sequence[Any]) -> None:
-        """With what it returned and left in its names."""
+        """Look at what a call of the step returned and left in its names."""
         self._flush()
         found = leaves([*results], "result")
         self.run.unknown += [value for value in found.values() if isinstance(value, Unknown)]
-        self._look("output", found | self._modes(), "result")
+        self._look("result" if self._is_free else "output", found | self._modes(), "result")
         if not self._is_free:
             rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
             self._drifts = self._moves("moved", rest) or self._drifts
-            self._moves("buffer", self._buffers())
+            self._moves("buffer", self._all("buffers"))
         self.run.ends.append(self.run.steps)
         self._calls, self._stepped = 0, set()
         if self.ends_early:
@@ -277,27 +262,27 @@ class Observer(Watcher):
 
     @property
     def is_done(self) -> bool:
-        """Whether another step would show nothing new, or begin where rounding led."""
+        """Whether another call would show nothing new, or begin where rounding led."""
         followed = any(count >= FOLLOWED for count in self._taken.values())
         return self._is_free or self._drifts or followed
 
     # Looks.
 
     def _flush(self) -> None:
-        """Compare gradients that nobody has looked at: they are cleared, or the step ends."""
+        """Compare gradients that no look has seen: they are cleared, or the step ends."""
         if self._is_fresh and not self._is_free:
-            self._gradients(list(self._parameters.values()), self.scale())
+            self._gradients(self._parameters.values(), self.scale())
 
-    def _gradients(self, parameters: Sequence[Any], scale: float, replace: bool = False) -> None:
+    def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
         import torch
 
         self._is_fresh = False
-        gradients = {self._names[id(p)]: self._gradient(p) for p in parameters}
+        gradients = {self._name(p): self._gradient(p) for p in parameters}
         values = {n: None if one is None else plain(one) for n, one in gradients.items()}
         self._look("gradient", _divided(values, scale))
-        expected = self.trace.get(self._key)
-        for name, gradient in gradients.items() if replace and expected is not None else ():
-            value = expected.values.get(name)  # type: ignore[union-attr]
+        expected = self.trace[self._key].values if replace and self._key in self.trace else {}
+        for name, gradient in gradients.items():
+            value = expected.get(name)
             # Of a sharded gradient this process has a part.
             own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             if value is None or type(own) is not torch.Tensor or own.layout is not torch.strided:
@@ -311,7 +296,7 @@ class Observer(Watcher):
         return parameter.grad
 
     def _moves(self, kind: str, holders: Values) -> bool:
-        """Compare where parameters or buffers are now; returns whether they went anywhere."""
+        """Compare where parameters or buffers are now; return whether they went anywhere."""
         values = {name: plain(tensor) for name, tensor in holders.items()}
         self._look(kind, {name: value for name, value in values.items() if value is not None})
         look = self.trace.get(self._key)
@@ -325,19 +310,11 @@ class Observer(Watcher):
             values = {name: plain(tensor) for name, tensor in holders.items()}
             self._before |= {n: value.clone() for n, value in values.items() if value is not None}
 
-    def _buffers(self) -> Values:
-        return {
-            self._prefix(model) + name: buffer
-            for model in self.models
-            for name, buffer in model.named_buffers()
-        }
-
     def _modes(self) -> dict[str, str]:
         """Which parts are in training mode, and which parameters get gradients, after a step."""
         modes = {
-            f"{number}.{name}.training": str(getattr(part, "training", False))  # none if frozen
-            for number, model in enumerate(self.models)
-            for name, part in model.named_modules()
+            f"{name}.training": str(getattr(part, "training", False))  # none if frozen
+            for name, part in self._all("modules").items()
         }
         return modes | {
             f"{name}.requires_grad": str(parameter.requires_grad)
@@ -345,14 +322,7 @@ class Observer(Watcher):
             if id(parameter) not in self.unread
         }
 
-    def _place(self) -> str:
-        ends = self.run.ends
-        words = [f"in step {len(ends) + 1}"] if ends else []
-        if count := self.run.steps - sum(ends[-1:]):
-            words.append(f"after {count} optimizer step{'s' * (count > 1)}")
-        return " ".join(words)
-
-    def _look(self, kind: str, found: Values, tag: str = "") -> list[Row]:
+    def _look(self, kind: str, found: Values, tag: str = "") -> Iterable[Row]:
         """Compare with the trace, or add to it."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
@@ -360,11 +330,10 @@ class Observer(Watcher):
         look = self.trace.get(key)
         if look is None and self.extends:
             self.trace[key], look = self._stored(kind, found), Look(found)
-        rows = _compared(kind, found, look, self._place())
+        rows = _compared(kind, found, look)
         for name, row in rows.items():
-            row.is_free = self._is_free
             self.run.add(key, name, row)
-        return list(rows.values())
+        return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
         """Copies: in float32, which is far finer than what is told apart."""
@@ -384,13 +353,17 @@ class Observer(Watcher):
         return look
 
 
-def _compared(kind: str, found: Values, look: Look | None, place: str) -> dict[str, Row]:
+def _moved_by(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
     """Return a row for each value of either; of gradients another one for all."""
     expected = found if look is None else look.values
     rows, pairs = dict[str, Row](), dict[str, Any]()
     for name in {**expected, **found}:
         mine, theirs = found.get(name), expected.get(name)
-        rows[name] = row = Row(kind, place, dtype=str(getattr(mine, "dtype", "")))
+        rows[name] = row = Row(kind, dtype=str(getattr(mine, "dtype", "")))
         row.fits = look is not None and name in found and name in expected
         if _is_of_numbers(row, mine, theirs):
             pairs[name] = mine, theirs
@@ -402,14 +375,13 @@ def _compared(kind: str, found: Values, look: Look | None, place: str) -> dict[s
     # What hardly moves, as the mean of a zero, is compared with how far the others go.
     together = kind == "gradient" or kind in MOVES
     errors = of_gradients(every) if together else [part.deviation() for part in every]
-    for name, part, error in zip(parts, every, errors, strict=True):
+    for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         rows[name].sums, rows[name].error = part, error
-        mine, theirs = pairs[name]
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
         rows[name].is_finite = bool(mine.isfinite().any()) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
-        whole = sum(every, Sums(0))
-        rows[""] = Row(kind, place, whole.size, error=whole.deviation(LEAST_GRADIENT))
+        whole = total(every)
+        rows[""] = Row(kind, whole.size, error=whole.deviation(LEAST_GRADIENT))
     return rows
 
 
@@ -418,14 +390,14 @@ def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
     import torch
 
     if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
-        row.is_text, row.fits, row.count = True, True, int(mine != theirs)
+        row.fits, row.count = True, int(mine != theirs)
         return False
     tensors: list[Any] = [one for one in (mine, theirs) if isinstance(one, torch.Tensor)]
     row.size = max((tensor.numel() for tensor in tensors), default=1)
     row.fits &= len({tensor.shape for tensor in tensors}) < 2
-    if not any(map(_is_exact, tensors)):
+    if not row.fits or not any(map(_is_exact, tensors)):
         return row.fits and bool(tensors)
-    if row.fits and row.size:
+    if row.size:
         off = (mine.to(theirs.device).double() - theirs.double()).abs()
         row.count, row.most = int((off > 0).sum()), float(off.max())
         row.largest = float(theirs.double().abs().max())
@@ -435,8 +407,8 @@ def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
 def _is_exact(value: Any) -> bool:
     import torch
 
-    inexact = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    return isinstance(value, torch.Tensor) and not inexact
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and not (value.is_floating_point() or value.is_complex())
 
 
 def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
@@ -444,20 +416,10 @@ def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
     import torch
 
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
-    size = math.sqrt(part.square)
     if not math.isfinite(part.off):
         return part
-    off = max(0.0, math.sqrt(part.off) - STORED * eps * size)
+    off = max(0.0, math.sqrt(part.off) - STORED * eps * math.sqrt(part.square))
     return Sums(part.size, off * off, way * way)
-
-
-def _checksum(value: Any) -> Any:
-    """A few numbers that stand for the integers of a tensor and their order."""
-    import torch
-
-    flat = value.flatten()
-    weights = torch.arange(1, flat.numel() + 1)
-    return torch.stack([torch.tensor(value.numel()), flat.sum(), (flat * weights).sum()])
 
 
 def _divided(values: Values, divisor: float) -> Values:

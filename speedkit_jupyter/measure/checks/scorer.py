@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
-from speedkit_jupyter.measure.checks.scores import Score, Scored
 from speedkit_jupyter.measure.checks.trials import is_compiled
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Score, Scored
 from speedkit_jupyter.measure.subject.repeats import Work, counted
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -23,10 +22,9 @@ NEEDS_GRADIENTS = "require grad"
 
 
 class Scorer:
-    """The number of the model as it is comes first; raises StepError where it can't be used.
+    """Raises StepError where the model as it is has no number that can be used.
 
-    No gradients are recorded, as where a model is used, unless the function needs them. `took_s`
-    are the seconds of all that, none of them the budget's.
+    No gradients are recorded, as where a model is used, unless the function needs them.
     """
 
     def __init__(self, accuracy: NamedAccuracy, step: Step) -> None:
@@ -34,31 +32,34 @@ class Scorer:
         self._call = accuracy.bound(step.models)
         self._records_gradients = False
         self._before: Score | None = None
-        self.took_s = 0.0
 
-    def of_baseline(self, runner: Runner, start: Snapshot, budget: Budget) -> Iterator[Progress]:
-        """For its record; from the state `start` and back to it, on top of the budget."""
-        __tracebackhide__ = True
-        yield self._ahead(runner)
-        with self._on_top(start, budget), runner.applied():
-            self._before = self.before(runner)
-        runner.record.score = self._scored(self._before, self._before)
-
-    def of_others(
+    def scores(
         self, runners: Sequence[Runner], start: Snapshot, budget: Budget
     ) -> Iterator[Progress]:
-        """Likewise; what is wrong is not asked, which may take long."""
+        """Write the numbers into the records; the baseline's is asked first, wrong ones are not.
+
+        Each begins in the state `start` and leaves it. Their time comes on top of the budget.
+        """
         __tracebackhide__ = True
         for runner in runners:
-            accuracy = runner.record.accuracy
-            if self._before is None or (accuracy is not None and accuracy.verdict == "wrong"):
+            accuracy, begun_s = runner.record.accuracy, clock.now()
+            if accuracy is not None and accuracy.verdict == "wrong":
                 continue
-            yield self._ahead(runner)
-            with self._on_top(start, budget), runner.applied():
-                runner.record.score = self.after(runner, self._before)
+            yield Progress(0.0, f"{self.accuracy.name} of {runner.record.name}")
+            start.restore()  # before the plan is applied: settings are part of the state
+            try:
+                with runner.applied():
+                    if self._before is None:
+                        self._before = self.before(runner)
+                        runner.record.score = self.accuracy.scored(self._before, self._before)
+                    else:
+                        runner.record.score = self.after(runner, self._before)
+            finally:
+                start.restore()
+                budget.exclude(clock.now() - begun_s)
 
     def before(self, runner: Runner) -> Score:
-        """Under the baseline, which the function has to use and to leave as it is.
+        """Return the baseline's number; the function must use the model and leave it as it is.
 
         What it changes beside the model is the caller's to put back.
         """
@@ -82,15 +83,11 @@ class Scorer:
         return score
 
     def after(self, runner: Runner, before: Score) -> Scored:
-        """Under a plan; an error there is the plan's failure."""
+        """Return the number under a plan; an error there is the plan's failure."""
         try:
-            return self._scored(before, self._score(runner))
+            return self.accuracy.scored(before, self._score(runner))
         except Exception as error:
-            return self._scored(before, None, str(error))
-
-    def _scored(self, before: Score, after: Score | None, failure: str = "") -> Scored:
-        asked = self.accuracy
-        return Scored(asked.name, before, after, asked.better, asked.allowed, failure=failure)
+            return self.accuracy.scored(before, None, str(error))
 
     def _score(self, runner: Runner) -> Score:
         """Raises StepError in one line for whatever the function raises."""
@@ -112,24 +109,9 @@ class Scorer:
             raise StepError(f"{self.accuracy.name} raises {line}") from None
         return self.accuracy.score(given)
 
-    @contextmanager
-    def _on_top(self, start: Snapshot, budget: Budget) -> Iterator[None]:
-        begun_s = clock.now()
-        start.restore()  # before the plan is applied: settings are part of the state
-        try:
-            yield
-        finally:
-            start.restore()
-            took_s = clock.now() - begun_s
-            self.took_s += took_s
-            budget.exclude(took_s)
-
-    def _ahead(self, runner: Runner) -> Progress:
-        return Progress(0.0, f"{self.accuracy.name} of {runner.record.name}")
-
 
 def _changed(step: Step, overwritten: set[int]) -> str:
-    """The first parameter, or statistic of a norm, that is another; empty where none is.
+    """Return the first parameter, or statistic of a norm, that was written to; empty without one.
 
     Other buffers may be what a model keeps between its calls.
     """

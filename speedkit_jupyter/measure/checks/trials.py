@@ -1,15 +1,17 @@
-"""Runs single steps of a variant from the user's own state, watched, and puts all back."""
+"""Runs single steps from the user's own state, watched, and gathers what variants are judged by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any
 
 from speedkit_jupyter.measure.checks import reference, roofline, rounding
 from speedkit_jupyter.measure.checks.deviations import sums
-from speedkit_jupyter.measure.checks.observer import Key, Look, Run
-from speedkit_jupyter.measure.checks.values import plain
+from speedkit_jupyter.measure.checks.judge import Judge
+from speedkit_jupyter.measure.checks.observer import Run
+from speedkit_jupyter.measure.checks.values import is_plain, plain
+from speedkit_jupyter.measure.rounds import confinement
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.optimizations.properties import calls
@@ -20,83 +22,115 @@ CALLS = 2
 
 
 class Trials:
-    """`dropout_off` is known once a step ran; `drawn` names the operations that drew numbers."""
+    """Runs of the `first` variant, and of others beside what it has shown (`judge`).
 
-    def __init__(self, start: Snapshot, check: Sequence[str]) -> None:
-        self._start, self._check = start, check
+    Where results are named in `check`, only these are compared. `dropout_off` is known after a run.
+    """
+
+    def __init__(self, first: Runner, start: Snapshot, check: Sequence[str]) -> None:
+        self._first, self._start, self._check = first, start, check
+        self.judge = Judge()
         self.dropout_off = False
-        self.drawn: set[str] | None = None
 
-    def run(
-        self, runner: Runner, trace: dict[Key, Look], *around: Surrounding, **options: Any
-    ) -> Run:
+    def run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
         """Return what some calls of the step show beside the trace; see `Observer`.
 
         It begins in the user's own state and leaves that.
         """
         __tracebackhide__ = True
+        judge, drawn = self.judge, set[str]()
+        replays = judge.drawn != set() and not is_compiled(runner)
         try:
             with ExitStack() as stack:
                 stack.enter_context(runner.applied())
-                off = stack.enter_context(reference.without_dropout(runner.step.models))
-                self.dropout_off = off
+                without_dropout = reference.without_dropout(runner.step.models)
+                self.dropout_off = stack.enter_context(without_dropout)
                 for surrounding in around:
                     stack.enter_context(surrounding())
-                if self.drawn != set() and not is_compiled(runner):
-                    stack.enter_context(self._replayed())
-                return runner.observed(trace, self._check, CALLS, **options)
+                stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
+                found = runner.observed(judge.trace, self._check, CALLS, **options)
         finally:
-            self.restore()
+            self._start.restore()
+        if replays:
+            judge.drawn = drawn | (judge.drawn or set())
+        return found
 
-    def restore(self) -> None:
-        """Put the user's own state back."""
+    def prepare(self) -> None:
+        """Know what the reference and the baseline give, before any variant is judged.
+
+        The stages of a search begin in the same state: an earlier one's judge is used again.
+        """
+        __tracebackhide__ = True
         self._start.restore()
-
-    def fingerprint(self, runner: Runner) -> list[float]:
-        """Return what tells whether the models begin with the same values."""
+        first, kept = self._first, self._first.step.kept
         tensors = [
-            t for model in runner.step.models for t in (*model.parameters(), *model.buffers())
+            tensor
+            for model in first.step.models
+            for tensor in (*model.parameters(), *model.buffers())
         ]
-        values = [plain(tensor.detach().float()) for tensor in tensors]
-        return [part.off for part in sums([(value, None) for value in values])]
+        begins = [part.off for part in sums([(plain(t.detach().float()), None) for t in tensors])]
+        if "judge" not in kept or kept["judge"][1] != begins:
+            self._gather()
+            kept["judge"] = self.judge, begins
+        self.judge = judge = kept["judge"][0]
+        first.record.accuracy = judge.verdict(judge.baseline, first.precision)
 
-    def reference(self, runner: Runner, trace: dict[Key, Look]) -> None:
-        """Leave a trace of the step in float64; an empty one where it can't be had."""
-        with suppress(Exception):  # an operation without float64, or code that asks for float32
-            around = (*_plainly(runner), self._in_float64(runner))
-            self.run(runner, trace, *around, extends=True, ends_early=True)
+    def _gather(self) -> None:
+        """Run the step in float64, and the baseline."""
+        __tracebackhide__ = True
+        first, judge, models = self._first, self.judge, self._first.step.models
+        held = reference.parameters_of([*models, *first.step.optimizers])
+        with confinement.calls_noted(models) as reached:
+            # An error inside its forward pass breaks a sharded model.
+            if all(map(is_plain, held)) and self._plainly(True, extends=True) is None:
+                judge.trace.clear()
+        if reached.in_pythons:  # float64 would reach the model there, and not its input
+            judge.trace.clear()
+        covered = set(judge.trace)
+        with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
+            judge.baseline = self.run(first, extends=True)
+        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
+        if reached.only_elsewhere:
+            judge.void = confinement.NOT_REACHED
             return
-        trace.clear()
+        for (key, name), row in judge.baseline.rows.items():
+            if key in covered:
+                judge.own.add(key, name, row)
+        if not judge.follows():
+            judge.trace, judge.own = {}, Run()
+            judge.baseline = self.run(first, extends=True)
+        if not judge.own.rows:  # nothing else has shown that the step computes the same each time
+            self.run_again()
+        if not all(row.is_finite for row in judge.baseline.rows.values()):
+            judge.void = "the step itself gives numbers that are not finite"
 
-    def control(
-        self, runner: Runner, trace: dict[Key, Look], precision: str, to_nearest: bool,
-        loss_scale: float, in_float64: bool,
-    ) -> Run | None:  # fmt: skip
-        """Return how far the step is off with rounding to this precision."""
-        around = [*_plainly(runner), *([self._in_float64(runner)] if in_float64 else [])]
-        around.append(lambda: rounding.rounded(precision, to_nearest, loss_scale))
-        with suppress(Exception):  # code that doesn't allow a dispatch mode
-            return self.run(runner, trace, *around, ends_early=True)
-        return None
+    def run_again(self) -> None:
+        """Run the baseline once more, for what it gives otherwise by itself."""
+        self.judge.note_unlike(self.run(self._first))
 
-    def _in_float64(self, runner: Runner) -> Surrounding:
-        step = runner.step
+    def add_control(self, precision: str, loss_scale: float) -> None:
+        """Run one more control of this precision: one rounds at random, one to nearest."""
+        runs = self.judge.controls.setdefault(precision, [])
+        if len(runs) < 2:
+            options = precision, bool(runs), loss_scale
+            wide = bool(self.judge.own.rows) and self.judge.lowered != "fp32"
+            run = self._plainly(wide, lambda: rounding.rounded(*options))
+            runs += [] if run is None else [run]
+
+    def _plainly(self, wide: bool, *around: Surrounding, **options: Any) -> Run | None:
+        """Run the first variant where neither compiled code nor wrappers are in the way of float64,
+        which is `wide`. None where the code doesn't allow that, or a dispatch mode.
+        """
+        step = self._first.step
         every: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
         models = [one for one in every if hasattr(one, "buffers")]
         optimizers = [one for one in every if hasattr(one, "param_groups")]
-        return lambda: reference.in_float64(models, optimizers)
-
-    @contextmanager
-    def _replayed(self) -> Iterator[None]:
-        drawn = set[str]()
-        with reference.replayed(drawn):
-            yield
-        self.drawn = (self.drawn or set()) | drawn
-
-
-def _plainly(runner: Runner) -> tuple[Surrounding, ...]:
-    """Surroundings in which neither compiled code nor wrappers are in the way of float64."""
-    return roofline.eager, reference.without_wrappers
+        before: list[Surrounding] = [roofline.eager, reference.without_wrappers]
+        if wide:
+            before.append(lambda: reference.in_float64(models, optimizers))
+        with suppress(Exception):
+            return self.run(self._first, *before, *around, ends_early=True, **options)
+        return None
 
 
 def is_compiled(runner: Runner) -> bool:

@@ -70,32 +70,25 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
     """
     import torch
 
-    ids = {id(model) for model in models}
-
-    def clears(args: Any, kwargs: Any) -> None:
-        watcher.before_zero_grad()
-
-    def called(args: Any, kwargs: Any, result: Any) -> None:
-        watcher.called(args[1:], kwargs, result)
-
-    def begins(args: Any, kwargs: Any) -> None:
-        watcher.before_backward(args[0] if args else kwargs["tensors"])
-
-    def ended(args: Any, kwargs: Any, result: Any) -> None:
-        watcher.after_backward()
-
-    def differentiated(args: Any, kwargs: Any, result: Any) -> None:
-        watcher.differentiated(result)
+    calls = _around(
+        after=lambda a, k, result: watcher.called(a[1:], k, result), only=set(map(id, models))
+    )
+    passes = _around(
+        lambda a, k: watcher.before_backward(a[0] if a else k["tensors"]),
+        lambda *_: watcher.after_backward(),
+    )
+    grads = _around(after=lambda a, k, result: watcher.differentiated(result))
+    clears = _around(lambda a, k: watcher.before_zero_grad())
 
     def steps(optimizer: Any, args: Any, kwargs: Any) -> None:
         watcher.before_step(optimizer, any(map(callable, (*args, *kwargs.values()))))
 
     with (
-        patched(torch.nn.Module, "__call__", _around(after=called, only=ids)),
-        patched(torch.autograd, "backward", _around(begins, ended)),
-        patched(torch.autograd, "grad", _around(after=differentiated)),
-        patched(torch.nn.Module, "zero_grad", _around(clears)),
-        patched(torch.optim.Optimizer, "zero_grad", _around(clears)),
+        patched(torch.nn.Module, "__call__", calls),
+        patched(torch.autograd, "backward", passes),
+        patched(torch.autograd, "grad", grads),
+        patched(torch.nn.Module, "zero_grad", clears),
+        patched(torch.optim.Optimizer, "zero_grad", clears),
         optimizer_hooks(steps, lambda optimizer, *_: watcher.after_step(optimizer)),
     ):
         yield

@@ -1,4 +1,4 @@
-"""The accuracy that the user names: a function of theirs that gives one number."""
+"""The accuracy that the user names: a function that gives a number, and what a plan makes of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import numbers
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.measure.checks.scores import Better, Score
+from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
@@ -20,21 +20,102 @@ from speedkit_jupyter.support.lookup import is_a
 if TYPE_CHECKING:
     import torch
 
+Better = Literal["higher", "lower"]
+
 # Less is better of what has one of these words in its name.
-LOWER = frozenset(
-    (
-        "loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "mape", "wer",
-        "cer", "bpb", "fid", "distance",
-    )
-)  # fmt: skip
+LOWER = {
+    "loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "mape", "wer", "cer",
+    "bpb", "fid", "distance",
+}  # fmt: skip
+# What may be lost where the user allows nothing: 1 %, as MLPerf allows a quantized model.
+SHARE = 0.01
+# Of models that were trained: this many times as far as another baseline's number lies.
+YARDSTICKS = 2.0
+# What decimal fractions leave behind: 0.912 - 0.902 is a little more than 0.01.
+EDGE = 1e-9
+# A loss of this many times what is allowed is no effect of the seed.
+FAR = 10.0
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number; where it is a share, `right` of how many `examples`."""
+
+    value: float
+    right: int | None = None
+    examples: int | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The share among all examples of their kind (Wilson's interval); None where not known."""
+        if self.examples is None or self.right is None:
+            return None
+        from scipy.stats import binomtest
+
+        test = binomtest(self.right, self.examples)
+        interval = test.proportion_ci(1 - ERROR, method="wilson")
+        return interval.low, interval.high
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The numbers of the model as it is and under a plan.
+
+    `after` is None where the function gave nothing, and `failure` says why. `asked` is how much
+    worse it may be, in its own units, if the user said so; `others` are other baselines' numbers.
+    """
+
+    function: str
+    before: Score
+    after: Score | None
+    better: Better = "higher"
+    asked: float | None = None
+    others: list[float] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def lost(self) -> float:
+        """By how much it is worse under the plan; below 0 where it is better."""
+        if self.after is None:
+            return math.inf
+        lost = self.before.value - self.after.value
+        return lost if self.better == "higher" else -lost
+
+    @property
+    def spread(self) -> float:
+        """The distance of the other baseline that is farthest from the first."""
+        return max((abs(other - self.before.value) for other in self.others), default=0.0)
+
+    @property
+    def allowed(self) -> float:
+        """How much worse it may be."""
+        if self.asked is not None:
+            return self.asked
+        return max(SHARE * abs(self.before.value), YARDSTICKS * self.spread)
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether no more is lost than is allowed."""
+        return self.lost <= self.allowed + EDGE * abs(self.before.value)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another baseline may lie as far from the first as the plan does."""
+        mine = self.asked is None and self.after is not None
+        return mine and not self.is_accepted and self.lost <= FAR * self.allowed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, and what follows from them."""
+        lost = self.lost if self.after is not None else None
+        derived = {"lost": lost, "allowed": self.allowed, "accepted": self.is_accepted}
+        return asdict(self) | derived
 
 
 @dataclass(frozen=True, eq=False)
 class NamedAccuracy:
     """`function` gives the number, and `name` is the user's word for it.
 
-    `better` says which way is better; `allowed` is how much worse a plan may make it, in its own
-    units, or None for the default of `scores`.
+    `allowed` is how much worse a plan may make it, in its own units, or None for the default.
     """
 
     name: str
@@ -58,13 +139,13 @@ class NamedAccuracy:
             f"{self.name}({', '.join(needed)}), or from Python lambda: {self.name}(…)"
         )
 
-    def score(self, given: object) -> Score:
+    def score(self, given: Any) -> Score:
         """Return the score of a number, or of how many examples are right, of how many.
 
         Raises StepError for everything else, and for numbers that are not finite.
         """
-        if is_a(given, tuple | list) and len(given) == 2 and all(map(_is_count, given)):  # type: ignore[arg-type, call-overload]
-            right, examples = (int(count) for count in given)  # type: ignore[attr-defined]
+        if is_a(given, tuple | list) and len(given) == 2 and all(map(_is_count, given)):
+            right, examples = map(int, given)
             if 0 <= right <= examples and examples:
                 return Score(right / examples, right, examples)
         if is_a(given, bool) or not is_a(given, numbers.Real):
@@ -72,10 +153,13 @@ class NamedAccuracy:
                 f"{self.name} gives {type(given).__name__}, and not a number: give one, or how "
                 "many examples are right, of how many"
             )
-        value = float(given)  # type: ignore[arg-type]
-        if not math.isfinite(value):
-            raise StepError(f"{self.name} gives {value}, by which nothing can be judged")
-        return Score(value)
+        if not math.isfinite(given):
+            raise StepError(f"{self.name} gives {given}, by which nothing can be judged")
+        return Score(float(given))
+
+    def scored(self, before: Score, after: Score | None, failure: str = "") -> Scored:
+        """Return what a plan has made of the number."""
+        return Scored(self.name, before, after, self.better, self.allowed, failure=failure)
 
 
 def named_accuracy(

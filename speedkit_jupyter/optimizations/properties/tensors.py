@@ -53,9 +53,7 @@ class Layout(Property):
         weight = thing._parameters.get("weight")
         return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
-    def put_back(
-        self, thing: torch.nn.Module, original: Found, override: Stride, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: Found, override: Any, optimizers: Optimizers) -> None:
         if not self.holds(thing, override) or tuple(weight_of(thing).shape) != original.shape:
             return  # laid out by the user, or other values in another shape
         weight = weight_of(thing)
@@ -130,9 +128,7 @@ class Place(Property):
     def holds(self, thing: torch.Tensor, override: str) -> bool:
         return override in (str(thing.device), thing.device.type)
 
-    def put_back(
-        self, thing: torch.Tensor, original: str, override: str, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: str, override: str, optimizers: Optimizers) -> None:
         if self.holds(thing, override) or str(thing.device) == original:
             self.put(thing, original, optimizers)
 

@@ -10,8 +10,12 @@ import pytest
 import torch
 
 from speedkit_jupyter import StepError
-from speedkit_jupyter.measure.checks.scores import Score, Scored
-from speedkit_jupyter.measure.subject.named_accuracy import by_its_name, named_accuracy
+from speedkit_jupyter.measure.subject.named_accuracy import (
+    Score,
+    Scored,
+    by_its_name,
+    named_accuracy,
+)
 
 
 def evaluate() -> float:

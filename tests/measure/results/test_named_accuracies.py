@@ -13,9 +13,9 @@ from torch import nn
 
 from speedkit_jupyter import StepError, benchmark, verify
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.scores import Score, Scored
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.subject.named_accuracy import Score, Scored
 from speedkit_jupyter.report.comparison_report import comparison_report
 
 OTHER = {"rewrites": {"gelu": True}}
