@@ -57,11 +57,6 @@ class Allowance(Budget):
             self._proof = self.spent_s, variants
             self.follow(self.step_s)
 
-    def has_time(self, variants: int) -> bool:
-        """Return whether this many variants beside the baseline could tell anything."""
-        steps_s = (1 + variants) * (1 + RACE_ROUNDS) * self.step_s
-        return self.is_a_look or self.allows(steps_s)
-
     def can_check(self) -> bool:
         """Return whether a plan can be timed in a few rounds and checked."""
         checks = REFERENCE + ROUNDED + CHECKED

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.sampler import Policy
 from speedkit_jupyter.tuning.aim import (
     FAR_SLOWER,
@@ -18,10 +19,6 @@ from speedkit_jupyter.tuning.aim import (
     parts_of,
 )
 from speedkit_jupyter.tuning.candidates import Candidate
-
-if TYPE_CHECKING:
-    from speedkit_jupyter.measure.results.comparison import Comparison
-    from speedkit_jupyter.measure.results.record import Record
 
 # After RACE_ROUNDS, what is behind the fastest by RACE_BEHIND leaves a race. So does what is behind
 # by RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.

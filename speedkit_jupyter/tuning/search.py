@@ -260,7 +260,7 @@ class Search:
             near = self._worth_trying(neighbours(best, singles))
             new = [plan for plan in near if self.known.is_new(plan)]
             new = new[: max(self.budget.room() - 1, 0)]
-            if not best.values or not new or not self.budget.has_time(len(new) + 1):
+            if not best.values or not new:
                 break
             better = yield from self._race("what is near it", [best, *new])
             if better.name == best.name or not better.values:
@@ -342,7 +342,7 @@ class Search:
             (before | {part.name: part for part in tuning.parts_found}).values()
         )
         again = len(rest.values) > 1 and any(part.is_idle for part in tuning.parts_found)
-        if again and self.budget.has_time(len(rest.values) + 1):
+        if again and self.budget.can_check():
             yield from self.prove(rest, "without what is not proven")
 
     def _benchmark(
