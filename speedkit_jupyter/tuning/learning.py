@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
@@ -61,8 +61,7 @@ class Task:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
     """What single steps show: the `setting`, the task, and the seconds of the fastest one."""
 
     setting: str
