@@ -32,7 +32,6 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, pays, row_of
-from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import (
     BASELINE,
     Candidate,
@@ -42,7 +41,7 @@ from speedkit_jupyter.tuning.candidates import (
     strongest,
 )
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Stage, Tuning
-from speedkit_jupyter.tuning.races import RACE_ROUNDS, Lightest, Proof, Race
+from speedkit_jupyter.tuning.races import RACE_ROUNDS, Allowance, Lightest, Proof, Race
 
 # Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
 # less.
