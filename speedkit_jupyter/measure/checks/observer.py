@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.checks.deviations import (
     sums,
     total,
 )
-from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
+from speedkit_jupyter.measure.checks.values import leaves, plain
 from speedkit_jupyter.measure.checks.watching import Watcher, unwatched
 from speedkit_jupyter.support.storage import is_in_memory
 
@@ -77,12 +77,10 @@ class Row:
 
 @dataclass
 class Run:
-    """What a few calls of the step showed.
+    """What a few calls of the step showed, the `latest` rows by kind and name, too.
 
-    The gradients of a look are a row together, too, without a name. `latest` are the rows by kind
-    and name. `steps` counts those of optimizers, `ends` are the counts at the end of each call.
-    `diverged` is whether a model was given other integers than in the trace, as where a step feeds
-    its own tokens back; `unknown` names what could not be compared.
+    `steps` counts those of optimizers, `ends` are the counts at the end of each call. `diverged`
+    is whether a model was given other integers than in the trace: a step feeds its own tokens back.
     """
 
     rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
@@ -90,7 +88,6 @@ class Run:
     steps: int = 0
     ends: list[int] = field(default_factory=list)
     diverged: bool = False
-    unknown: list[str] = field(default_factory=list)
 
     def add(self, key: Key, name: str, row: Row) -> None:
         """Add a row."""
@@ -249,9 +246,8 @@ class Observer(Watcher):
     def step_ended(self, results: Sequence[Any]) -> None:
         """Look at what a call of the step returned and left in its names."""
         self._flush()
-        found = leaves([*results], "result")
-        self.run.unknown += [value for value in found.values() if isinstance(value, Unknown)]
-        self._look("result" if self._is_free else "output", found | self._modes(), "result")
+        kind = "result" if self._is_free else "output"
+        self._look(kind, leaves([*results], "result"), "result")
         if not self._is_free:
             rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
             self._drifts = self._moves("moved", rest) or self._drifts
@@ -302,18 +298,6 @@ class Observer(Watcher):
         self._look(kind, {name: value for name, value in values.items() if value is not None})
         look = self.trace.get(self._key)
         return look is not None and any(look.ways.values())
-
-    def _modes(self) -> dict[str, str]:
-        """Which parts are in training mode, and which parameters get gradients, after a step."""
-        modes = {
-            f"{name}.training": str(getattr(part, "training", False))  # none if frozen
-            for name, part in self._all("modules").items()
-        }
-        return modes | {
-            f"{name}.requires_grad": str(parameter.requires_grad)
-            for name, parameter in self._parameters.items()
-            if id(parameter) not in self.unread
-        }
 
     def _look(self, kind: str, found: Values, tag: str = "") -> Iterable[Row]:
         """Compare with the trace, or add to it."""
@@ -375,7 +359,7 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
         rows[name].is_finite = bool(mine.isfinite().any()) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
         whole = total(every)
-        rows[""] = Row(kind, whole.size, error=whole.deviation(LEAST_GRADIENT))
+        rows[""] = Row("gradients", whole.size, error=whole.deviation(LEAST_GRADIENT))
     return rows
 
 

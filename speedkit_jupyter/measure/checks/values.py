@@ -24,12 +24,6 @@ DEEPEST = 8
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
-class Unknown(str):
-    """The name of a type in which nothing can be compared."""
-
-    __slots__ = ()
-
-
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
     """Return what can be compared in a value that is called `name`, by its place in it.
 
@@ -53,7 +47,7 @@ def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
         for inner, part in _inside(value):
             _search(found, part, ".".join(filter(None, (name, inner))), depth - 1)
         if len(found) == before and not isinstance(value, (*SEQUENCES, *SETS, Mapping)):
-            found[name] = Unknown(type(value).__name__)
+            found[name] = type(value).__name__
 
 
 def _comparable(value: Any) -> torch.Tensor | str:
@@ -69,7 +63,7 @@ def _comparable(value: Any) -> torch.Tensor | str:
         return str(value)
     values = plain(value)
     if values is None:
-        return Unknown(f"{type(value).__name__} without values")
+        return f"{type(value).__name__} without values"
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
