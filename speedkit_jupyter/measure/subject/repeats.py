@@ -43,11 +43,6 @@ class Work(Watcher):
     def differentiated(self, gradients: Any) -> None:
         self.passes += 1
 
-    def not_counted(self, *given: Any, **named: Any) -> None:
-        """Ignore what else is told."""
-
-    after_backward = before_step = after_step = before_zero_grad = not_counted
-
 
 @dataclass(frozen=True)
 class Repeats:
