@@ -112,23 +112,17 @@ class ActivationCheckpointing(Optimization):
             imports=("from functools import partial", checkpoint), model=tuple(lines.splitlines())
         )
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return _state(target.model, len(_chosen(target.model, decision)))
-
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return _state(target.model)
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        blocks = repeated_blocks(target.model)
+        count = sum(around(block, Recomputed) for block in blocks)
+        if planned:
+            count = len(_chosen(target.model, planned))
+        return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
             return ()
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
-
-
-def _state(model: torch.nn.Module, count: int | None = None) -> dict[str, str]:
-    blocks = repeated_blocks(model)
-    if count is None:
-        count = sum(around(block, Recomputed) for block in blocks)
-    return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
 
 
 def _chosen(model: torch.nn.Module, decision: Decision) -> list[torch.nn.Module]:

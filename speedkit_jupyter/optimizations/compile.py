@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines import devices, flags
@@ -14,10 +14,10 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Reque
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
 from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
-from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
+from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled, users_own
 from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
@@ -83,32 +83,24 @@ class Compile(Optimization):
         return request.on_request(obstacle, offer, hint=hint, details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
+        # Without it hooks that are registered after compiling never fire.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         return {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)} if config else {}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        compiled = _observed(target.model, _modules(decision.details, target.model))
-        return {"model.compiled": compiled, HOOKS: False}
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        return {HOOKS: False}
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put compiled calls on the modules; the compiled code is kept for the context's life."""
-        config = torch_private.dynamo_config()
+    def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        torch_private.dynamo_config()  # which has the switch
+        return super().switched(decision, target)
 
-        def change() -> None:  # else hooks that are registered after compiling never fire
-            config.skip_nnmodule_hook_guards = False
-
-        with (
-            overridden(target, (HOOKS,), change),
-            CALLS.overriding(()) as layer,
-        ):
-            modules, memo = _modules(decision.details, target.model), target.memo
-            options = options_of(decision.details)
-            code = memo.compiled_call or CompiledCode(options, len(modules), target.notes)
-            memo.compiled_call = code
-            layer.add_each((module, CompiledCall(module, code)) for module in modules)
-            del modules  # which hold the model
-            yield
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        """Return compiled calls for the modules; the code is kept for the context's life."""
+        modules, memo = _modules(decision.details, target.model), target.memo
+        options = options_of(decision.details)
+        code = memo.compiled_call or CompiledCode(options, len(modules), target.notes)
+        memo.compiled_call = code
+        return [CompiledCall(module, code) for module in modules]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return `torch.compile(model)`, which takes torch.nn's own classes, too."""
@@ -117,8 +109,11 @@ class Compile(Optimization):
             return _blocks(options, decision.reason, facts)
         return _compiled_model(options, decision.reason, form)
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"model.compiled": _observed(target.model, ())}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        later = {id(one) for one in _modules(planned.details, target.model)} if planned else set()
+        modules = target.model.modules()
+        on = [one is target.model for one in modules if is_compiled(one) or id(one) in later]
+        return {"model.compiled": any(on) or (f"{len(on)} of its modules" if on else False)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
@@ -133,15 +128,6 @@ def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.n
     if details.get("scope") != "blocks":
         return [model]
     return [block for block in repeated_blocks(model) if not users_own(block)]
-
-
-def _observed(model: torch.nn.Module, later: Sequence[torch.nn.Module]) -> Any:
-    """Return in words what is compiled, with what will be compiled `later`."""
-    ids = {id(module) for module in later}
-    if is_compiled(model) or id(model) in ids:
-        return True
-    number = sum(is_compiled(module) or id(module) in ids for module in model.modules())
-    return f"{number} of its modules" if number else False
 
 
 def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str | None:

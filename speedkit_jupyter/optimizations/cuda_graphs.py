@@ -68,11 +68,9 @@ class CudaGraphs(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, passed_by=self.name) if decision.active else facts
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"model.cuda_graphs": bool(decision.value)}
-
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"model.cuda_graphs": around(target.model, Graphed)}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        is_on = bool(planned.value) if planned else around(target.model, Graphed)
+        return {"model.cuda_graphs": is_on}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         """Return a layer around the model's calls; in a benchmark for its own thread alone."""

@@ -80,7 +80,7 @@ class FusedKernels(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, passed_by=self.name) if decision.active else facts
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         modules = list(target.model.modules())
         number = sum(map(_is_ligers, modules))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}

@@ -61,9 +61,6 @@ class GradScaler(Optimization):
         risk = "fp16 gradients may underflow" if facts.precision == "fp16" else ""
         return request.leave(False, asked=True, hint=risk)
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"ctx.grad_scaler": "on"}
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Watch the optimizers' first steps for a forgotten scaler."""
@@ -94,8 +91,8 @@ class GradScaler(Optimization):
             after_step=("scaler.update()",),
         )
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"ctx.grad_scaler": "on" if target.memo.scales else "off"}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        return {"ctx.grad_scaler": "on" if planned or target.memo.scales else "off"}
 
 
 def _called_by_a_scaler() -> bool:

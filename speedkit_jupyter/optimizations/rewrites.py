@@ -69,13 +69,8 @@ class Rewrites(Optimization):
         offer = f"{counted}: it is there on request only"
         return request.on_request(why, offer, counted, details=details)
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return self._state(target, {})
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return self._state(target, decision.details)
-
-    def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        switches = planned.details if planned else {}
         able = Counter(kind for kind, *_ in rewritable(target.model))
         done = Counter(one.word for one in SWAPPED.in_model(target.model))
         return {
