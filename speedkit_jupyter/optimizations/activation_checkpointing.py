@@ -74,7 +74,6 @@ class ActivationCheckpointing(Optimization):
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only."""
         every, why = request.value.every, ""
         if facts.compiled != "no":
             why = "compiled code chooses itself what it keeps"
@@ -92,13 +91,11 @@ class ActivationCheckpointing(Optimization):
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return a layer around the calls of each block; in a benchmark for its own thread."""
         torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
         blocks = _chosen(target.model, decision)
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's own function around each block, or a Hugging Face model's own switch."""
         every = decision.details.get("every", 1)
         if facts.own_checkpointing == "off" and every == 1:
             if form != "transformers":

@@ -113,7 +113,6 @@ class ChannelsLast(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a line for the whole model, or a loop where it has convolutions of both kinds."""
         kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
         formats = [kinds[dimensions] for dimensions in facts.convolution_dims]
         if len(formats) == 1:

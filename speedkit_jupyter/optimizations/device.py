@@ -42,7 +42,6 @@ class Device(Optimization):
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide by `auto` for the GPU, where there is one and the model is on none yet."""
         here = facts.device
         if len(facts.devices) > 1:
             return request.decline(here, f"the model lies on {', '.join(facts.devices)} already")
@@ -89,7 +88,6 @@ class Device(Optimization):
                 _to(target.model, origin)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a move of model and batch, or the framework's own choice of a device."""
         kind, _, index = facts.device.partition(":")
         if form == "torch":
             move = f'.to("{facts.device}")'

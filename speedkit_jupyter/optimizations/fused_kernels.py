@@ -91,7 +91,6 @@ class FusedKernels(Optimization):
         return patched_by_liger(unwrapped(target.model), kinds) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return Liger's own patch, or Trainer's argument for it."""
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         names = [name for kind in kinds for name in ARGUMENTS[kind]]
         others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]

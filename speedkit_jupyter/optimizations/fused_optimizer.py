@@ -108,7 +108,6 @@ class FusedOptimizer(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return `fused=True` for every optimizer that can."""
         name = str(decision.details.get("name") or "adamw").lower()  # as Trainer makes by itself
         if not facts.optimizers and form == "transformers" and name == "adamw":
             return Snippet(

@@ -80,7 +80,6 @@ class Gemm(Optimization):
     Options = Literal["auto", "blas", "onednn"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide by the rates of both engines, which have to be measured first."""
         now = facts.flags.get("gemm", gemm.BLAS)
         if facts.device_type != "cpu":
             return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
@@ -116,7 +115,6 @@ class Gemm(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Send every product of the process through it, whichever model's it is."""
         least = _least_here() if decision.value == gemm.ONEDNN else None
         with overridden(target, ("gemm",), lambda: gemm.use(decision.value, least)):
             yield

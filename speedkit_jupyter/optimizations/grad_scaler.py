@@ -63,7 +63,6 @@ class GradScaler(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Watch the optimizers' first steps for a forgotten scaler."""
         memo = target.memo
 
         def first_step(optimizer: torch.optim.Optimizer) -> None:
@@ -79,7 +78,6 @@ class GradScaler(Optimization):
             memo.scales = False
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a GradScaler, unless the framework has one of its own for fp16."""
         if facts.precision == "fp16" and framework_precision("fp16", facts.device_type, form):
             return Snippet()
         if form == "transformers":

@@ -38,19 +38,16 @@ class Inference(Optimization):
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request, for models in eval mode that nothing trains."""
         offer = "the model is in eval mode; it is there on request"
         return request.on_request(_obstacle(facts), offer)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return a layer around the model's calls; in a benchmark for its own thread alone."""
         if not decision.value:
             return []
         return [Unrecorded(target.model, target.notes, target.only_in)]
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Refuse optimizers, beside the calls."""
         with super().applied(decision, target), newcomers(target, (), _refuse):
             yield
 

@@ -101,7 +101,6 @@ class Precision(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set nothing but the word: autocast surrounds the forward pass."""
         target.memo.autocast = decision.value
         try:
             yield
@@ -124,7 +123,6 @@ class Precision(Optimization):
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch.autocast around the forward pass, or the framework's mixed precision."""
         dtype, device_type = decision.value, facts.device_type
         if arguments := framework_precision(dtype, device_type, form):
             own = {"accelerate": ("accelerator.autocast()",), "fabric": ("fabric.autocast()",)}

@@ -57,7 +57,6 @@ class Rewrites(Optimization):
         gelu: Flag = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only."""
         details = request.value.model_dump(exclude={"enabled"})
         counts, why = Counter(kind for kind, _ in facts.rewritable if details[kind]), ""
         if facts.compiled == "script":
@@ -92,7 +91,6 @@ class Rewrites(Optimization):
         return found
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return lines for each module by its path, before the optimizer is made."""
         lines: list[str] = []
         for kind, line in LINES.items():
             paths = [path for each, path in facts.rewritable if each == kind]
