@@ -17,6 +17,7 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.namespace import find_model, models, named_optimizers
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.discovery import (
@@ -25,7 +26,6 @@ from speedkit_jupyter.measure.subject.discovery import (
     outermost,
     reached,
 )
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.plans.context import SpeedContext

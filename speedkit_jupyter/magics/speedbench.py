@@ -17,15 +17,15 @@ from speedkit_jupyter.magics.options import (
     without_comment,
 )
 from speedkit_jupyter.magics.progress import measured
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.variants import check_free, parse
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.search import Search
@@ -42,7 +42,7 @@ BELONGS = {
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True

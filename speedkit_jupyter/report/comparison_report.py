@@ -300,7 +300,7 @@ def _errors(accuracy: Accuracy | None) -> Iterator[str]:
     elif accuracy.verdict == "rounding" and accuracy.output_error is not None:
         base = accuracy.baseline_output_error
         told = f"output off by {accuracy.output_error:.1g} (baseline {base:.1g})"
-        if accuracy.gradient_cosine is not None:
+        if accuracy.gradient_error:
             base = accuracy.baseline_gradient_error
             told += f", gradients by {accuracy.gradient_error:.1g} (baseline {base:.1g})"
         yield f"{told}, as its dtype rounds"

@@ -14,10 +14,10 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.plans.applying import to_write, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.preview import Preview
-from speedkit_jupyter.plans.reaching import to_write, trained_by
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import size, word
