@@ -12,8 +12,8 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import display
 
-from speedkit_jupyter.magics.line import Names
 from speedkit_jupyter.magics.namespace import check_result_name
+from speedkit_jupyter.magics.options import Names
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report.comparison_report import live_line, live_report, waiting
 from speedkit_jupyter.report.document import Document

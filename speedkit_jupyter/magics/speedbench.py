@@ -10,8 +10,12 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.magics import namespace
 from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
-from speedkit_jupyter.magics.line import split_setup, without_comment
-from speedkit_jupyter.magics.options import accuracy_of, speedbench_parser
+from speedkit_jupyter.magics.options import (
+    accuracy_of,
+    speedbench_parser,
+    split_setup,
+    without_comment,
+)
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
