@@ -46,15 +46,10 @@ class Work(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a call of the step after another one does.
+    """What a later call of the step does; `line` says so to the user, if not the same."""
 
-    `afresh` says that each measured call has to begin in the user's own state, `alone` that no
-    other one can follow it; `line` says so to the user, and is empty for a step that does the same
-    each time.
-    """
-
-    afresh: bool = False
-    alone: bool = False
+    afresh: bool = False  # each measured call has to begin in the user's own state
+    alone: bool = False  # no other call can follow one
     line: str = ""
 
 
