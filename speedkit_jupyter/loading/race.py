@@ -22,7 +22,7 @@ T = TypeVar("T")
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # An interval that decides needs this many rounds; more than MOST tell nothing that matters.
 LEAST, MOST = 8, 100
-# Candidates with workers within this factor of the fastest are worth variations.
+# Workers whose batches take at most this many times as long as the best are worth variations.
 NEARLY = 1.25
 # What gains less is not worth another loader.
 GAIN = 1.02
@@ -40,10 +40,7 @@ class Block(NamedTuple):
 @dataclass(eq=False)
 class Candidate:
     """One way to load. `times_s` are the seconds of a batch and its step, `waits_s` what of them
-    was waiting, by the number of the round.
-
-    `why_out` is why it left the race, `failure` the error that it failed with; where it `is_stuck`
-    its workers gave nothing. `loader` is there while it races.
+    was waiting, by the number of the round; `why_out` or the error `failure` ended its race.
     """
 
     settings: Settings
@@ -51,7 +48,6 @@ class Candidate:
     waits_s: dict[int, float] = field(default_factory=dict)
     why_out: str = ""
     failure: str = ""
-    is_stuck: bool = False
     loader: DataLoader[Any] | None = field(default=None, repr=False)
 
     @property
@@ -75,17 +71,6 @@ class Candidate:
         self.why_out = why
         self.close()
 
-    def fail(self, error: Exception) -> None:
-        """Take it out with the last line of what it raised, or as one that is stuck."""
-        if (found := TIMED_OUT.search(str(error))) and self.settings.num_workers:
-            self.is_stuck = True
-            self.leave(f"gave no batch within {float(found[1]):.3g} s")
-            return
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        kind, line = type(error).__name__, lines[-1] if lines else ""
-        self.failure = line if line.startswith(f"{kind}:") else f"{kind}: {line}"
-        self.close()
-
     def close(self) -> None:
         """End its workers."""
         loader, self.loader = self.loader, None
@@ -100,6 +85,7 @@ class Race:
     candidates: list[Candidate]
     block: Callable[[Candidate, int], Block]
     rounds: int = 0
+    _stuck: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     @property
@@ -137,29 +123,51 @@ class Race:
                 step_s = max(step_s, blocks[self.own].step_s)
             one.times_s[self.rounds], one.waits_s[self.rounds] = step_s + wait_s, wait_s
         self.rounds += 1
-        self._drop()
+        fastest_s = self._fastest.batch_s
+        for one in self.racing[1:]:
+            allowed = [times for rounds, times in SLOWER if len(one.times_s) >= rounds]
+            if allowed and one.batch_s > allowed[-1] * fastest_s:
+                one.leave(f"{one.batch_s / fastest_s:.2f} times the fastest's time")
 
     def _attempt(self, one: Candidate, call: Callable[[], T]) -> T | None:
-        """Make a call for a candidate, which leaves where it fails; so does each with workers where
-        workers are stuck: it would be waited for as long.
+        """Make a call for a candidate, which leaves where it fails. Once workers are stuck no other
+        workers are tried: they would be waited for as long.
         """
         __tracebackhide__ = True
-        stuck = next((other for other in self.candidates if other.is_stuck), None)
-        if stuck is not None and one.settings.num_workers and one is not self.own:
-            one.leave(f"not tried: {stuck.words} {stuck.why_out}")
+        if self._stuck and one.settings.num_workers and one is not self.own:
+            one.leave(f"not tried: {self._stuck}")
             return None
         try:
             return call()
         except Exception as error:
             if one is self.own:  # its errors are the user's
                 raise
-            one.fail(error)
+            if (found := TIMED_OUT.search(str(error))) and one.settings.num_workers:
+                one.leave(f"gave no batch within {float(found[1]):.3g} s")
+                self._stuck = f"{one.words} {one.why_out}"
+                return None
+            # Of an error in a worker the last line names the kind already.
+            kind, line = type(error).__name__, str(error).strip().rpartition("\n")[2].strip()
+            one.failure = line if line.startswith(f"{kind}:") else f"{kind}: {line}"
+            one.close()
             return None
+
+    @property
+    def _fastest(self) -> Candidate:
+        return min(self.racing, key=lambda one: one.batch_s)
 
     def best(self) -> Candidate:
         """Return the fastest by median; of those within 0.5 % of it, the first."""
-        fastest_s = min(one.batch_s for one in self.racing)
-        return next(one for one in self.racing if one.batch_s <= 1.005 * fastest_s)
+        return next(one for one in self.racing if one.batch_s <= 1.005 * self._fastest.batch_s)
+
+    def worth_variations(self) -> Candidate:
+        """Return the fastest with workers if it is near the best: prefetching evens out batches
+        that differ. Return the best otherwise.
+        """
+        best = self.best()
+        workers = [one for one in self.racing if one.settings.num_workers]
+        fastest = min(workers, key=lambda one: one.batch_s, default=best)
+        return fastest if fastest.batch_s <= NEARLY * best.batch_s else best
 
     def proven(self) -> Candidate:
         """Return the best, where it is proven faster than the user's own, and by enough."""
@@ -179,16 +187,6 @@ class Race:
                 led = rival.words if rival is not None else "your own"
                 one.leave("not the fastest by median" if one.times_s else f"not timed: {led} led")
 
-    def promising(self) -> list[Candidate]:
-        """Return the best, and the best with workers if it is near: batches that are ahead even out
-        what differs from one to the next.
-        """
-        best = self.best()
-        workers = [one for one in self.candidates if one.settings.num_workers and one.times_s]
-        nearest = min(workers, key=lambda one: one.batch_s, default=best)
-        is_near = nearest is not best and nearest.batch_s <= NEARLY * best.batch_s
-        return [best, nearest] if is_near else [best]
-
     def ratio(self, one: Candidate, baseline: Candidate | None = None) -> Ratio | None:
         """Return how many times as fast it is as the user's own, or as another."""
         other = baseline or self.own
@@ -206,11 +204,3 @@ class Race:
         best = self.best()
         ratios = [self.ratio(best, other) for other in self.racing if other is not best]
         return all(one is not None and one.settled and one.is_precise(PRECISE) for one in ratios)
-
-    def _drop(self) -> None:
-        fastest_s = min(one.batch_s for one in self.racing)
-        for one in self.racing[1:]:
-            allowed = [times for rounds, times in SLOWER if len(one.times_s) >= rounds]
-            times = one.batch_s / fastest_s
-            if allowed and times > allowed[-1]:
-                one.leave(f"{times:.2f} times the fastest's time")

@@ -1,20 +1,32 @@
-"""Whether samples stay the same: drawn twice, and from a loader with other settings."""
+"""What samples are like: random or not, fit for workers, the same with other settings."""
 
 from __future__ import annotations
 
+import io
+import multiprocessing
 import random
+import socket
+import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from statistics import median
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.settings import Settings, end_workers, rebuilt
+from speedkit_jupyter.loading.settings import (
+    Settings,
+    end_workers,
+    index_sampler,
+    is_iterable,
+    rebuilt,
+)
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import user_code_boundary
@@ -26,13 +38,17 @@ if TYPE_CHECKING:
 MOST, LONGEST_S = 32, 1.0
 # Of each of two epochs this many batches are compared by their indices, or by their values.
 EPOCHS, BATCHES, VALUES = 2, 64, 4
+# What is open in one process alone; libraries by name, because they need not be installed.
+HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
+HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
 
 @dataclass(frozen=True)
 class Samples:
-    """`draw_s` are the seconds and `size_bytes` the size of a sample. `is_random` where one differs
-    from draw to draw, or draws random numbers; `own_generator` is the name of a generator of the
-    data set's that it draws them from.
+    """Seconds and bytes of a sample (medians, means), and the device that it lies on.
+
+    `is_random` says whether two draws differ or use random numbers; `own_generator` is the name of
+    the data set's own generator that gives them.
     """
 
     draw_s: float = 0.0
@@ -42,61 +58,51 @@ class Samples:
     device: str = "cpu"
 
 
-def is_iterable(loader: DataLoader[Any]) -> bool:
-    """Return whether its data set gives samples one after another, and none by an index."""
-    from torch.utils.data import IterableDataset
-
-    return isinstance(loader.dataset, IterableDataset)
-
-
-def index_sampler(loader: DataLoader[Any]) -> Any:
-    """Return what gives the indices of each batch, or of each sample without batches."""
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
-
-def drawing(loader: DataLoader[Any]) -> list[Any]:
-    """Return what a sample is drawn with: what the data set holds, and its code for that.
-
-    Not its other methods: what made it is no part of it.
-    """
-    dataset = loader.dataset
-    methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
-    code = [getattr(type(dataset), name, None) for name in methods]
-    return [*filter(None, code), attributes_of(dataset), loader.collate_fn]
-
-
-@user_code_boundary
-def _drawn(dataset: Any, key: Any) -> Any:
-    return dataset[key]
-
-
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw some samples of a map-style data set, each twice.
+    """Draw some samples, each twice; none of an iterable data set.
 
-    What drawing changes is left so: call it while the step is isolated. Errors of the data set are
-    the user's to see.
+    What drawing changes is not put back: call it while the step is isolated. Errors of the data set
+    are the user's to see. Raises StepError for a StopIteration of its own.
     """
-    first, drawn_s, is_random, begun_s = list[Any](), list[float](), False, clock.now()
-    walk, shared = Walk(drawing(loader)), _shared_generators()
-    own = {walk.name(value): value for value in walk.found.values() if _is_own(value, shared)}
-    before = _states(own.values())
+    import numpy as np
+    import torch
+
+    if is_iterable(loader):
+        return Samples()
+    # The functions of these modules are methods of a generator that torch seeds in each worker.
+    functions: list[Any] = [random.random, np.random.random_sample]
+    shared = [torch.default_generator, *(function.__self__ for function in functions)]
+    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+    walk = Walk(_drawn_with(loader))
+    own = [one for one in walk.found.values() if isinstance(one, kinds) and one not in shared]
+    before, begun_s = [*map(_state, own)], clock.now()
+    first, drawn_s, is_random = list[Any](), list[float](), False
     for key in islice(_indices(loader), MOST):
         if first and clock.now() - begun_s > LONGEST_S:
             break
-        before_each, at_s = _states(shared), clock.now()
+        states, at_s = [*map(_state, shared)], clock.now()
         first.append(_drawn(loader.dataset, key))
         drawn_s.append(clock.now() - at_s)
-        again = _drawn(loader.dataset, key)
-        is_random |= _states(shared) != before_each or not same(first[-1], again)
-    used = zip(own, _states(own.values()), before, strict=True)
-    generator = next((name for name, now, then in used if now != then), "")
+        is_same = same(first[-1], _drawn(loader.dataset, key))
+        is_random |= not is_same or [*map(_state, shared)] != states
+    used = (one for one, state in zip(own, before, strict=True) if _state(one) != state)
+    generator = next(map(walk.name, used), "")
+    leaves = tree_leaves(first)
+    devices = {getattr(getattr(leaf, "device", None), "type", "cpu") for leaf in leaves} - {"cpu"}
     return Samples(
         median(drawn_s or [0.0]),
-        sum(map(_size, tree_leaves(first))) // max(len(first), 1),
+        sum(map(_size, leaves)) // max(len(first), 1),
         is_random or bool(generator),
         generator,
-        _device(first),
+        min(devices, default="cpu"),
     )
+
+
+def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
+    """Return what the data set holds, and its code that gives samples: not what has made it."""
+    methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
+    code = [getattr(type(loader.dataset), name, None) for name in methods]
+    return [*filter(None, code), attributes_of(loader.dataset), loader.collate_fn]
 
 
 def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -104,32 +110,20 @@ def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from drawn if isinstance(drawn, list | tuple) else [drawn]
 
 
-def _shared_generators() -> list[Any]:
-    """Return the generators that torch seeds in each worker."""
-    import numpy as np
+@user_code_boundary
+def _drawn(dataset: Any, key: Any) -> Any:
+    try:
+        return dataset[key]
+    except StopIteration:  # would look like the end of a generator of ours
+        raise StepError("the data set raises StopIteration for a sample") from None
+
+
+def _state(generator: Any) -> bytes:
     import torch
 
-    # The functions of these modules are methods of a generator that all code shares.
-    shared: list[Any] = [random.random, np.random.random_sample]
-    return [torch.default_generator, *(function.__self__ for function in shared)]
-
-
-def _is_own(value: Any, shared: Sequence[Any]) -> bool:
-    import numpy as np
-    import torch
-
-    kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-    return isinstance(value, kinds) and not any(value is one for one in shared)
-
-
-def _states(generators: Any) -> list[bytes]:
-    import torch
-
-    kept = (one.get_state() if isinstance(one, torch.Generator) else one for one in generators)
-    return [
-        one.numpy().tobytes() if isinstance(one, torch.Tensor) else bytes(ForkingPickler.dumps(one))
-        for one in kept
-    ]
+    if isinstance(generator, torch.Generator):
+        return bytes(generator.get_state().numpy())
+    return bytes(ForkingPickler.dumps(generator))
 
 
 def _size(leaf: Any) -> int:
@@ -137,12 +131,6 @@ def _size(leaf: Any) -> int:
     if isinstance(size, int):
         return size
     return len(leaf.tobytes()) if hasattr(leaf, "tobytes") else sys.getsizeof(leaf)
-
-
-def _device(samples: Sequence[Any]) -> str:
-    """Return where their tensors lie; an accelerator's name where any does."""
-    kinds = (getattr(getattr(leaf, "device", None), "type", "cpu") for leaf in tree_leaves(samples))
-    return next((kind for kind in kinds if kind != "cpu"), "cpu")
 
 
 def same(one: Any, other: Any) -> bool:
@@ -157,15 +145,14 @@ def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype or one.device != other.device:
+        try:
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        except AssertionError:
             return False
-        if not one.is_floating_point() or one.layout is not torch.strided:
-            return torch.equal(one, other)
-        return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+        return True
     if hasattr(one, "tobytes"):  # an array of NumPy's, a picture of PIL's
-        return getattr(one, "dtype", 0) == getattr(other, "dtype", 0) and (
-            one.tobytes() == other.tobytes()
-        )
+        has_dtype = getattr(one, "dtype", 0) == getattr(other, "dtype", 0)
+        return has_dtype and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
         return same(dict(one), dict(other))
     if is_dataclass(one):
@@ -221,3 +208,37 @@ def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
     finally:
         end_workers(loader)
     return found
+
+
+def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
+    """Return why a loader can't have workers; empty where it can."""
+    if samples.device != "cpu":
+        return f"its samples lie on {samples.device}, which another process can't use"
+    if samples.own_generator:
+        return (
+            f"{samples.own_generator} is the data set's own random generator, and each worker "
+            "would draw the same numbers from its copy: torch's and numpy's differ by worker"
+        )
+    walk = Walk(_drawn_with(loader))
+    for value in filter(_is_open_handle, walk.found.values()):
+        return (
+            f"{walk.name(value)} ({type(value).__name__}) is open, and workers would share it: "
+            "open it at the first sample, or in worker_init_fn"
+        )
+    method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+    if method != "fork" and not hasattr(sys.modules["__main__"], "__file__"):
+        for value in (loader.dataset, *walk.found.values()):
+            code = value if isinstance(value, type | FunctionType) else type(value)
+            if code.__module__ == "__main__":
+                return (
+                    f"workers are started by {method}, which knows no code of a notebook: move "
+                    f"{code.__qualname__} to a file and import it"
+                )
+    return ""
+
+
+def _is_open_handle(value: Any) -> bool:
+    if isinstance(value, HANDLES) and not isinstance(value, io.StringIO | io.BytesIO):
+        return not getattr(value, "closed", False)
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    return name.startswith(HANDLE_MODULES) and not isinstance(value, type | ModuleType)

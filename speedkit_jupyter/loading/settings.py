@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +50,29 @@ class Settings:
         return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
 
 
+def is_iterable(loader: DataLoader[Any]) -> bool:
+    """Return whether its data set gives samples one after another, and none by an index."""
+    from torch.utils.data import IterableDataset
+
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def index_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what gives the indices of each batch, or of each sample without batches."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def length(loader: DataLoader[Any]) -> int | None:
+    """Return how many batches an epoch has; None where the data set has no length."""
+    dataset: Any = loader.dataset
+    with suppress(Exception):
+        if not is_iterable(loader):
+            return len(index_sampler(loader))
+        # Not len(loader): torch would warn of longer epochs from then on.
+        return math.ceil(len(dataset) / (loader.batch_size or 1))
+    return None
+
+
 def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
     """Return a loader like this one with other settings; all else stays, also its class.
 
@@ -74,9 +99,7 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
-    """Return plain torch that gives the same batches as `settings`, from the loader that the user
-    calls `name`.
-    """
+    """Return plain torch for a loader with these settings, from the one that is called `name`."""
     words = {**_which(loader, settings, name), **_how(loader, settings, name)}
     arguments = ", ".join(f"{key}={value}" for key, value in words.items())
     return f"{name} = {type(loader).__name__}({name}.dataset, {arguments})"

@@ -10,9 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.race import Block, Candidate
-from speedkit_jupyter.loading.samples import index_sampler, is_iterable
-from speedkit_jupyter.loading.settings import rebuilt
-from speedkit_jupyter.loading.ways import length
+from speedkit_jupyter.loading.settings import index_sampler, is_iterable, length, rebuilt
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import patched
@@ -73,8 +71,8 @@ class Draw:
     """The batches that one block draws: `lead` that are not timed, then a window of up to `most`.
 
     The window opens when its first batch is asked for, and closes when the loop asks for one more,
-    or with the block. Times are in seconds: `waited_s` is what waiting took within the window,
-    `begun_s` what starting epochs took. `longest` is how many batches one loop got, `was_left`
+    or with the block. `waited_s` is what waiting took within the window, `begun_s` what starting
+    epochs took, `taken_s` the whole call. `longest` is how many batches one loop got, `was_left`
     whether a loop was left before its end, `was_cut` whether the window's end cut the call short.
     """
 
@@ -86,6 +84,7 @@ class Draw:
     timed: int = 0
     waited_s: float = 0.0
     begun_s: float = 0.0
+    taken_s: float = 0.0
     longest: int = 0
     was_left: bool = False
     was_cut: bool = False
@@ -147,8 +146,8 @@ class Timed:
     """Times candidates for one loader, with a step that is isolated.
 
     Every block begins in the state of before, and so with the same batches, whoever loads them. It
-    is one call of the step. Where that takes too long it is cut: a window of `most` batches is
-    timed, which moves on with each round.
+    is one call of the step. Where that takes too long it is cut: a window of batches is timed,
+    which moves on with each round.
     """
 
     def __init__(
@@ -161,14 +160,12 @@ class Timed:
     ) -> None:
         self._step, self._loader, self._device = step, loader, device
         self._budget_s, self._restore = budget_s, restore
-        self._is_iterable = is_iterable(loader)
         self._context: Any = in_force_or_none(step.models)
-        self._draw: Draw | None = None
-        self._one: Candidate | None = None
-        # Batches in a window: infinite where calls are timed whole.
-        self._most = math.inf
+        self._now: tuple[Draw, DataLoader[Any]] | None = None
+        # Batches in a window; None where calls are timed whole.
+        self._window: int | None = None
         self._block_s = min(BLOCK_S, budget_s / (ROUNDS * CANDIDATES))
-        self.batch_s = 0.0
+        self._batch_s = 0.0
         # How many batches an epoch has, or a loop takes before it is left.
         self.epoch = length(loader) or LONG_EPOCH
 
@@ -178,10 +175,10 @@ class Timed:
 
         def instead(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(asked: DataLoader[Any]) -> Any:
-                if asked is not self._loader or self._draw is None or self._one is None:
+                if asked is not self._loader or self._now is None:
                     return original(asked)
-                loader: Any = self._one.loader
-                return self._draw.batches(loader)
+                draw, loader = self._now
+                return draw.batches(loader)
 
             return call
 
@@ -190,83 +187,84 @@ class Timed:
     def begin(self, own: Candidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
         __tracebackhide__ = True
-        self._install(own, rebuilt(self._loader, own.settings))
-        draw, taken_s = self._called(own, self._short())
+        self._install(own)
+        draw = self._called(own, self._short())
         if draw.was_cut:  # the first call is often slow
             self._restore()
-            draw, taken_s = self._called(own, self._short())
-        self.batch_s = taken_s / draw.drawn
+            draw = self._called(own, self._short())
+        self._batch_s = draw.taken_s / draw.drawn
         if draw.was_cut:
-            self._most = max(LEAST, math.ceil(self._block_s / self.batch_s))
-            return
-        self.epoch = draw.longest
+            self._window = max(LEAST, math.ceil(self._block_s / self._batch_s))
+        else:
+            self.epoch = draw.longest
 
     def enter(self, one: Candidate) -> None:
-        """Make its loader, and draw a batch."""
+        """Make its loader, and draw batches."""
         __tracebackhide__ = True
-        loader = rebuilt(self._loader, one.settings)
+        loader = self._install(one)
         if one.settings.num_workers:
             most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
-            stuck_s = min(max(STUCK_S, STUCK * self.batch_s), most_s)
+            stuck_s = min(max(STUCK_S, STUCK * self._batch_s), most_s)
             loader.timeout = max(loader.timeout, stuck_s)
-        self._install(one, loader)
         self._restore()
-        whole = math.isinf(self._most)
-        self._called(one, Draw(self._device) if whole else self._short())
+        self._called(one, Draw(self._device) if self._window is None else self._short())
 
     def _short(self) -> Draw:
         """Return what a call gets that may not take too long."""
-        until_s = clock.now() + max(WHOLE * self._block_s, WHOLE_S)
-        return Draw(self._device, until_s=until_s)
+        return Draw(self._device, until_s=clock.now() + max(WHOLE * self._block_s, WHOLE_S))
 
-    def _install(self, one: Candidate, loader: DataLoader[Any]) -> None:
-        one.loader = loader
-        if not self._is_iterable:
+    def _install(self, one: Candidate) -> DataLoader[Any]:
+        loader = one.loader = rebuilt(self._loader, one.settings)
+        if not is_iterable(loader):
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             loader.__dict__[name] = Skipping(index_sampler(loader))
+        return loader
 
     def block(self, one: Candidate, number: int) -> Block:
         """Time one candidate in the round of this number."""
         __tracebackhide__ = True
         self._restore()
-        if math.isinf(self._most):
-            draw, taken_s = self._called(one, Draw(self._device))
-            waited_s = draw.waited_s + draw.begun_s
+        if self._window is None:
+            draw = self._called(one, Draw(self._device))
             self.epoch = max(self.epoch, draw.longest)
-            return Block((taken_s - waited_s) / draw.drawn, waited_s / draw.drawn)
-        draw = self._window(one, number)
+            waited_s = draw.waited_s + draw.begun_s
+            return Block((draw.taken_s - waited_s) / draw.drawn, waited_s / draw.drawn)
+        draw = self._timed_window(one, number, self._window)
         if draw.was_left and not draw.was_cut and draw.longest < self.epoch:
             self.epoch = draw.longest  # the loop is left before its window closes
             self._restore()
-            draw = self._window(one, number)
+            draw = self._timed_window(one, number, self._window)
         if draw.opened_s is None or draw.closed_s is None or not draw.timed:
             raise StepError(NO_LOOP)
         step_s = (draw.closed_s - draw.opened_s - draw.waited_s) / draw.timed
         return Block(step_s, draw.waited_s / draw.timed + draw.begun_s / self.epoch)
 
-    def _window(self, one: Candidate, number: int) -> Draw:
+    def _timed_window(self, one: Candidate, number: int, each: int) -> Draw:
         """Time the window of a round, which begins with the same batch for every candidate.
 
         What comes before it is not loaded, but for one batch a worker, and one more: then they are
         at work as they are in the middle of an epoch.
         """
         __tracebackhide__ = True
-        workers, each = one.settings.num_workers, int(self._most)
+        workers, loader = one.settings.num_workers, one.loader
+        assert loader is not None
         last = max(self.epoch - max(each, MOST_WORKERS), 0)
         least = min(MOST_WORKERS + 1, last)
         first = least + number * each % (last + 1 - least)
         most = min(max(each, workers), self.epoch - first)
-        lead = min(2, last) if self._is_iterable else min(first, workers + 1 if workers else 0)
-        if not self._is_iterable:
-            loader: Any = one.loader
+        if is_iterable(loader):
+            lead = min(2, last)
+        else:
+            lead = min(first, workers + 1 if workers else 0)
             index_sampler(loader).number = first - lead
-        until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self.batch_s)
-        return self._called(one, Draw(self._device, lead, most, until_s))[0]
+        until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self._batch_s)
+        return self._called(one, Draw(self._device, lead, most, until_s))
 
-    def _called(self, one: Candidate, draw: Draw) -> tuple[Draw, float]:
-        """Call the step with a candidate's batches; return the seconds, too."""
+    def _called(self, one: Candidate, draw: Draw) -> Draw:
+        """Call the step with a candidate's batches."""
         __tracebackhide__ = True
-        self._draw, self._one = draw, one
+        assert one.loader is not None
+        self._now = draw, one.loader
         synchronize(self._device)
         begun_s = clock.now()
         try:
@@ -275,9 +273,10 @@ class Timed:
             if not draw.drawn:
                 raise StepError(NO_LOOP)
             draw.close()
-            return draw, clock.now() - begun_s
+            draw.taken_s = clock.now() - begun_s
+            return draw
         finally:
-            self._draw = self._one = None
+            self._now = None
 
     @user_code_boundary
     def _run(self) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,10 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import (
-    CALLS,
+    FORWARD_HOOKS,
     Call,
     around,
-    has_forward_hooks,
+    has_hooks,
     is_compiled,
 )
 from speedkit_jupyter.support import torch_private
@@ -35,7 +34,10 @@ CHANGED = (
     "weights or modes were changed between the forward and the backward pass, which would compute "
     "with the new ones: run backward() before, or leave activation_checkpointing out"
 )
-WRITES = "a {} writes to what it is passed, so it can't be called again: leave {} out"
+WRITES = (
+    "a {} writes to what it is passed, so it can't be called again: "
+    "leave activation_checkpointing out"
+)
 PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_cache=False?)"
 HUGGING_FACE = '{"use_reentrant": False}'
 # As they are written without SpeedKit; `blocks` are found by class, which is in the facts.
@@ -63,58 +65,43 @@ class ActivationCheckpointing(Optimization):
     page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
     class Options(Fields):
-        """`every`: each so many blocks; fewer save less and cost less."""
+        """`every`: 2 takes every second block; fewer save less and cost less."""
 
-        enabled: Switch = Field("auto", description="auto, true, false")
+        enabled: Switch = "auto"
         every: int = Field(1, ge=1, strict=True, description="1, 2, 3 …: each so many blocks")
-
-    default = Options()
 
     def changes(self) -> dict[str, Any]:
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only."""
-        options = request.value
-        if options.enabled is False:
-            return request.leave(False, asked=True)
-        if options.enabled == "auto":
-            return request.leave(False, "it saves memory and takes time; it is there on request")
+        every, why = request.value.every, ""
         if facts.compiled != "no":
-            return request.decline(False, "compiled code chooses itself what it keeps")
-        if facts.own_checkpointing == "on":
-            return request.decline(False, "the model's own gradient checkpointing is on")
-        if not facts.blocks:
-            none = "the model has no ModuleList or Sequential with two or more blocks of a class"
-            return request.decline(False, none)
-        count = len(range(0, facts.blocks, options.every))
+            why = "compiled code chooses itself what it keeps"
+        elif facts.own_checkpointing == "on":
+            why = "the model's own gradient checkpointing is on"
+        elif not facts.blocks:
+            why = "the model has no ModuleList or Sequential with two or more blocks of a class"
+        count = len(range(0, facts.blocks, every))
         kinds = " and ".join(facts.block_classes)
-        reason = f"{count} of {facts.blocks} blocks are computed again: {kinds}"
-        return request.obey(True, reason, details={"every": options.every})
+        rule = f"{count} of {facts.blocks} blocks are computed again: {kinds}"
+        saves = "it saves memory and takes time; it is there on request"
+        return request.on_request(why, saves, rule, details={"every": every})
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, passed_by=self.name) if decision.active else facts
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        blocks = len(repeated_blocks(target.model))
-        return {"model.checkpointed": f"{len(_chosen(target.model, decision))} of {blocks} blocks"}
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put a layer around the calls of each block; in a benchmark for its own thread alone."""
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
         torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
         blocks = _chosen(target.model, decision)
-        layers = [(block, Recomputed(block, target)) for block in blocks]
-        del blocks
-        with CALLS.overriding(layers):
-            layers.clear()  # which hold the model
-            yield
+        return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's own function around each block, or a Hugging Face model's own switch."""
         every = decision.details.get("every", 1)
         if facts.own_checkpointing == "off" and every == 1:
-            return _of_hugging_face(form)
+            if form != "transformers":
+                return Snippet(model=(f"model.gradient_checkpointing_enable({HUGGING_FACE})",))
+            own = "gradient_checkpointing"
+            return Snippet(arguments={own: "True", f"{own}_kwargs": HUGGING_FACE})
         kinds = " ".join(f'"{name}",' for name in facts.block_classes)
         lines = CODE.format(kinds=f"({kinds})", every="" if every == 1 else f"[::{every}]")
         checkpoint = "from torch.utils.checkpoint import checkpoint"
@@ -122,24 +109,17 @@ class ActivationCheckpointing(Optimization):
             imports=("from functools import partial", checkpoint), model=tuple(lines.splitlines())
         )
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         blocks = repeated_blocks(target.model)
-        if not blocks:
-            return {}
         count = sum(around(block, Recomputed) for block in blocks)
-        return {"model.checkpointed": f"{count} of {len(blocks)} blocks"}
+        if planned:
+            count = len(_chosen(target.model, planned))
+        return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
             return ()
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
-
-
-def _of_hugging_face(form: Form) -> Snippet:
-    if form != "transformers":
-        return Snippet(model=(f"model.gradient_checkpointing_enable({HUGGING_FACE})",))
-    arguments = {"gradient_checkpointing": "True", "gradient_checkpointing_kwargs": HUGGING_FACE}
-    return Snippet(arguments=arguments)
 
 
 def _chosen(model: torch.nn.Module, decision: Decision) -> list[torch.nn.Module]:
@@ -155,10 +135,6 @@ class Recomputed(Call):
     they are as without it.
     """
 
-    def __init__(self, block: torch.nn.Module, target: Target) -> None:
-        super().__init__(block)
-        self._notes, self.only_in = target.notes, target.only_in
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the block's own result."""
         import torch
@@ -173,20 +149,15 @@ class Recomputed(Call):
         # By the tensors it finds the devices whose random numbers have to be the same.
         result = checkpoint(again, *tensors, use_reentrant=False)
         if before != [version(tensor) for tensor in tensors]:
-            name = type(self.module).__name__
-            raise SpeedKitError(WRITES.format(name, "activation_checkpointing"))
+            raise SpeedKitError(WRITES.format(type(self.module).__name__))
         return result
 
     def _keeps_something(self) -> bool:
         """Return False where torch allows no hooks on what is kept, or a hook has to run once."""
         import torch
 
-        return (
-            torch.is_grad_enabled()
-            and self.acts()
-            and torch_private.can_hook_saved_tensors()
-            and not has_forward_hooks(self.module)
-        )
+        can = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
+        return can and not has_hooks(self.module, FORWARD_HOOKS)
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
         """Return True for a cache of keys and values, say, which a second call would change."""
@@ -196,7 +167,7 @@ class Recomputed(Call):
             own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
             if own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
                 names = type(self.module).__name__, type(leaf).__name__
-                self._notes["activation_checkpointing"] = PASSED.format(*names)
+                self.notes["activation_checkpointing"] = PASSED.format(*names)
                 return True
         return False
 
@@ -208,7 +179,8 @@ def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[...
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
     # Statistics are vectors and numbers; what is larger, such as a mask, is a constant.
-    buffers = [(b, b.detach().clone()) for b in block.buffers() if b.dim() < 2]
+    buffers = [buffer for buffer in block.buffers() if buffer.dim() < 2]
+    then = [buffer.detach().clone() for buffer in buffers]
 
     def again(*tensors: torch.Tensor) -> Any:
         nonlocal is_first
@@ -217,12 +189,12 @@ def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[...
             return call()
         if modes != _modes(block) or are_changed(weights, before):
             raise SpeedKitError(CHANGED)
-        now = [(buffer, buffer.detach().clone()) for buffer, _ in buffers]
+        now = [buffer.detach().clone() for buffer in buffers]
         try:
-            _write(buffers)
+            _write(buffers, then)
             return call()
         finally:
-            _write(now)
+            _write(buffers, now)
 
     return again
 
@@ -233,7 +205,7 @@ def _modes(block: torch.nn.Module) -> list[Any]:
     return [*weights, *(part.training for part in block.modules())]
 
 
-def _write(values: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
     """Write by `.data`: autograd may have kept the buffers for the backward pass."""
-    for buffer, value in values:
+    for buffer, value in zip(buffers, values, strict=True):
         buffer.data.copy_(value)

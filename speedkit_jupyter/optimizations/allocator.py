@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
@@ -33,13 +31,9 @@ class Allocator(Optimization):
     risk = "such memory can't be shared between processes everywhere"
     undone = "torch's setting is what it was, for the segments that come next"
     page = "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage"
-    Options = Annotated[
-        Literal["auto", "expandable_segments"],
-        Field(description="auto, expandable_segments (CUDA)"),
-    ]
+    Options = Literal["auto", "expandable_segments"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only: it is about memory, not time."""
         if request.value == "auto":
             return request.leave("auto", "torch's own setting; growing segments are on request")
         if facts.device_type != "cuda":
@@ -57,11 +51,10 @@ class Allocator(Optimization):
             return {}
         return {NAME: flags.Switch(are_expandable, use, (True,))}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {NAME: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the same line for every framework."""
         line = f'torch._C._accelerator_setAllocatorSettings("{EXPANDABLE}:True")'
         return Snippet(setup=(line,))
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -17,7 +14,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around, has_hooks
+from speedkit_jupyter.optimizations.properties.calls import Call, around, has_hooks
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import tree_leaves, tree_map
 
@@ -55,39 +52,29 @@ class CudaGraphs(Optimization):
     risk = f"{HINT}; no second derivatives"
     undone = "the model is called as before; graphs and their memory are freed"
     page = "https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"
-    Options = Annotated[Switch, Field(description="auto, true, false")]
+    Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only, where a GPU can record what the model does."""
         gpu, why = hardware.accelerator(facts.device), ""
-        if request.value is False:
-            return request.leave(False, asked=True)
         if gpu is None or not gpu.is_nvidia:
             why = f"NVIDIA's GPUs record CUDA graphs; the model is on {facts.device}"
         elif facts.compiled != "no":
             why = 'the model is compiled already: torch.compile(mode="reduce-overhead") records it'
         elif facts.passed_by == "activation_checkpointing" or facts.own_checkpointing == "on":
             why = "activation checkpointing runs Python code in the backward pass"
-        elif request.value != "auto":
-            return request.obey(True, hint=HINT)
-        return request.decline(False, why or "it is there on request")
+        return request.on_request(why, "it is there on request", hint=HINT)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, passed_by=self.name) if decision.active else facts
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"model.cuda_graphs": bool(decision.value)}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        is_on = bool(planned.value) if planned else around(target.model, Graphed)
+        return {"model.cuda_graphs": is_on}
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"model.cuda_graphs": around(target.model, Graphed)}
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put a layer around the model's calls; in a benchmark for its own thread alone."""
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
         graphed = target.memo.graphed = target.memo.graphed or Graphed(target.model, target.notes)
         graphed.only_in = target.only_in
-        with CALLS.overriding([(target.model, graphed)] if decision.value else []):
-            yield
+        return [graphed] if decision.value else []
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's function at the first call. Raises SpeedKitError for frameworks."""
@@ -105,8 +92,8 @@ class Graphed(Call):
     """Calls with tensors alone. Results and gradients are copies, which no replay writes over."""
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
-        super().__init__(model)
-        self._notes, self._is_off, self._replays = notes, False, 0
+        super().__init__(model, notes)
+        self._is_off, self._replays = False, 0
         self._kind: Any = None
         self._seen: list[Any] = []
         self._graphed: Any = None
@@ -124,7 +111,7 @@ class Graphed(Call):
         try:
             self._graphed = self._graphed or self._recorded(given, [*kwargs])
         except Exception as error:
-            self._notes["cuda_graphs"] = f"can't be recorded: {type(error).__name__}: {error}"
+            self.notes["cuda_graphs"] = f"can't be recorded: {type(error).__name__}: {error}"
             self._is_off = True
             return self.below(*args, **kwargs)
         inputs = [one.view_as(one) for one in (*given, *own)]

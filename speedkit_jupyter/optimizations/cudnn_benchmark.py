@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
@@ -24,14 +22,10 @@ class CudnnBenchmark(Optimization):
     helps = "convolutions on CUDA whose shapes stay the same"
     risk = "each new shape costs a search; another algorithm sums in another order"
     undone = "the switch is what it was"
-    page = (
-        "https://docs.pytorch.org/docs/stable/backends.html#torch.backends.cudnn.torch.ba"
-        "ckends.cudnn.benchmark"
-    )
-    Options = Annotated[Switch, Field(description="auto, true, false")]
+    page = "https://docs.pytorch.org/docs/stable/backends.html"
+    Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Offer it for convolutions on CUDA, unless the user wants determinism."""
         now = bool(facts.flags.get("cudnn.benchmark", False))
         if facts.device_type != "cuda":
             if request.value is True:
@@ -55,11 +49,10 @@ class CudnnBenchmark(Optimization):
 
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"cudnn.benchmark": decision.value}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the same line for every framework."""
         return Snippet(setup=(f"torch.backends.cudnn.benchmark = {decision.value}",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:

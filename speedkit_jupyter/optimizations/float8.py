@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.base.compression import FUSED, Compression, torchao
 from speedkit_jupyter.optimizations.base.decision import Decision, Switch
@@ -38,16 +36,14 @@ class Float8(Compression):
     multiples = (16, 16)
     hint = FUSED
     since, units = (8, 9), "float8 Tensor Cores"
-    Options = Annotated[Switch, Field(description="auto, true, false")]
+    Options = Switch
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
-        """Return torchao's layer over the user's own parameters."""
         config = torchao("float8").Float8LinearConfig(pad_inner_dim=True)
         new = torchao("float8.float8_linear").Float8Linear.from_float(layer, config=config)
         return new.train(layer.training)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torchao's own call, which replaces the layers."""
         return Snippet(
             imports=("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",),
             model=tuple(CODE.splitlines()),

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
@@ -25,11 +22,11 @@ from speedkit_jupyter.optimizations.base.optimization import (
     lacks,
     no_triton,
 )
-from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
+from speedkit_jupyter.optimizations.properties.swapped import Slot, Slots, StandIn
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -67,48 +64,33 @@ class FusedKernels(Optimization):
     class Options(Fields):
         """Whether, and which kinds; all of them without a word about it."""
 
-        enabled: Switch = Field("auto", description="auto, true, false")
-        rms_norm: bool = Field(True, strict=True, description="true, false")
-        swiglu: bool = Field(True, strict=True, description="true, false")
-
-    default = Options()
+        enabled: Switch = "auto"
+        rms_norm: Flag = True
+        swiglu: Flag = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Offer it on NVIDIA's GPUs, where Triton runs and Liger knows the model."""
-        options = request.value
-        if options.enabled is False:
-            return request.leave(False, asked=True)
-        if why := _obstacle(hardware, facts):
-            return request.decline(False, why)
+        why = _obstacle(hardware, facts)
         rule = f"a {facts.model_type} model, which Liger has kernels for"
-        if options.enabled != "auto":
-            return request.obey(True, rule, details=options.model_dump(exclude={"enabled"}))
-        if _is_nvidia(hardware, facts):
+        if request.word == "auto" and not why and _is_nvidia(hardware, facts):
             return request.offer(False, True, rule)
-        return request.leave(False, f"{rule}: on request")
+        details = request.value.model_dump(exclude={"enabled"})
+        return request.on_request(why, f"{rule}: on request", rule, details=details)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, passed_by=self.name) if decision.active else facts
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         modules = list(target.model.modules())
         number = sum(map(_is_ligers, modules))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put on the model's modules what Liger's patch puts there.
-
-        Raises SpeedKitError where Liger can't be imported.
-        """
+    def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
+        """Return what Liger's patch puts on the modules. Raises SpeedKitError without Liger."""
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
-        patches = patched_by_liger(unwrapped(target.model), kinds) if decision.value else {}
-        with SWAPPED.overriding(patches.items()):
-            patches.clear()  # which hold the model
-            yield
+        return patched_by_liger(unwrapped(target.model), kinds) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return Liger's own patch, or Trainer's argument for it."""
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         names = [name for kind in kinds for name in ARGUMENTS[kind]]
         others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]
@@ -118,16 +100,9 @@ class FusedKernels(Optimization):
             arguments["liger_kernel_config"] = f"{{{', '.join(pairs)}}}"
             return Snippet(arguments=arguments)
         patch = "_apply_liger_kernel_to_instance"
-        return Snippet(
-            imports=(f"from liger_kernel.transformers import {patch}",),
-            model=(
-                f"{patch}(",
-                "    model=model,",
-                *(f"    {name}=True," for name in names),
-                *(f"    {name}=False," for name in others),
-                ")",
-            ),
-        )
+        switches = (f"    {name}={name in names}," for name in (*names, *others))
+        lines = (f"{patch}(", "    model=model,", *switches, ")")
+        return Snippet(imports=(f"from liger_kernel.transformers import {patch}",), model=lines)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)

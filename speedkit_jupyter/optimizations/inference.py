@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -14,7 +12,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around
+from speedkit_jupyter.optimizations.properties.calls import Call, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import tree_leaves
 
@@ -37,27 +35,20 @@ class Inference(Optimization):
     risk = "no backward pass goes through the results, as under torch.no_grad()"
     undone = "calls are recorded by autograd again; weights and modes were never touched"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html"
-    Options = Annotated[Switch, Field(description="auto, true, false")]
+    Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request, for models in eval mode that nothing trains."""
-        if request.value is False:
-            return request.leave(False, asked=True)
-        if why := _obstacle(facts):
-            return request.decline(False, why)
-        if request.value == "auto":
-            return request.leave(False, "the model is in eval mode; it is there on request")
-        return request.obey(True)
+        offer = "the model is in eval mode; it is there on request"
+        return request.on_request(_obstacle(facts), offer)
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"model.inference": bool(decision.value)}
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        if not decision.value:
+            return []
+        return [Unrecorded(target.model, target.notes, target.only_in)]
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put a layer around the model's calls; in a benchmark for its own thread alone."""
-        calls = [(target.model, Unrecorded(target))] if decision.value else []
-        with CALLS.overriding(calls), newcomers(target, (), _refuse):
-            calls.clear()  # which hold the model
+        with super().applied(decision, target), newcomers(target, (), _refuse):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -66,8 +57,9 @@ class Inference(Optimization):
             raise SpeedKitError("Trainer trains, and inference does not: take --as torch")
         return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"model.inference": around(target.model, Unrecorded)}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        is_on = bool(planned.value) if planned else around(target.model, Unrecorded)
+        return {"model.inference": is_on}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         return () if _obstacle(facts) else (True,)
@@ -99,10 +91,6 @@ class Unrecorded(Call):
     input asks for its gradient.
     """
 
-    def __init__(self, target: Target) -> None:
-        super().__init__(target.model)
-        self._notes, self.only_in = target.notes, target.only_in
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model does."""
         import torch
@@ -112,12 +100,8 @@ class Unrecorded(Call):
             return self.below(*args, **kwargs)
         # Reentrant: the call is made under `no_grad`, and again in the backward pass, if one comes.
         asks = torch.empty(0, requires_grad=True)
-        return checkpoint(
-            lambda _: self.below(*args, **kwargs),
-            asks,
-            use_reentrant=True,
-            preserve_rng_state=False,
-        )
+        again = lambda _: self.below(*args, **kwargs)  # noqa: E731
+        return checkpoint(again, asks, use_reentrant=True, preserve_rng_state=False)
 
     def _suits(self, inputs: Any) -> bool:
         """Return whether this call is a prediction that autograd would record."""
@@ -126,9 +110,9 @@ class Unrecorded(Call):
         if not self.acts() or not torch.is_grad_enabled():
             return False
         if self.module.training:
-            self._notes["inference"] = TRAINING
+            self.notes["inference"] = TRAINING
             return False
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs)):
-            self._notes["inference"] = ASKED
+            self.notes["inference"] = ASKED
             return False
         return True

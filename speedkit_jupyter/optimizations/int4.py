@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.base.compression import Compression
 from speedkit_jupyter.optimizations.base.decision import Switch
@@ -25,10 +23,9 @@ class Int4(Compression):
     risk = "another model, by several percent of its outputs; slower for large batches"
     multiples, casts = (1, GROUP), True
     since, units = (8, 0), "torch's kernels for 4 bits"
-    Options = Annotated[Switch, Field(description="auto, true, false")]
+    Options = Switch
 
     def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """Return the config of torch's own kernel for it, tinygemm."""
         arguments: dict[str, Any] = {"group_size": GROUP, "set_inductor_config": False}
         arguments["int4_packing_format"] = "tile_packed_to_4d"
         return "quantization", "Int4WeightOnlyConfig", arguments

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
-
-from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
-from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, source
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.layers import GROUPS, rewritable
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, Slots, StandIn
 
 if TYPE_CHECKING:
     import torch
@@ -55,39 +52,26 @@ class Rewrites(Optimization):
     class Options(Fields):
         """Whether, and which kinds; both of them without a word about it."""
 
-        enabled: Switch = Field("auto", description="auto, true, false")
-        instance_norm: bool = Field(True, strict=True, description="true, false")
-        gelu: bool = Field(True, strict=True, description="true, false")
-
-    default = Options()
+        enabled: Switch = "auto"
+        instance_norm: Flag = True
+        gelu: Flag = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only."""
-        options = request.value
-        if options.enabled is False:
-            return request.leave(False, asked=True)
+        details = request.value.model_dump(exclude={"enabled"})
+        counts, why = Counter(kind for kind, _ in facts.rewritable if details[kind]), ""
         if facts.compiled == "script":
-            return request.decline(False, "the modules of TorchScript are compiled as they are")
-        details = options.model_dump(exclude={"enabled"})
-        counts = Counter(kind for kind, _ in facts.rewritable if details[kind])
-        if not counts:
+            why = "the modules of TorchScript are compiled as they are"
+        elif not counts:
             kinds = ", ".join(kind for kind, is_on in details.items() if is_on)
-            return request.decline(False, f"the model has nothing for {kinds or 'no kind'}")
+            why = f"the model has nothing for {kinds or 'no kind'}"
         counted = ", ".join(f"{count} {CHANGES[kind]}" for kind, count in counts.items())
-        if options.enabled == "auto":
-            return request.leave(False, f"{counted}: it is there on request only")
-        return request.obey(True, counted, details=details)
+        offer = f"{counted}: it is there on request only"
+        return request.on_request(why, offer, counted, details=details)
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return self._state(target, {})
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return self._state(target, decision.details)
-
-    def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        switches = planned.details if planned else {}
         able = Counter(kind for kind, *_ in rewritable(target.model))
-        standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
-        done = Counter(one.word for each in standing for one in each)
+        done = Counter(one.word for one in SWAPPED.in_model(target.model))
         return {
             f"model.{kind}": f"{done[kind] + able[kind] * bool(switches.get(kind))} of "
             f"{done[kind] + able[kind]} {change}"
@@ -95,16 +79,18 @@ class Rewrites(Optimization):
             if done[kind] + able[kind]
         }
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put each module in the place of another; the notes say which."""
-        overrides = _overrides(decision, target)
-        with SWAPPED.overriding(overrides.items()):
-            overrides.clear()  # which hold the model
-            yield
+    def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
+        """Return what stands in for modules; the notes say for which."""
+        found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+        chosen = [one for one in rewritable(target.model) if decision.details.get(one[0])]
+        for kind, _, parent, name in chosen:
+            new = StandIn(_made(kind, parent._modules[name]), kind)
+            found.setdefault(parent, {})["_modules", name] = new
+        changed = (f"{path}: {CHANGES[kind]}" for kind, path, *_ in chosen)
+        target.notes[self.name] = "; ".join(changed)
+        return found
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return lines for each module by its path, before the optimizer is made."""
         lines: list[str] = []
         for kind, line in LINES.items():
             paths = [path for each, path in facts.rewritable if each == kind]
@@ -112,17 +98,6 @@ class Rewrites(Optimization):
                 names = f"({' '.join(f'{source(path)},' for path in paths)})"
                 lines += CODE.format(names=names, line=line).splitlines()
         return Snippet(model=tuple(lines))
-
-
-def _overrides(decision: Decision, target: Target) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
-    """Return what stands in, by the modules that hold it."""
-    overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
-    chosen = [one for one in rewritable(target.model) if decision.details.get(one[0])]
-    for kind, _, parent, name in chosen:
-        new = StandIn(_made(kind, parent._modules[name]), kind)
-        overrides.setdefault(parent, {})["_modules", name] = new
-    target.notes["rewrites"] = "; ".join(f"{path}: {CHANGES[kind]}" for kind, path, *_ in chosen)
-    return overrides
 
 
 def _made(kind: str, old: Any) -> torch.nn.Module:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import Compression, own_weight
@@ -42,12 +40,9 @@ class Sparsity(Compression):
     page = "https://docs.pytorch.org/docs/stable/sparse.html#sparse-semi-structured-tensors"
     multiples, also = (16, 16), "; without `prune` two zeros in each four of a row"
     since, units = (8, 0), "Sparse Tensor Cores"
-    Options = Annotated[
-        Literal["auto", True, False, "prune"], Field(description="auto, true, false, prune")
-    ]
+    Options = Literal["auto", True, False, "prune"]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return what is missing: Sparse Tensor Cores, torch's kernels, or numbers of 16 bits."""
         if hardware.system == "Windows":
             return "torch has no kernels for it on Windows"
         if not {*HALVES} & {*facts.dtypes}:
@@ -55,7 +50,6 @@ class Sparsity(Compression):
         return super().missing_units(value, hardware, facts)
 
     def fits(self, value: Any, weight: torch.Tensor) -> bool:
-        """Return whether sizes and numbers fit; to be pruned, it need not be sparse."""
         is_fit = super().fits(value, weight) and str(weight.dtype).endswith(HALVES)
         return is_fit and (value == "prune" or is_sparse(weight.detach()))
 
@@ -70,7 +64,6 @@ class Sparsity(Compression):
             return torch.sparse.to_sparse_semi_structured(values.contiguous())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's own call, which replaces the weights for good."""
         text = CODE.format(line=PRUNE if decision.value == "prune" else TAKE)
         imports = ("from torch.sparse import to_sparse_semi_structured",)
         comment = f"{decision.reason}; it takes the weights' place for good"

@@ -23,10 +23,7 @@ class Threads(Optimization):
     rivals = True
     free = "NUMBER"
     summary = "intra-op threads within cgroup quota and affinity"
-    helps = (
-        "containers that show more cores than they may use; tiny models, which one thread"
-        " runs fastest"
-    )
+    helps = "containers that show more cores than they may use; tiny models, fastest in one thread"
     risk = "sums are split otherwise, which is rounding"
     undone = "the number of threads is what it was"
     page = "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html"
@@ -36,7 +33,6 @@ class Threads(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Cap at the usable cores; a number is obeyed."""
         now = facts.flags.get("num_threads", hardware.cpu.usable_cores)
         usable = hardware.cpu.usable_cores
         if request.value != "auto":
@@ -57,14 +53,13 @@ class Threads(Optimization):
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"num_threads": decision.value}
 
     def as_is(self, facts: Facts) -> Any:
         return facts.flags.get("num_threads", "auto")
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the same line for every framework."""
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:

@@ -11,9 +11,8 @@ from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import Draws
-from speedkit_jupyter.loading.samples import is_iterable
-from speedkit_jupyter.loading.settings import Settings
-from speedkit_jupyter.loading.ways import why_no_workers
+from speedkit_jupyter.loading.samples import why_no_workers
+from speedkit_jupyter.loading.settings import Settings, is_iterable
 from speedkit_jupyter.support.words import count, share
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.support.torch_private import allow_onednn, onednn_is_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,16 +73,17 @@ def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     parts = [part for model in models for part in model.modules()]
     on_cpu = all(p.device.type == "cpu" for part in parts for p in part.parameters())
-    has_rnn = any(isinstance(part, torch.nn.RNNBase) for part in parts)
-    flags = torch.backends.mha.get_fastpath_enabled(), onednn_is_allowed()()
+    onednn: Any = torch.backends.mkldnn
+    flags = torch.backends.mha.get_fastpath_enabled(), onednn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
-    allow_onednn(flags[1] and not (on_cpu and has_rnn))
+    if on_cpu and any(isinstance(part, torch.nn.RNNBase) for part in parts):
+        onednn.enabled = False
     try:
         with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(flags[0])
-        allow_onednn(flags[1])
+        onednn.enabled = flags[1]
 
 
 @contextmanager

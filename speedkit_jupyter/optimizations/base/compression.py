@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +21,7 @@ from speedkit_jupyter.optimizations.facts.layers import is_linear
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.overrides import MISSING
-from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, StandIn
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.storage import are_changed, marks
 
@@ -38,15 +38,13 @@ FUSED = "`compile` fuses the casts, without which it may be slower"
 class Compression(Optimization):
     """By request only; one of them at a time.
 
-    `for_training` says that optimizers may step. Rows and columns of a weight have to be
-    `multiples` of these numbers, and `also` says what else it needs; with `casts` it is made
-    bfloat16 first. `since` is the first
-    compute capability whose `units` multiply so.
+    `for_training` says that optimizers may step. Rows and columns have to be `multiples` of these
+    numbers (`also` says what else a weight needs); with `casts` it is made bfloat16 first.
+    `since` is the first compute capability whose `units` multiply so.
     """
 
     effect = Effect.CHANGES_MODEL
     library = "torchao"
-    variable = None
     page = "https://docs.pytorch.org/ao/stable/"
     undone = "the model's own weights are back, the same objects"
     for_training: ClassVar[bool] = False
@@ -59,20 +57,12 @@ class Compression(Optimization):
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide for it by request, where the device can and nothing trains the weights."""
-        if request.value == "auto":
-            return request.leave(False, "it changes the results: ask for it")
-        if request.value is False:
-            return request.leave(False, asked=True)
-        obstacle = (
-            self._obstacle(facts)
-            or self.missing_units(request.value, hardware, facts)
-            or (self.library and lacks(hardware, self.library, SINCE))
-        )
-        if obstacle:
-            return request.decline(False, obstacle)
-        return request.obey(request.value, f"{facts.linears} linear layers", hint=self.hint)
+        is_auto = request.value == "auto"
+        why = "" if is_auto else self._obstacle(request.value, hardware, facts)
+        rule = f"{facts.linears} linear layers"
+        return request.on_request(why, "it changes the results: ask for it", rule, hint=self.hint)
 
-    def _obstacle(self, facts: Facts) -> str:
+    def _obstacle(self, value: Any, hardware: Hardware, facts: Facts) -> str:
         """Return why this model's linear layers can't multiply by others; empty where they can."""
         if facts.optimizers and not self.for_training:
             trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
@@ -85,7 +75,8 @@ class Compression(Optimization):
             return "a TorchScript module multiplies by itself"
         if not {*DTYPES} & {*facts.dtypes}:
             return f"the weights are {', '.join(facts.dtypes)}: it rounds floating-point numbers"
-        return ""
+        missing = self.missing_units(value, hardware, facts)
+        return missing or (lacks(hardware, self.library, SINCE) if self.library else "")
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
         """Return why this device does not multiply so; empty where it does."""
@@ -124,28 +115,43 @@ class Compression(Optimization):
         if self.casts:
             lines += ["for module in filter(lambda module: fits(module, None), model.modules()):"]
             lines += ["    module.weight.data = module.weight.data.bfloat16()"]
-        return Snippet(
-            f"{decision.reason}; it takes the weights' place for good",
-            imports=(
-                f"from torchao.{module} import {name}",
-                "from torchao.quantization import quantize_",
-            ),
-            model=(*lines, f"quantize_(model, {call(name, **arguments)}, filter_fn=fits)"),
-        )
+        lines.append(f"quantize_(model, {call(name, **arguments)}, filter_fn=fits)")
+        comment = f"{decision.reason}; it takes the weights' place for good"
+        quantize = "from torchao.quantization import quantize_"
+        imports = f"from torchao.{module} import {name}", quantize
+        return Snippet(comment, imports=imports, model=tuple(lines))
+
+    def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
+        """Return what stands in for every layer that fits, but for those that optimizers step."""
+        import torch
+
+        layers: list[Any] = self._layers(decision.value, target)
+        made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
+        if not made:
+            fit = "rows a multiple of {}, columns of {}".format(*self.multiples)
+            target.notes[self.name] = f"no linear layer fits: {fit}{self.also}"
+        found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+        for module in target.model.modules():
+            own = {("_modules", name): made.get(child) for name, child in module._modules.items()}
+            new = {slot: one for slot, one in own.items() if isinstance(one, torch.nn.Module)}
+            if isinstance(made.get(module), torch.nn.Parameter):
+                new["_parameters", "weight"] = made[module]
+            if new:
+                found[module] = {slot: StandIn(one, self.name) for slot, one in new.items()}
+        return found
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put something in for every layer that fits, but for those that an optimizer steps."""
-        overrides = self._overrides(decision, target)
-        if not overrides:
-            rows, columns = self.multiples
-            fit = f"rows a multiple of {rows}, columns of {columns}{self.also}"
-            target.notes[self.name] = f"no linear layer fits: {fit}"
-        with ExitStack() as stack:
-            stack.enter_context(SWAPPED.overriding(overrides.items()))
-            overrides.clear()  # which hold the model
+        """Refuse optimizers that would train what is rounded, beside the stand-ins."""
+
+        def refuse(optimizer: torch.optim.Optimizer) -> None:
             if not self.for_training:
-                stack.enter_context(newcomers(target, target.live_optimizers(), self._refuse))
+                raise SpeedKitError(
+                    f"{type(optimizer).__name__} would train a model whose weights {self.name} has "
+                    "rounded: ctx.restore() or `%speedkit restore` first, then make the optimizer"
+                )
+
+        with super().applied(decision, target), newcomers(target, target.live_optimizers(), refuse):
             yield
 
     def fits(self, value: Any, weight: torch.Tensor) -> bool:
@@ -163,24 +169,6 @@ class Compression(Optimization):
             and not (self.for_training and layer is target.model)
         ]
 
-    def _overrides(
-        self, decision: Decision, target: Target
-    ) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
-        """Return what stands in, by the modules that hold it."""
-        import torch
-
-        layers: list[Any] = self._layers(decision.value, target)
-        made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
-        overrides: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
-        for module in target.model.modules():
-            slots = {("_modules", name): made.get(child) for name, child in module._modules.items()}
-            slots = {slot: one for slot, one in slots.items() if isinstance(one, torch.nn.Module)}
-            if isinstance(weight := made.get(module), torch.nn.Parameter):
-                slots["_parameters", "weight"] = weight
-            if slots:
-                overrides[module] = {s: StandIn(one, self.name) for s, one in slots.items()}
-        return overrides
-
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
         """Return what was made of the same bits before the plan was hidden, or make it anew."""
         import torch
@@ -196,24 +184,12 @@ class Compression(Optimization):
         target.memo.quantized[layer] = marks(weights), made
         return made
 
-    def _refuse(self, optimizer: torch.optim.Optimizer) -> None:
-        raise SpeedKitError(
-            f"{type(optimizer).__name__} would train a model whose weights {self.name} has "
-            "rounded: ctx.restore() or `%speedkit restore` first, then make the optimizer"
-        )
-
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, quantized=self.name) if decision.active else facts
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        standing = [SWAPPED.standing(one).values() for one in target.model.modules()]
-        ours = {id(one.value) for each in standing for one in each if one.word == self.name}
-        return self._counted(target, len(ours))
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return self._counted(target, len(self._layers(decision.value, target)))
-
-    def _counted(self, target: Target, number: int) -> dict[str, str]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        ours = {id(v) for v, word in SWAPPED.in_model(target.model) if word == self.name}
+        number = len(self._layers(planned.value, target) if planned else ours)
         return {f"model.{self.name}": f"{number} of {len(_linears(target))} linear layers"}
 
 

@@ -10,8 +10,6 @@ from typing import Any, Literal
 from speedkit_jupyter.optimizations.base.options import Fields
 
 Source = Literal["auto", "user", "env", "measured"]
-
-
 Switch = Literal["auto", True, False]
 
 
@@ -25,30 +23,20 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """One optimization's outcome.
-
-    `value` is in the config's own words; `active` says whether applying changes anything;
-    `declined` that something was asked for and not granted (or replaced by the nearest that
-    works). `worth_measuring` is the value that may pay here and may cost: no rule turns it on,
-    and None where there is none.
-
-    Why: `rule` names the rule or the fact; `asked` says that it is done as it was asked; `measured`
-    is the number that decided, and `variable` the environment variable. `hint` is what follows
-    from it for the user. One of the first three is there.
-    """
+    """One optimization's outcome. A reason is there: `rule`, `asked` or `measured`."""
 
     name: str
-    value: Any
-    rule: str
+    value: Any  # in the config's own words
+    rule: str  # the rule or the fact that decided
     source: Source = "auto"
-    active: bool = False
-    declined: bool = False
-    worth_measuring: Any = None
+    active: bool = False  # applying changes something
+    declined: bool = False  # asked for and not granted, or replaced by the nearest that works
+    worth_measuring: Any = None  # the value that may pay here and may cost: no rule turns it on
     details: Mapping[str, Any] = field(default_factory=dict)
-    asked: bool = False
-    measured: str = ""
-    variable: str | None = None
-    hint: str = ""
+    asked: bool = False  # done as it was asked
+    measured: str = ""  # the number that decided
+    variable: str | None = None  # the environment variable that decided
+    hint: str = ""  # what follows for the user
 
     @property
     def why(self) -> str:
@@ -78,11 +66,27 @@ class Request:
     measured: str = ""
 
     @property
+    def word(self) -> Any:
+        """Return the value, of options with fields that of the first one."""
+        value = self.value
+        return next(iter(dict(value).values())) if isinstance(value, Fields) else value
+
+    @property
     def explicit(self) -> bool:
         """Return whether something definite was asked for, rather than left to SpeedKit."""
-        value = self.value
-        first = next(iter(dict(value).values())) if isinstance(value, Fields) else value
-        return self.source != "auto" and first != "auto"
+        return self.source != "auto" and self.word != "auto"
+
+    def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
+        """Do it where it was asked for by name and there is no obstacle; `otherwise` says why
+        `auto` does not.
+        """
+        if self.word is False:
+            return self.leave(False, asked=True)
+        if obstacle:
+            return self.decline(False, obstacle)
+        if self.word == "auto":
+            return self.leave(False, otherwise)
+        return self.obey(self.word, rule, **more)
 
     def apply(self, value: Any, rule: str, **more: Any) -> Decision:
         """Do it, by this rule."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.fields import FieldInfo
+
+Flag = Annotated[bool, Strict()]
 
 
 class Fields(BaseModel):
@@ -17,26 +19,27 @@ class Fields(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for info in cls.model_fields.values():
+            info.description = info.description or ", ".join(choices(info.annotation))
+
     @model_validator(mode="before")
     @classmethod
     def _bare_word(cls, value: Any) -> Any:
         if isinstance(value, BaseModel):
             return value
-        first, *others = cls.model_fields
+        words = {name: choices(info.annotation) for name, info in cls.model_fields.items()}
+        first, *others = words
         given = dict(value) if isinstance(value, Mapping) else {first: value}
         word = given.get(first)
-        takers = [name for name in others if word in _choices_of(cls, name)]
-        if takers and takers[0] not in given and word not in _choices_of(cls, first):
+        takers = [name for name in others if word in words[name]]
+        if takers and takers[0] not in given and word not in words[first]:
             given |= {first: True, takers[0]: word}
         switches = [name for name, info in cls.model_fields.items() if info.annotation is bool]
         if isinstance(word, str) and word in switches:
-            others_off = {name: False for name in switches if name != word}
-            given = others_off | given | {first: True, word: True}
+            given = dict.fromkeys(switches, False) | given | {first: True, word: True}
         return given
-
-
-def _choices_of(options: type[BaseModel], name: str) -> tuple[str, ...]:
-    return choices(options.model_fields[name].annotation)
 
 
 def fields_of(options: Any) -> dict[str, FieldInfo]:
@@ -45,13 +48,18 @@ def fields_of(options: Any) -> dict[str, FieldInfo]:
     return dict(options.model_fields) if is_fields else {}
 
 
+def described(options: Any) -> Any:
+    """Return the type of a bare value with its words as the description, unless it has one."""
+    if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
+        return options
+    return Annotated[options, Field(description=", ".join(choices(options)))]
+
+
 def choices(annotation: Any) -> tuple[str, ...]:
     """Return the words that an option takes, true and false included."""
     if annotation is bool:
         return ("true", "false")
     if get_origin(annotation) is Literal:
-        return tuple(
-            str(value).lower() if isinstance(value, bool) else str(value)
-            for value in get_args(annotation)
-        )
+        words = get_args(annotation)
+        return tuple(str(word).lower() if isinstance(word, bool) else str(word) for word in words)
     return tuple(word for part in get_args(annotation) for word in choices(part))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from speedkit_jupyter.optimizations.properties.overrides import (
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 SLOT = "_compiled_call_impl"
+FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
 
 
 class Call:
@@ -29,14 +31,19 @@ class Call:
 
     `inner` is the layer below, None where that is the module's own call. `compiles` is for one
     that stands for compiled code. `only_in` is the number of the one thread that it acts in, where
-    it asks; None for all.
+    it asks; None for all. `notes` are the plan's.
     """
 
     compiles: ClassVar[bool] = False
-    only_in: int | None = None
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        notes: dict[str, str] | None = None,
+        only_in: int | None = None,
+    ) -> None:
         self._module = weakref.ref(module)
+        self.notes, self.only_in = {} if notes is None else notes, only_in
         self.inner: Callable[..., Any] | None = None
 
     @property
@@ -83,9 +90,7 @@ class Calls(Property):
         if inner is not None:
             thing.__dict__[SLOT] = inner
 
-    def put_back(
-        self, thing: torch.nn.Module, original: Any, override: Call, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: Any, override: Call, optimizers: Optimizers) -> None:
         if self.holds(thing, override):
             put_back_entries(thing.__dict__, {SLOT: original})
 
@@ -119,23 +124,9 @@ def _chain(module: torch.nn.Module) -> Iterator[Any]:
 
 def is_watched(module: torch.nn.Module) -> bool:
     """Return whether a hook sees what it takes or gives, or something computes in its place."""
-    return _has_own_hooks(module) or "forward" in module.__dict__
+    return any(getattr(module, kind) for kind in HOOKS) or "forward" in module.__dict__
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Return whether something of the user's runs with the forward or backward pass of a part."""
-    return any(map(_has_own_hooks, module.modules()))
-
-
-def _has_own_hooks(module: torch.nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-
-
-def has_forward_hooks(module: torch.nn.Module) -> bool:
+def has_hooks(module: torch.nn.Module, kinds: Sequence[str] = HOOKS) -> bool:
     """Return whether something of the user's runs whenever a part of it runs."""
-    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,9 +21,8 @@ MISSING = object()
 class Property(ABC):
     """One property of one kind of object: how a weight lies, where it is, an optimizer's settings.
 
-    What is known of an object is kept beside it and dies with it; nothing here keeps an object
-    alive. So an `original` must not hold its object. `optimizers` are those whose state goes with
-    the object.
+    Nothing here keeps an object alive, so an `original` must not hold its object. `optimizers` are
+    those whose state goes with the object.
     """
 
     def __init__(self) -> None:
@@ -43,12 +42,9 @@ class Property(ABC):
 
     @abstractmethod
     def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:
-        """Make it what was found, around the values, wherever it is still as overridden.
+        """Make it what was found, wherever it is still as overridden; the values stay."""
 
-        What is new takes after the rest.
-        """
-
-    def adopted(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> Any:
+    def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
         """Return the original once the user has changed something since it was found."""
         return self.found(thing, optimizers)
 
@@ -57,26 +53,21 @@ class Property(ABC):
         self, overrides: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
     ) -> Iterator[Layer]:
         """Put every (object, override) into force for the block, and take all back, whatever fails.
-
         `search` finds the optimizers, now and at the end.
         """
         layer = Layer(self, search)
         try:
             layer.add_each(overrides)
-            del overrides  # whatever this function names lives as long as the plan
+            del overrides  # what this function names lives as long as the plan
             yield layer
         finally:
             layer.close()
 
     def original(self, thing: Any) -> Any:
         """Return what was found before the first plan that is in force; MISSING without one."""
-        layers = self.layers(thing)
-        return MISSING if layers is None else layers.original
-
-    def layers(self, thing: Any) -> Layers | None:
-        """Return the layers that are in force; their `original` may become another meanwhile."""
         known = self._layers
-        return known.get(thing) if known else None  # to ask even an empty one takes a while
+        layers = known.get(thing) if known else None  # to ask even an empty one takes a while
+        return MISSING if layers is None else layers.original
 
     def _all(self) -> MutableMapping[Any, Layers]:
         if self._layers is None:
@@ -87,14 +78,14 @@ class Property(ABC):
 
 
 class Layer:
-    """What one plan overrides on its objects."""
+    """What one plan overrides, on `things`."""
 
     def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
         from torch.utils.weak import WeakIdKeyDictionary
 
         self._property, self._search = owner, search
         self._optimizers = search()
-        self._things: MutableMapping[Any, None] = WeakIdKeyDictionary()
+        self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
 
     def add_each(self, overrides: Iterable[tuple[Any, Any]]) -> None:
         """Put each (object, override) into force."""
@@ -109,13 +100,9 @@ class Layer:
             layers = every[thing] = Layers(self._property.found(thing, self._optimizers))
         elif not self._property.holds(thing, layers.top):
             layers = every[thing] = Layers(self._adopted(thing, layers, self._optimizers))
-        self._things[thing] = None
+        self.things[thing] = None
         layers.overrides[self] = override
         self._property.put(thing, override, self._optimizers)
-
-    def things(self) -> list[Any]:
-        """Return the objects that it overrides."""
-        return list(self._things)
 
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
         """Put it once more where parts of the object are new: a loaded state, another optimizer."""
@@ -126,24 +113,16 @@ class Layer:
             self._property.put(thing, layers.top, optimizers)
 
     def _adopted(self, thing: Any, layers: Layers, optimizers: Optimizers) -> Any:
-        return self._property.adopted(thing, layers.original, layers.top, optimizers)
+        return self._property.adopted(thing, layers.original, optimizers)
 
     def close(self) -> None:
-        """Take every override back. The first failure goes on once all the others are done."""
-        things = list(self._things)
-        self._optimizers = self._search() if things else ()
-        failures = []
-        for thing in reversed(things):
-            try:
-                self.withdraw(thing)
-            except Exception as failure:
-                failures.append(failure)
-        if failures:
-            raise failures[0]
+        """Take every override back, the last one first. A failure goes on once all are done."""
+        self._optimizers = self._search() if self.things else ()
+        with ExitStack() as stack:
+            for thing in self.things:
+                stack.callback(self._withdraw, thing)
 
-    def withdraw(self, thing: Any) -> None:
-        """Take the override for one object back."""
-        self._things.pop(thing, None)
+    def _withdraw(self, thing: Any) -> None:
         every = self._property._all()
         layers = every.get(thing)
         if layers is None or self not in layers.overrides:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 # Where a module has it (`_parameters`, `_modules`, empty for its own attributes), and its name.
 Slot = tuple[str, str]
-PLAIN = (bool, int, float, str, type(None))
 
 
 class StandIn(NamedTuple):
@@ -46,8 +45,14 @@ class Swapped(Property):
         known = {} if self._standing is None else self._standing.get(thing, {})
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
+    def in_model(self, model: torch.nn.Module) -> Iterator[StandIn]:
+        """Yield what stands in anywhere in the model."""
+        for module in model.modules():
+            yield from self.standing(module).values()
+
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[Slot, Any]:
-        own = {("", name): v for name, v in vars(thing).items() if isinstance(v, PLAIN)}
+        plain = (bool, int, float, str, type(None))
+        own = {("", name): v for name, v in vars(thing).items() if isinstance(v, plain)}
         kinds = ("_parameters", "_modules")
         return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
 
@@ -68,15 +73,11 @@ class Swapped(Property):
     def holds(self, thing: torch.nn.Module, override: Slots) -> bool:
         return override.keys() <= self.standing(thing).keys()
 
-    def put_back(
-        self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: Any, override: Slots, optimizers: Optimizers) -> None:
         for slot in self.standing(thing):
             _put(thing, slot, original.get(slot, MISSING))
 
-    def adopted(
-        self, thing: torch.nn.Module, original: Any, override: Slots, optimizers: Any
-    ) -> Any:
+    def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
         ours = {slot: original.get(slot, MISSING) for slot in self.standing(thing)}
         return self.found(thing, optimizers) | ours
 

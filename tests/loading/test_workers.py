@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from speedkit_jupyter.loading.samples import Samples, look_at
-from speedkit_jupyter.loading.ways import Ways, why_no_workers
+from speedkit_jupyter.loading.samples import Samples, look_at, why_no_workers
+from speedkit_jupyter.loading.tuner import first_ways
 
 
 class Holding(Dataset[Any]):
@@ -85,7 +85,7 @@ class Stream(IterableDataset[Any]):
 def test_workers_are_tried_up_to_the_cores_and_one_for_an_iterable_data_set() -> None:
     numbers: list[list[int]] = []
     for data in (Holding(1), Stream()):
-        ways = Ways(DataLoader(data), Samples(), 3, torch.device("cpu"), 8)
-        numbers.append([one.num_workers for one in ways.first() if one.num_workers])
+        ways, declined = first_ways(DataLoader(data), Samples(), 3)
+        numbers.append([one.num_workers for one in ways if one.num_workers])
     assert numbers == [[1, 2, 3], [1]]
-    assert "2 workers or more" in ways.declined
+    assert "2 workers or more" in declined
