@@ -12,7 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 from speedkit_jupyter.measure.checks.deviations import (
     LEAST_GRADIENT,
@@ -25,9 +26,6 @@ from speedkit_jupyter.measure.checks.deviations import (
 from speedkit_jupyter.measure.checks.values import leaves, plain
 from speedkit_jupyter.measure.checks.watching import Watcher, unwatched
 from speedkit_jupyter.support.storage import is_in_memory
-
-if TYPE_CHECKING:
-    pass
 
 # Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
 # the user has, the second what the first left. The trace holds as many copies of the parameters.
@@ -77,23 +75,21 @@ class Row:
 
 @dataclass
 class Run:
-    """What a few calls of the step showed, the `latest` rows by kind and name, too.
+    """What a few calls of the step showed.
 
     `steps` counts those of optimizers, `ends` are the counts at the end of each call. `diverged`
     is whether a model was given other integers than in the trace: a step feeds its own tokens back.
     """
 
     rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
-    latest: dict[tuple[str, str], Row] = field(default_factory=dict)
     steps: int = 0
     ends: list[int] = field(default_factory=list)
     diverged: bool = False
 
-    def add(self, key: Key, name: str, row: Row) -> None:
-        """Add a row."""
-        self.rows[key, name] = row
-        if row.fits:
-            self.latest[row.kind, name] = row
+    @cached_property
+    def latest(self) -> dict[tuple[str, str], Row]:
+        """The last row of each kind and name; known when the run is over."""
+        return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
 class Enough(BaseException):
@@ -309,7 +305,7 @@ class Observer(Watcher):
             self.trace[key], look = self._stored(kind, found), Look(found)
         rows = _compared(kind, found, look)
         for name, row in rows.items():
-            self.run.add(key, name, row)
+            self.run.rows[key, name] = row
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
