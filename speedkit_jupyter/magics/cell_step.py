@@ -10,14 +10,12 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.magics.cell import Cell
 from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.magics.namespace import models as models_of
-from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.discovery import (
     bystanders_among,
     optimizers_among,
     outermost,
     reached,
 )
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import messages
@@ -66,16 +64,12 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
     """Return the profiler of a cell whose loops tell what they wait for."""
     from speedkit_jupyter.profiling.instruments import Loops
-    from speedkit_jupyter.profiling.lines import cells
-    from speedkit_jupyter.profiling.profile import Profile
     from speedkit_jupyter.profiling.profiler import Profiler
 
     loops = Loops()
     step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
-    device = device_of(step)
-    profile = Profile(names=cells(), environment=environment(device), command=command)
     called = {id(model): name for name, model in models_of(shell.user_ns).items()}
-    return Profiler(step, device, profile, budget_s, loops, called)
+    return Profiler(step, budget_s, command, called, loops)
 
 
 def again(make: Callable[..., R], *arguments: Any) -> R:
