@@ -72,6 +72,7 @@ class Trials:
         tensors = memory.state_tensors(first.step.models, first.step.optimizers)
         begins = [part.off for part in sums([(plain(t.detach().float()), None) for t in tensors])]
         if "judge" not in kept or kept["judge"][1] != begins:
+            self.judge = Judge()
             self._gather()
             kept["judge"] = self.judge, begins
         self.judge = judge = kept["judge"][0]
