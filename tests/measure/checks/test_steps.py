@@ -11,7 +11,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from planted import examined
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacrev, jvp, vjp, vmap
+from torch.func import functional_call, grad, jacrev, jvp, vmap
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,19 +40,12 @@ def second(model, x):
     )
 
 
-def backward_through(model, x):
-    given, back = vjp(model, x)
-    return back(torch.ones_like(given))[0]
-
-
 TRANSFORMS = {
     "vmap": lambda model, x: vmap(model)(x),
     "vmap, random": with_noise,
     "vmap of grad": per_sample,
-    "vjp": backward_through,
     "jvp": lambda model, x: jvp(model, (x,), (torch.ones_like(x),))[1],
     "jacrev": lambda model, x: vmap(jacrev(model))(x),
-    "hessian": lambda model, x: vmap(hessian(lambda a: model(a).sum()))(x),
     "dual numbers": dual,
     "vectorized jacobian": second,
 }
