@@ -23,6 +23,7 @@ from speedkit_jupyter.measure.checks.deviations import (
     sums,
     total,
 )
+from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.checks.values import leaves, plain
 from speedkit_jupyter.measure.checks.watching import Watcher, unwatched
 from speedkit_jupyter.support.storage import is_in_memory
@@ -55,10 +56,9 @@ class Look:
 class Row:
     """How far one value is off the trace's; `fits` unless it is missing or has another shape.
 
-    `error` is that of numbers, `sums` what it is made of. Of integers `count` is how many of `size`
-    differ, `most` by how much, and `largest` is the trace's largest. Text has no size. Kinds are
-    output, gradient, those of MOVES, the integers given to a model, and a result after more
-    optimizer steps than are followed, of which only the form is compared.
+    `error` is that of numbers. Of integers `count` is how many of `size` differ, `most` by how
+    much, and `largest` is the trace's largest. Text has no size. Of a kind `result`, after more
+    optimizer steps than are followed, only the form is compared.
     """
 
     kind: str
@@ -143,7 +143,7 @@ class Observer(Watcher):
                 gradient.detach().zero_()
 
     def _all(self, what: str) -> Values:
-        """Return the models' parameters, buffers or modules by name."""
+        """Return the models' parameters or buffers by name."""
         return {
             f"{type(model).__name__} {number}: {name}" if len(self.models) > 1 else name: value
             for number, model in enumerate(self.models, 1)
@@ -204,7 +204,7 @@ class Observer(Watcher):
             return
         self._taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
-        own = _moved_by(optimizer)
+        own = parameters_of([optimizer])
         names = [self._name(parameter) for parameter in own]
         # Within the backward pass parameters get their gradients in any order.
         self._tag = names[0] if self._in_backward and own else ""
@@ -231,7 +231,7 @@ class Observer(Watcher):
         self._in_closure = False
         if self._is_free:
             return
-        self._moves("parameter", {self._name(p): p for p in _moved_by(optimizer)})
+        self._moves("parameter", {self._name(p): p for p in parameters_of([optimizer])})
         self._moves("buffer", self._all("buffers"))
         if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
             raise Enough
@@ -310,25 +310,19 @@ class Observer(Watcher):
 
     def _stored(self, kind: str, found: Values) -> Look:
         """Copies: in float32, which is far finer than what is told apart."""
-        import torch
-
         look = Look(dict(found))
         for name, value in found.items():
-            if _is_exact(value):
-                look.values[name] = value.clone()
-            elif isinstance(value, torch.Tensor):
-                narrow = torch.complex64 if value.is_complex() else torch.float32
-                look.values[name] = value.detach().to(narrow, copy=True)
-                if kind in MOVES:
-                    seen = self._seen.get(name)
-                    way = value if seen is None or seen.shape != value.shape else value - seen
-                    look.ways[name] = float(way.norm())
-                    self._seen |= {name: look.values[name]} if kind == "parameter" else {}
+            if value is None or isinstance(value, str):
+                continue
+            look.values[name] = kept = value.detach().clone()
+            if kept.is_floating_point():
+                look.values[name] = kept = kept.float()
+            if kind in MOVES and not _is_exact(kept):
+                seen = self._seen.get(name)
+                way = value if seen is None or seen.shape != value.shape else value - seen
+                look.ways[name] = float(way.norm())
+                self._seen |= {name: kept} if kind == "parameter" else {}
         return look
-
-
-def _moved_by(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
@@ -361,12 +355,10 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
 
 def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
     """Compare text and integers; return whether there are numbers to be reduced."""
-    import torch
-
     if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
         row.fits, row.count = True, int(mine != theirs)
         return False
-    tensors: list[Any] = [one for one in (mine, theirs) if isinstance(one, torch.Tensor)]
+    tensors = [one for one in (mine, theirs) if one is not None]
     row.size = max((tensor.numel() for tensor in tensors), default=1)
     row.fits &= len({tensor.shape for tensor in tensors}) < 2
     if not row.fits or not any(map(_is_exact, tensors)):
@@ -379,10 +371,9 @@ def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
 
 
 def _is_exact(value: Any) -> bool:
-    import torch
-
-    is_tensor = isinstance(value, torch.Tensor)
-    return is_tensor and not (value.is_floating_point() or value.is_complex())
+    if value is None or isinstance(value, str):
+        return False
+    return not (value.is_floating_point() or value.is_complex())
 
 
 def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
