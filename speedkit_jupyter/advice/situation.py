@@ -63,6 +63,10 @@ class Situation:
         self.cores, self.on_cpu = self.hardware.cpu.usable_cores, self.device.type == "cpu"
         self.trains = bool(self.watched.backwards) or self.watched.gradients_asked
         self.subject = Subject(self.models, self.optimizers, self.loaders)
+        self.calls = self.watched.of_models()
+        self.inputs = [one for call in self.calls for one in call.inputs]
+        modules = (one for model in self.models for one in model.modules())
+        self.modules = list({id(one): one for one in modules}.values())
         self.parameters = self.subject.parameters
         # Those that the step makes itself included.
         self.held = self.subject.held | self.watched.held
@@ -89,7 +93,7 @@ class Situation:
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.rpartition("#")[2].startswith(names))
 
-    def modules(self, names: Collection[str] | None = None) -> float:
+    def module_share(self, names: Collection[str] | None = None) -> float:
         """Return the share of modules by name, or of all."""
         found = [] if self.profile.costs is None else self.profile.costs.modules
         return sum(one.share for one in found if one.name and (names is None or one.name in names))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def no_grad(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is called with gradients on and no backward pass."""
-    calls = [call for call in seen.watched.of_models() if call.has_graph]
+    calls = [call for call in seen.calls if call.has_graph]
     if seen.trains or seen.watched.steps or not calls:
         return
     called, part = seen.name(calls[0].module, "the model"), seen.share("forward")
@@ -224,11 +224,10 @@ def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]
     """Return large ones that get gradients, and whose weight nothing else computes with."""
     import torch
 
-    modules = {id(one): one for model in seen.models for one in model.modules()}.values()
-    used = [id(one) for module in modules for one in module.parameters(recurse=False)]
+    used = [id(one) for module in seen.modules for one in module.parameters(recurse=False)]
     return [
         one
-        for one in modules
+        for one in seen.modules
         if isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag)
         and not (one.sparse or one.scale_grad_by_freq)
         and id(one.weight) in seen.watched.got_gradients
@@ -245,7 +244,7 @@ def input_gradients(seen: Situation) -> Iterator[Opportunity]:
     is_read = any(not dotted(node).startswith("torch.autograd") for node in read)
     if not seen.watched.backwards or seen.watched.gradients_asked or is_read:
         return
-    for call in seen.watched.of_models():
+    for call in seen.calls:
         leaves = [one for one in call.inputs if one.requires_grad and one.is_leaf]
         if all(isinstance(one, nn.Parameter) or id(one) in seen.held for one in leaves):
             continue

@@ -182,8 +182,7 @@ def pin_memory(seen: Situation) -> Iterator[Opportunity]:
 
 def padding(seen: Situation) -> Iterator[Opportunity]:
     """Find batches of words that are padding for the most part."""
-    given = (one for call in seen.watched.of_models() for one in call.inputs)
-    found = [one for one in map(padded, given) if one is not None]
+    found = [one for one in map(padded, seen.inputs) if one is not None]
     if not found or seen.computing < 0.2:
         return
     everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
@@ -231,7 +230,7 @@ MOST_ROWS, LARGER, LEAST_GAINED = 8, 4, 2.0
 
 def small_batch(seen: Situation) -> Iterator[Opportunity]:
     """Find a batch so small that operators cost more than what they compute, by trying more."""
-    calls = seen.watched.of_models()
+    calls = seen.calls
     if not (calls and seen.trains) or seen.computing < 0.3:
         return
     sizes = {one.shape[0] for one in calls[0].inputs if one.dim() > 1}

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.advice import Gain, Opportunity, Trial, amdahl
+from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, Trial, amdahl
 from speedkit_jupyter.advice.code import Part, dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.profiling.lines import Spot
@@ -90,7 +90,7 @@ def growing_copies(seen: Situation) -> Iterator[Opportunity]:
             f"write into memory that is there already: {line.place}",
             amdahl(line.taken, 3.0),  # a row in place costs next to nothing
             "a list that is joined once; or torch.empty(capacity, …) and memory[at] = row",
-            "none: the results are the same",
+            EXACT,
             f"`{ast.unparse(line.node)}` copies all of it for each new row: ",
         )
 

@@ -45,7 +45,7 @@ LEAST_CALLS, MOST_TRIED = 4, 64
 def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is asked sample by sample, none made of another's result, by trying."""
     groups = defaultdict[tuple[int, int], list[ModelCall]](list)
-    for call in seen.watched.of_models():
+    for call in seen.calls:
         groups[id(call.module), call.step].append(call)
     many = max(groups.values(), key=len, default=[])
     if len(many) < LEAST_CALLS or not _have_one_row(many) or _has_batch_norm(many[0]):
@@ -91,8 +91,8 @@ def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
 
     for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         calls = seen.watched.times[kind] / seen.steps
-        modules = (one for model in seen.models for one in model.modules() if type(one) is kind)
-        taken, every = seen.modules({seen.name(one, "") for one in modules}), seen.modules()
+        names = {seen.name(one, "") for one in seen.modules if type(one) is kind}
+        taken, every = seen.module_share(names), seen.module_share()
         # Without a trace the cells count as all there is: so many calls mostly are.
         taken = seen.computing * (taken / every if every else 1.0)
         if calls < 8 or taken < 0.1:
@@ -110,7 +110,7 @@ def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
 
 def same_forward_twice(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is called again on the same tensors, with the same weights."""
-    calls = seen.watched.of_models()
+    calls = seen.calls
     again = [
         call for at, call in enumerate(calls) if any(map(call.is_same_as, calls[:at]))
         and call.inputs and not _has_dropout(call)
