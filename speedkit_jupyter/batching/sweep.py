@@ -17,19 +17,19 @@ from speedkit_jupyter.batching.feeds import Feed
 from speedkit_jupyter.loading.tuner import arguments_of, check_loader
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.checks import memory
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_a_window, in_windows
+from speedkit_jupyter.support.interrupts import in_a_window, interruptible
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
 
@@ -292,7 +292,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def batch_sizes(
     step: Callable[..., object],
     batch: Any = None,

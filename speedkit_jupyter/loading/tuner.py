@@ -14,17 +14,17 @@ from speedkit_jupyter.loading.settings import Settings, is_iterable, length, reb
 from speedkit_jupyter.loading.timed import Timed
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -259,7 +259,7 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def tune_loader(
     loader: DataLoader[Any],
     step: Callable[..., object] | None = None,

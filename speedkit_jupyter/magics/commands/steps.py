@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import namespace, options
-from speedkit_jupyter.magics.line import Names, Option, command, names_of, whole_number
+from speedkit_jupyter.magics.options import Names, Option, command, names_of, whole_number
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
