@@ -170,12 +170,12 @@ class LoaderTuner:
 
         def outcome(chosen: Candidate) -> LoaderTuning:
             loader: Any = rebuilt(self._loader, chosen.settings)
-            loader.tuning = LoaderTuning(
+            tuning = loader.tuning = LoaderTuning(
                 loader, race, chosen, timed.epoch, self._name, self._against, declined,
                 [*_remarks(race, chosen, seen)], source(self._loader, chosen.settings, self._name),
                 environment(self._device), self._command,
             )  # fmt: skip
-            return loader.tuning
+            return tuning
 
         race.admit(ways, timed.enter)
         self._result = outcome(race.own)
