@@ -73,21 +73,18 @@ def through(loader: DataLoader[Any]) -> Feed:
     def put(batch: Any) -> None:
         given[0], drawn[0] = batch, 0
 
-    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(asked: DataLoader[Any]) -> Any:
-            if asked is not loader:
-                return original(asked)
-            drawn[0] += 1
-            return iter(given)
-
-        return call
+    def begun(original: Any, asked: DataLoader[Any]) -> Any:
+        if asked is not loader:
+            return original(asked)
+        drawn[0] += 1
+        return iter(given)
 
     return Feed(
         first_of(loader),
         put,
         "its loader, one batch a call, loaded before",
         lambda: drawn[0],
-        lambda: patched(DataLoader, "__iter__", instead),
+        lambda: patched(DataLoader, "__iter__", partial(partial, begun)),
     )
 
 
