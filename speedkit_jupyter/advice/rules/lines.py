@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 from speedkit_jupyter.advice import trials
@@ -54,16 +52,13 @@ def _costly(seen: Situation, nodes: Nodes, least: float = LEAST) -> Iterator[_Li
 
 def cleaning(seen: Situation) -> Iterator[Opportunity]:
     """Find `gc.collect()` and `empty_cache()`: what they free is asked for again at once."""
-    import torch
-
-    owners = [(gc, "collect"), (torch.cuda, "empty_cache")]
     for line in _costly(seen, seen.code.calls("gc.collect", "empty_cache"), 0.02):
         yield line.says(
             f"leave {ast.unparse(line.node)} out of the step",
             amdahl(line.taken, 5.0),
             "once after the training, if at all",
             "what refers to itself lies in memory a little longer",
-            trial=partial(trials.doing_nothing, owners),
+            trial=trials.nothing_collected,
         )
 
 

@@ -48,7 +48,10 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     for call in seen.calls:
         groups[id(call.module), call.step].append(call)
     many = max(groups.values(), key=len, default=[])
-    if len(many) < LEAST_CALLS or not _have_one_row(many) or _has_batch_norm(many[0]):
+    if len(many) < LEAST_CALLS or not _have_one_row(many):
+        return
+    names = [type(one).__name__ for one in many[0].module.modules()]
+    if many[0].training and any("BatchNorm" in name for name in names):
         return
     if any(one.grad_fn is not None for call in many[1:] for one in call.inputs):
         return  # a call gets what an earlier one gave
@@ -80,11 +83,6 @@ def _have_one_row(calls: list[ModelCall]) -> bool:
     return bool(inputs) and rows and not others
 
 
-def _has_batch_norm(call: ModelCall) -> bool:
-    names = (type(one).__name__ for one in call.module.modules())
-    return call.training and any("BatchNorm" in name for name in names)
-
-
 def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
     """Find recurrent cells in a loop of Python's, where torch has the whole layer."""
     from torch import nn
@@ -111,10 +109,8 @@ def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
 def same_forward_twice(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is called again on the same tensors, with the same weights."""
     calls = seen.calls
-    again = [
-        call for at, call in enumerate(calls) if any(map(call.is_same_as, calls[:at]))
-        and call.inputs and not _has_dropout(call)
-    ]  # fmt: skip
+    again = [call for at, call in enumerate(calls) if any(map(call.is_same_as, calls[:at]))]
+    again = [call for call in again if call.inputs and not _has_dropout(call)]
     for call in {id(one.module): one for one in again}.values():
         twice = len(again) / len(calls)
         taken = seen.share("forward") * twice
@@ -134,12 +130,8 @@ def same_forward_twice(seen: Situation) -> Iterator[Opportunity]:
 
 def _has_dropout(call: ModelCall) -> bool:
     """Return whether two passes differ on purpose."""
-    return any(
-        "Dropout" in type(one).__name__
-        and getattr(one, "training", False)
-        and getattr(one, "p", 1) > 0
-        for one in call.module.modules()
-    )
+    dropouts = [one for one in call.module.modules() if "Dropout" in type(one).__name__]
+    return any(getattr(one, "training", False) and getattr(one, "p", 1) for one in dropouts)
 
 
 # Lines this near each other are one matter, which takes at least this share of the step, and this
@@ -155,7 +147,13 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
         parts.append("data")
     for part in parts:
         lines = [line for line in seen.profile.lines.costliest(part) if line[0] not in said]
-        for spots, taken in _together(lines):
+        while lines:
+            # The costliest line, with those near it.
+            (file, number), _ = lines[0]
+            near = [one for one in lines
+                    if one[0].file == file and abs(one[0].number - number) <= NEAR]  # fmt: skip
+            lines = [one for one in lines if one not in near]
+            spots, taken = [spot for spot, _ in near], sum(each for _, each in near)
             python = sum(seen.profile.lines.python.get(spot, 0.0) for spot in spots)
             if taken < LEAST_SLOW or python < PYTHON * taken:
                 continue
@@ -168,12 +166,3 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
                 "depends on what you write",
                 spots=tuple(spots),
             )
-
-
-def _together(lines: list[tuple[Spot, float]]) -> Iterator[tuple[list[Spot], float]]:
-    """Yield the costliest line with those near it; then of what is left, and so on."""
-    while lines:
-        (file, number), _ = lines[0]
-        near = [one for one in lines if one[0].file == file and abs(one[0].number - number) <= NEAR]
-        lines = [one for one in lines if one not in near]
-        yield [spot for spot, _ in near], sum(taken for _, taken in near)
