@@ -57,6 +57,14 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
+def takes_whole_batches(loader: DataLoader[Any]) -> bool:
+    """Return whether it stacks samples of tensors in memory, which take a list of indices."""
+    from torch.utils.data import TensorDataset, default_collate
+
+    is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
+    return is_plain and type(loader.dataset) is TensorDataset
+
+
 def index_sampler(loader: DataLoader[Any]) -> Any:
     """Return what gives the indices of each batch, or of each sample without batches."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler

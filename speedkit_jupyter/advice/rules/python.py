@@ -108,9 +108,11 @@ def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
 
 def same_forward_twice(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is called again on the same tensors, with the same weights."""
-    calls = seen.calls
-    again = [call for at, call in enumerate(calls) if any(map(call.is_same_as, calls[:at]))]
-    again = [call for call in again if call.inputs and not _has_dropout(call)]
+    calls, keys, again = seen.calls, set[object](), list[ModelCall]()
+    for call in calls:
+        if call.key in keys and call.inputs and not _has_dropout(call):
+            again.append(call)
+        keys.add(call.key)
     for call in {id(one.module): one for one in again}.values():
         twice = len(again) / len(calls)
         taken = seen.share("forward") * twice
