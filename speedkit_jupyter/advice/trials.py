@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice.advice import Subject, Trial
-from speedkit_jupyter.loading.settings import Settings, rebuilt
+from speedkit_jupyter.loading.settings import Settings, begun_with, rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 if TYPE_CHECKING:
@@ -170,12 +170,9 @@ def other_loader(lasting: int | None, number: int, settings: Settings) -> Trial 
     """Return what has the loader of this number load with other settings; None where the step makes
     it itself, each time another one: the first `lasting` stay.
     """
-    from torch.utils.data import DataLoader
 
     def replaced(subject: Subject) -> Context:
         loader = subject.loaders[number]
-        other = rebuilt(loader, settings)
-        make = lambda original: lambda asked: original(other if asked is loader else asked)  # noqa: E731
-        return patched(DataLoader, "__iter__", make)
+        return begun_with(loader, partial(iter, rebuilt(loader, settings)))
 
     return replaced if lasting is None or number < lasting else None

@@ -6,15 +6,19 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.race import Block, Candidate
-from speedkit_jupyter.loading.settings import index_sampler, is_iterable, length, rebuilt
+from speedkit_jupyter.loading.settings import (
+    begun_with,
+    index_sampler,
+    is_iterable,
+    length,
+    rebuilt,
+)
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
@@ -171,15 +175,12 @@ class Timed:
 
     def installed(self) -> AbstractContextManager[None]:
         """In the block loops over the user's loader get the batches that are measured."""
-        from torch.utils.data import DataLoader
+        return begun_with(self._loader, self._batches)
 
-        def begun(original: Any, asked: DataLoader[Any]) -> Any:
-            if asked is not self._loader or self._now is None:
-                return original(asked)
-            draw, loader = self._now
-            return draw.batches(loader)
-
-        return patched(DataLoader, "__iter__", partial(partial, begun))
+    def _batches(self) -> Iterator[Any]:
+        assert self._now is not None
+        draw, loader = self._now
+        return draw.batches(loader)
 
     def begin(self, own: Candidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
