@@ -45,8 +45,8 @@ class ReducedReduction(Optimization):
         return request.leave("auto", "as torch has it")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the switch, and cuBLAS's others, which a measurement puts back; these are read
-        below torch.backends, whose getters hide whether a sum may be split (since torch 2.11).
+        """Return the switch, and cuBLAS's others, which a measurement puts back. The public getters
+        hide whether a sum may be split.
         """
         import torch
 
