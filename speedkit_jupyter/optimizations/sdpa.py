@@ -54,7 +54,7 @@ class Sdpa(Optimization):
             own = "on a CPU torch uses its own fused one already"
             return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
         gpu = hardware.accelerator(facts.device)
-        if gpu is None or not devices.KINDS[gpu.kind].attention:
+        if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
             return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
         if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
             nearest = f"the nearest that {gpu.name} has is 'efficient'"
@@ -123,7 +123,7 @@ class Sdpa(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         gpu = hardware.accelerator(facts.device)
-        if gpu is None or not devices.KINDS[gpu.kind].attention:
+        if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
 
