@@ -288,33 +288,6 @@ def test_a_measured_plan_acts_in_its_own_thread_alone():
     assert kept[0] < kept[1] == kept[2]
 
 
-def test_auto_never_takes_it_and_offers_nothing():
-    decision = plan(SpeedConfig(), facts=Facts.read(Stack()))["activation_checkpointing"]
-    assert (decision.active, decision.declined, decision.worth_measuring) == (False, False, None)
-    assert "request" in decision.reason
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (Facts(), "two or more blocks"),
-        (Facts(blocks=4, compiled="in place"), "compiled code"),
-        (Facts(blocks=4, own_checkpointing="on"), "gradient checkpointing"),
-    ],
-)
-def test_it_is_declined_with_the_reason(facts, words):
-    decision = plan(asked(), facts=facts)["activation_checkpointing"]
-    assert (decision.value, decision.active, decision.declined) == (False, False, True)
-    assert words in decision.reason
-
-
-def test_beside_it_the_model_is_not_compiled_and_the_plan_says_why(hardware):
-    config = SpeedConfig(activation_checkpointing=True, compile=True)
-    decision = plan(config, hardware("t4"), Facts(blocks=4))["compile"]
-    assert decision.declined
-    assert "activation_checkpointing" in decision.reason
-
-
 def test_only_a_search_for_memory_tries_it(hardware):
     from speedkit_jupyter.tuning.candidates import candidates
 

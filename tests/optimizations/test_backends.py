@@ -14,7 +14,6 @@ from speedkit_jupyter.support.exceptions import StepError
 
 pytestmark = pytest.mark.compile
 X = torch.ones(2, 4)
-FORMS = ["torch", "accelerate", "fabric", "transformers"]
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +31,6 @@ def network() -> nn.Module:
 
 def wish(backend, **more) -> SpeedConfig:
     return SpeedConfig(compile={"enabled": True, "backend": backend, **more}).alone()
-
-
-def decided(backend, hardware, facts=None, **more):
-    return plan(wish(backend, **more), hardware, facts or Facts(parameters=1))["compile"]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -85,28 +80,7 @@ def test_no_backend_is_ever_tried_unasked(hardware):
             assert found.details.get("backend", "inductor") == "inductor"
 
 
-def test_cuda_graphs_are_declined_without_cuda(hardware):
-    decision = decided("cudagraphs", hardware("cpu"))
-    assert decision.declined
-    assert "CUDA graphs need CUDA" in decision.reason
-    assert decided("cudagraphs", hardware("t4"), Facts(device="cuda:0", parameters=1)).active
-
-
 def test_a_mode_is_inductors_and_falls_away(hardware):
     found = plan(wish("aot_eager", mode="max-autotune"), hardware("cpu"), Facts(parameters=1))
     assert found["compile"].active
     assert "max-autotune" not in code(found)
-
-
-# --- as code ---
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_its_code_names_the_backend(form, hardware):
-    found = plan(wish("aot_eager"), hardware("cpu"), Facts(parameters=1))
-    text = code(found, form)
-    compile(text, form, "exec")
-    assert 'backend="aot_eager"' in text
-
-
-# --- on a GPU ---

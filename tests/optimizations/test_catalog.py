@@ -23,11 +23,6 @@ MACHINES = machines.names()
 every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.name)
 
 
-def value_here(optimization) -> object:
-    """One that a plain CPU can do; None for an entry that does nothing on a CPU at all."""
-    return here(optimization)[2]
-
-
 def here(optimization) -> tuple:
     """A network that it does something for, its optimizers, and a value that does."""
     plain, (model, optimizer) = Hardware.from_json("cpu"), network()

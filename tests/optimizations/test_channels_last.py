@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, plan
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 
@@ -60,23 +60,6 @@ def test_a_weight_inside_a_shared_buffer_is_left_alone():
     with apply_speedups(model, SpeedConfig(channels_last=True))[1]:
         assert model[0].weight.stride() == (27, 9, 3, 1)
         assert model[0].weight.data_ptr() == flat.data_ptr()
-
-
-@pytest.mark.parametrize("value", [True, "auto"])
-def test_without_convolutions_there_is_nothing_to_lay_out(value):
-    model = nn.Linear(2, 2)
-    with apply_speedups(model, SpeedConfig(channels_last=value))[1] as context:
-        assert not context.plan["channels_last"].active
-        assert context.plan["channels_last"].declined == (value is True)
-
-
-@pytest.mark.parametrize(
-    ("machine", "pays"), [("t4", True), ("a100", True), ("p100", False), ("cpu", True)]
-)
-def test_auto_leaves_it_to_measuring_where_it_may_pay(hardware, machine, pays):
-    decision = plan(SpeedConfig(), hardware(machine), Facts(convolutions=3))["channels_last"]
-    assert not decision.active
-    assert bool(decision.worth_measuring) == pays
 
 
 def test_memory_that_is_shared_stays_shared():

@@ -142,17 +142,6 @@ def test_wrappers_and_scripts_are_declined():
             assert context.plan["compile"].declined
 
 
-@pytest.mark.parametrize(
-    ("machine", "value", "words"),
-    [("a100", True, "Linux with Triton"), ("p100", False, "7.0"), ("cpu", False, "on request"),
-     ("rtx4050_laptop_windows", False, "triton-windows"), ("apple_m2_mps", False, "young")],
-)  # fmt: skip
-def test_auto_is_on_for_gpus_on_linux(hardware, machine, value, words):
-    decision = plan(SpeedConfig(), hardware(machine), Facts(parameters=1))["compile"]
-    assert decision.value is value
-    assert words in decision.reason
-
-
 def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
     machine = hardware("cpu").model_copy(update={"cxx": None})
     decision = plan(SpeedConfig(compile=True), machine, Facts(parameters=1))["compile"]

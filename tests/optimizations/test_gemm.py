@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import (
-    Facts,
-    Hardware,
-    SpeedConfig,
-    SpeedKitError,
-    apply_speedups,
-    code,
-    plan,
-)
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, SpeedKitError, apply_speedups, code, plan
 from speedkit_jupyter.machines import flags, gemm, gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.optimizations.gemm import _least_here

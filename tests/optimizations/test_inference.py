@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -92,22 +91,6 @@ def test_a_model_that_trains_after_all_does_so():
         model(x).sum().backward()
         assert model[0].weight.grad is not None
         assert "training mode" in context.notes["inference"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (Facts(training=False, optimizers=(OptimizerFacts(),)), "the step trains"),
-        (Facts(), "model.eval()"),
-        (Facts(training=False, compiled="in place"), "compiled already"),
-        (Facts(training=False, lazy=True), "lazy"),
-    ],
-)
-def test_it_is_declined_with_the_reason(facts, words):
-    decision = plan(ASKED, facts=facts)["inference"]
-    assert (decision.value, decision.active, decision.declined) == (False, False, True)
-    assert words in decision.reason
-    assert not plan(SpeedConfig(), facts=facts)["inference"].active
 
 
 def test_auto_leaves_it_and_a_search_tries_it_where_nothing_trains(hardware):

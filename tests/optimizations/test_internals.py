@@ -17,7 +17,6 @@ from speedkit_jupyter.machines import flags
     ("entry", "asked", "owner", "name"),
     [
         ("sdpa", "math", torch.backends.cuda, "cudnn_sdp_enabled"),
-        ("gemm", "onednn", torch._C, "_get_mkldnn_enabled"),
         ("gemm", "onednn", torch.library, "_impls"),
     ],
 )

@@ -47,14 +47,6 @@ def test_fp32_by_auto_leaves_an_outer_autocast_alone(machine):
         assert model(x).dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64])
-def test_a_model_without_float32_parameters_is_declined(dtype):
-    model = nn.Linear(4, 4, dtype=dtype)
-    with applied(model, precision="bf16") as context:
-        assert context.plan["precision"].declined
-        assert "autocast only lowers float32" in context.plan["precision"].reason
-
-
 @pytest.mark.parametrize("word", ["bf16", "fp16"])
 def test_an_lstm_never_crashes_on_a_cpu(word):
     model = nn.LSTM(4, 4)

@@ -15,11 +15,7 @@ from speedkit_jupyter.optimizations.facts.layers import (
     repeated_blocks,
     rewritable,
 )
-from speedkit_jupyter.optimizations.facts.optimizers import (
-    OptimizerFacts,
-    distinct,
-    words,
-)
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts, distinct, words
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.properties.tensors import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
