@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations import CATALOG, allocator
+from speedkit_jupyter.optimizations import CATALOG, allocator, named
 from speedkit_jupyter.optimizations.allocator import EXPANDABLE
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.target import Target
@@ -140,6 +141,30 @@ def test_what_was_applied_is_taken_back_exactly(optimization, ending):
     except (ValueError, KeyboardInterrupt):
         pass
     assert state(model, optimizers) == before
+
+
+LAYERED = {
+    "activation_checkpointing": True,
+    "channels_last": True,
+    "inference": True,
+    "int8": "dynamic",
+    "rewrites": True,
+}
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("name", LAYERED)
+def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(name, order):
+    if not is_here(named(name)):
+        pytest.skip(f"needs {named(name).library}")
+    model = network()[0].eval()
+    before, config = state(model, []), SpeedConfig(**{name: LAYERED[name]}).alone()
+    parts = (model, nn.Sequential(model[0], *model[2:]).eval(), model)
+    contexts = [apply_speedups(part, config)[1] for part in parts]
+    assert all(context.changes() for context in contexts[:1])
+    for number in order:
+        contexts[number].restore()
+    assert state(model, []) == before
 
 
 @every

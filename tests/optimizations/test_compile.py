@@ -136,12 +136,6 @@ def test_a_model_that_the_user_compiled_stays_so():
     assert model._compiled_call_impl is found
 
 
-def test_wrappers_and_scripts_are_declined():
-    for model in (torch.compile(Own()), torch.jit.script(Own())):
-        with applied(model) as context:
-            assert context.plan["compile"].declined
-
-
 def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
     machine = hardware("cpu").model_copy(update={"cxx": None})
     decision = plan(SpeedConfig(compile=True), machine, Facts(parameters=1))["compile"]

@@ -50,15 +50,6 @@ def test_it_trains_as_torchao_does_and_everything_comes_back(emulated):
     assert any(p.grad is not None for p in model.parameters())
 
 
-@real
-def test_nothing_of_it_is_left_after_an_error(emulated):
-    model = network()
-    before = bits(model)
-    with pytest.raises(ValueError), named("float8").applied(ON, Target(model)):  # noqa: PT011
-        raise ValueError
-    assert bits(model) == before
-
-
 @pytest.mark.gpu
 @real
 def test_on_a_gpu_it_is_near_the_model_and_comes_back():

@@ -229,18 +229,6 @@ def test_what_is_wrong_is_said_as_torch_says_it(onednn, wrong):
     assert str(found.value) == str(plain.value)
 
 
-def test_gradients_of_gradients_are_right(onednn):
-    torch.manual_seed(0)
-    a = torch.randn(6, 5, requires_grad=True)
-    b = torch.randn(5, 4, requires_grad=True)
-    first = torch.autograd.grad((a @ b).tanh().sum(), (a, b), create_graph=True)
-    second = torch.autograd.grad(sum(g.square().sum() for g in first), (a, b))
-    gemm.use(gemm.BLAS)
-    first = torch.autograd.grad((a @ b).tanh().sum(), (a, b), create_graph=True)
-    plain = torch.autograd.grad(sum(g.square().sum() for g in first), (a, b))
-    torch.testing.assert_close(second, plain, rtol=1e-4, atol=1e-5)
-
-
 def test_inference_mode_vmap_fake_tensors_and_subclasses_go_through(onednn):
     from torch._subclasses import FakeTensorMode
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 
 import pytest
@@ -120,18 +119,6 @@ def test_it_predicts_on_a_gpu():
     plain = model(x)
     with apply_speedups(model, ASKED)[1]:
         assert torch.equal(model(x), plain)
-
-
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
-    model, x = nn.Sequential(network(), nn.Conv2d(4, 4, 1)).eval(), torch.rand(IMAGES)
-    before, plain = attributes(model), model(x)
-    other = nn.Sequential(model[1]).eval()
-    plans = [apply_speedups(one, ASKED)[1] for one in (model, model[0], other)]
-    for number in order:
-        assert torch.equal(model(x), plain)
-        plans[number].restore()
-    assert attributes(model) == before
 
 
 def test_a_measured_plan_acts_in_its_own_thread_alone():

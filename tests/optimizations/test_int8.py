@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
@@ -78,20 +77,6 @@ def test_a_tied_embedding_reads_the_users_own_weight():
         assert type(model.words.weight) is nn.Parameter
         assert model.head.weight is not model.words.weight
     assert model.head.weight is model.words.weight
-
-
-@real
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
-    model = tied()
-    other = nn.Sequential(model.shared, nn.Linear(32, 2)).eval()
-    before, weights = bits(model), SpeedConfig(int8="weights").alone()
-    wishes = ((model, INT8), (model.shared, weights), (other, INT8))
-    contexts = [apply_speedups(part, config)[1] for part, config in wishes]
-    for place in order:
-        assert not torch.equal(answer(model), answer(tied()))
-        contexts[place].restore()
-    assert bits(model) == before
 
 
 @real

@@ -17,7 +17,7 @@ from speedkit_jupyter.machines import flags
     ("entry", "asked", "owner", "name"),
     [
         ("sdpa", "math", torch.backends.cuda, "cudnn_sdp_enabled"),
-        ("gemm", "onednn", torch.library, "_impls"),
+        ("gemm", "onednn", torch._C._dynamo.eval_frame, "set_code_exec_strategy"),
     ],
 )
 def test_what_stands_on_something_that_torch_has_moved_is_declined_and_the_rest_works(
