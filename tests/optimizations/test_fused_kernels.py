@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import sys
 import weakref
 from typing import Any
@@ -90,20 +89,6 @@ def test_nothing_of_the_patch_is_left_on_model_classes_and_modules(family, endin
     assert dict(vars(library)) == names
     assert dict(vars(nn)) == torchs
     assert {n: dict(vars(v)) for n, v in vars(library).items() if isinstance(v, type)} == classes
-
-
-@installed
-@pytest.mark.parametrize("order", [*itertools.permutations(range(2))])
-def test_plans_on_a_model_and_a_wrapper_are_taken_back_in_any_order(order):
-    model = language_model("llama")
-    before = looks(model)
-    kinds = Decision("fused_kernels", True, "", active=True, details={"swiglu": False})
-    blocks = [FusedKernels().applied(one, Target(model)) for one in (ON, kinds)]
-    for one in blocks:
-        one.__enter__()
-    for number in order:
-        blocks[number].__exit__(None, None, None)
-    assert looks(model) == before
 
 
 @installed

@@ -206,7 +206,7 @@ def test_a_gradient_that_is_sparse_already_is_seen_without_a_module_that_says_it
 
 
 def test_an_optimizer_that_was_not_given_is_said_to_stay_as_it_is():
-    model = torch.nn.Linear(4, 2)
+    model = nn.Linear(4, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     with apply_speedups(model)[1] as context:
         assert "your AdamW was not given" in context.notes["fused_optimizer"]

@@ -174,10 +174,7 @@ SPREAD = {
     "transposed": lambda rows, columns: torch.randn(columns, rows).t(),
     "one row": lambda rows, columns: torch.randn(1, columns).expand(rows, columns),
     "one column": lambda rows, columns: torch.randn(rows, 1).expand(rows, columns),
-    "one number": lambda rows, columns: torch.randn(1, 1).expand(rows, columns),
-    "every second row": lambda rows, columns: torch.randn(2 * rows, columns)[::2],
     "every second column": lambda rows, columns: torch.randn(rows, 2 * columns)[:, ::2],
-    "part of a row": lambda rows, columns: torch.randn(rows, columns + 5)[:, 3:-2],
     "part of a column": lambda rows, columns: torch.randn(columns, rows + 5)[:, 3:-2].t(),
     "a head": lambda rows, columns: torch.randn(rows, 4, columns)[:, 1],
 }

@@ -26,25 +26,14 @@ def test_the_forward_pass_runs_in_the_dtype_inside_autocast_only(word, dtype):
         assert model(x).dtype is torch.float32
 
 
-def test_fp32_by_request_switches_an_outer_autocast_off():
-    model, x = nn.Linear(4, 4), torch.rand(2, 4)
-    with (
-        applied(model, precision="fp32") as context,
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        context.autocast(),
-    ):
-        assert model(x).dtype is torch.float32
-
-
-def test_fp32_by_auto_leaves_an_outer_autocast_alone(machine):
+@pytest.mark.parametrize(
+    ("asked", "dtype"), [({"precision": "fp32"}, torch.float32), ({"threads": 1}, torch.bfloat16)]
+)
+def test_fp32_by_request_switches_an_outer_autocast_off_and_auto_does_not(machine, asked, dtype):
     machine("cpu")
     model, x = nn.Linear(4, 4), torch.rand(2, 4)
-    with (
-        applied(model, threads=1) as context,
-        torch.autocast("cpu", dtype=torch.bfloat16),
-        context.autocast(),
-    ):
-        assert model(x).dtype is torch.bfloat16
+    with applied(model, **asked) as context, torch.autocast("cpu"), context.autocast():
+        assert model(x).dtype is dtype
 
 
 @pytest.mark.parametrize("word", ["bf16", "fp16"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 
 KINDS = ("instance_norm", "gelu")
 INPUTS = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -117,12 +117,3 @@ def test_the_code_does_the_same(kinds):
     exec(code(found), names)
     with apply_speedups(model, chosen(*kinds))[1]:
         assert torch.equal(names["model"](INPUTS), model(INPUTS))
-
-
-def test_a_benchmark_calls_it_another_model():
-    model = block()
-    comparison = benchmark(
-        lambda: model(INPUTS), "baseline,rewrites:gelu", model=model, budget_s=0.5
-    )
-    assert comparison.records[1].failure is None
-    assert comparison.verdict(comparison.records[1]) != "faster"
