@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.codegen.script import (
     MODEL,
-    Block,
     Script,
     assembled,
     comment,
@@ -25,7 +24,7 @@ from speedkit_jupyter.codegen.script import (
     taken_as_they_are,
     words_of,
 )
-from speedkit_jupyter.codegen.training_loop import call_of, indented
+from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext

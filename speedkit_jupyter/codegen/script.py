@@ -263,7 +263,8 @@ def named(plan: Plan, optimizers: Optimizers) -> Named:
     if isinstance(given, Mapping):
         return {_variable(name): unwrapped(optimizer) for name, optimizer in given.items()}
     names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
-    return dict(zip(names, given or [None] * number, strict=True))
+    values: Sequence[torch.optim.Optimizer | None] = given or [None] * number
+    return dict(zip(names, values, strict=True))
 
 
 def words_of(optimizers: Optimizers, names: Mapping[str, Any] | None) -> dict[str, str]:

@@ -151,7 +151,8 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
     """Return whether oneDNN is given a product: what is wrong with one torch says itself."""
     import torch
 
-    onednn, float32 = torch.backends.mkldnn, torch.float32
+    onednn: Any = torch.backends.mkldnn
+    float32 = torch.float32
 
     def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.dim() != 2 or b.dim() != 2:
@@ -161,7 +162,7 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
             return False
         if min(rows, inner, columns) < SHORTEST:
             return False
-        return a.dtype is float32 and b.dtype is float32 and onednn.enabled
+        return a.dtype is float32 and b.dtype is float32 and bool(onednn.enabled)
 
     return suits
 

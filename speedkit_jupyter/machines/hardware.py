@@ -209,8 +209,8 @@ def _problem(detail: ErrorDetails) -> str:
     where = ".".join(map(str, path)) or "a machine"
     if detail["type"] != "extra_forbidden":
         return f"{where}: {detail['msg']}"
-    record = {"cpu": Cpu, "accelerators": Accelerator}.get(str(path[0]), Hardware)
-    fields = record.model_fields
+    records: dict[str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
+    fields = records.get(str(path[0]), Hardware).model_fields
     return f"{where}: unknown key; allowed: {', '.join(fields)}.{did_you_mean(path[-1], fields)}"
 
 

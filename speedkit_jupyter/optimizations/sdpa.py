@@ -49,7 +49,6 @@ class Sdpa(Optimization):
         backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for a kernel that the device has, by request only."""
         asked = request.value.backend
         if asked == "auto":
             return request.leave("auto", "torch's own order stays: no other is right everywhere")
@@ -128,7 +127,6 @@ class Sdpa(Optimization):
         )
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return the kernels of a GPU; on a CPU there is no faster one than torch's own."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
             return ()

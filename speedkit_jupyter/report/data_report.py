@@ -128,7 +128,7 @@ def free_report(freed: Freed) -> Document:
     let_go, kept = [], []
     for held in freed.let_go:
         number = f", {count(held.number, 'value')}" if held.number else ""
-        let_go.append((held.holder, size(held.bytes), held.what + number, held.loses or BLANK))
+        let_go.append((held.name, size(held.bytes), held.what + number, held.loses or BLANK))
     for own in freed.kept:
         graphs = f"{count(own.graphs, 'tensor')} {GRAPHS}" if own.graphs else BLANK
         kept.append((own.name, size(own.bytes), own.what, graphs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
@@ -16,6 +17,7 @@ from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of
 
 if TYPE_CHECKING:
+    from speedkit_jupyter.advice.advisor import Advised
     from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
     from speedkit_jupyter.measure.subject.step import Step
 
@@ -48,40 +50,43 @@ _number_or_rule.__name__ = "whole number"
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     """Advise, or with --try compare the step with and without a piece of advice."""
     __tracebackhide__ = True
+    asked, last = (arguments.step, arguments.model, arguments.loader), session.last_advice
+    is_known = last is not None and (last.asked == asked or not any(asked))
+    if not (arguments.wanted and is_known):
+        last = session.last_advice = _advised(names, session, arguments, asked)
+    if arguments.wanted:
+        text = f"%speedkit advise --try {arguments.wanted}"
+        trial = last.benchmark(arguments.wanted, arguments.budget, text)
+        measured(trial, "trying", names, arguments.v)
+
+
+def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
+    """Look for what is slow in the function that is named, or in the last cell."""
+    __tracebackhide__ = True
     from speedkit_jupyter.advice.advisor import Advised, Advisor
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.profiling.api import profiler_of
 
-    name = arguments.step
-    if arguments.wanted:
-        advised = session.last_advice
-        if advised is None or name not in (None, advised.subject):
-            about = "" if name is None else f" about {name}"
-            raise UsageError(f"--try: nothing was advised{about} yet: %speedkit advise")
-        text = f"%speedkit advise --try {arguments.wanted}"
-        trial = advised.benchmark(arguments.wanted, arguments.budget, text)
-        measured(trial, "trying", names, arguments.v)
-        return
+    name, budget_s = arguments.step, arguments.budget
+    anew: Callable[[], Step]
     if name is None:
         cell = last_cell(session)
         assert cell.profiler is not None
-        profiler, subject, anew = cell.profiler(arguments.budget), cell.title, cell.step
+        profiler, anew, subject = cell.profiler(budget_s), cell.step, cell.title
     else:
         model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
         function = _over_batches(names, name, arguments.loader)
         text = f"%speedkit advise --step {name}"
         words = {id(value): word for word, value in namespace.models(names).items()}
-        profiler, subject = profiler_of(function, model, None, arguments.budget, text, words), name
-
-        def anew() -> Step:
-            """For --try, with what the names mean by that time."""
-            return step_of(_over_batches(names, subject, arguments.loader))
-
+        profiler, subject = profiler_of(function, model, None, budget_s, text, words), name
+        # For --try, with what the names mean by that time.
+        anew = lambda: step_of(_over_batches(names, name, arguments.loader), model)  # noqa: E731
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}
     loader = namespace.find_loader(names, arguments.loader)
     advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)
-    measured(advisor, "looking for what is slow", names, arguments.v)
-    session.last_advice = Advised(list(advisor.result().opportunities), anew, subject)
+    variable = None if arguments.wanted else arguments.v
+    found = measured(advisor, "looking for what is slow", names, variable).opportunities
+    return Advised(list(found), anew, asked)
 
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:

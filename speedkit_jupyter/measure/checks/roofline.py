@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds import clock
 
@@ -73,16 +73,17 @@ def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
 
     parts = [part for model in models for part in model.modules()]
     on_cpu = all(p.device.type == "cpu" for part in parts for p in part.parameters())
-    flags = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
+    onednn: Any = torch.backends.mkldnn
+    flags = torch.backends.mha.get_fastpath_enabled(), onednn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
     if on_cpu and any(isinstance(part, torch.nn.RNNBase) for part in parts):
-        torch.backends.mkldnn.enabled = False
+        onednn.enabled = False
     try:
         with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(flags[0])
-        torch.backends.mkldnn.enabled = flags[1]
+        onednn.enabled = flags[1]
 
 
 @contextmanager
