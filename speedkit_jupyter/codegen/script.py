@@ -91,12 +91,10 @@ class Script:
 
     @property
     def snippets(self) -> list[Snippet]:
-        """The code of all pieces."""
         return [piece.snippet for piece in self.pieces]
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The framework's arguments."""
         return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
 
     def reasons(self, place: str) -> Block:
@@ -124,11 +122,9 @@ class Script:
         return [*self.blocks("setup"), *compiling]
 
     def facts_of(self, name: str) -> OptimizerFacts:
-        """Return the facts of one optimizer."""
         return self.plan.facts.optimizers[list(self.optimizers).index(name)]
 
     def class_name(self, name: str) -> str:
-        """Return an optimizer's class."""
         optimizer = self.optimizers[name]
         return self.facts_of(name).name if optimizer is None else type(optimizer).__name__
 
@@ -227,7 +223,6 @@ def _worded(line: str, script: Script) -> str:
 
 
 def keywords(arguments: Mapping[str, str]) -> list[str]:
-    """Return keyword arguments as they are written."""
     return [f"{name}={value}" for name, value in arguments.items()]
 
 

@@ -231,7 +231,6 @@ def _detect_cpu() -> Cpu:
 
 
 def _place(cpu: Cpu) -> str:
-    """Return what the engines' rates belong to."""
     import torch
 
     held_back = (os.environ.get(variable, "") for variable in gemm_rates.VARIABLES)

@@ -45,7 +45,6 @@ def _in_cpuinfo(key: str) -> str:
 
 
 def memory_bytes() -> int:
-    """Return main memory in all."""
     import psutil
 
     return psutil.virtual_memory().total
