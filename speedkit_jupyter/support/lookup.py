@@ -34,22 +34,18 @@ def _parsed(text: str) -> ast.expr:
     try:
         if len(text) > LONGEST:
             raise ValueError
-        tree = ast.parse(PART.sub(r"[\1]", text.strip()), mode="eval").body
-        _check(tree)
+        tree = node = ast.parse(PART.sub(r"[\1]", text.strip()), mode="eval").body
+        while not isinstance(node, ast.Name):
+            if isinstance(node, ast.Subscript):
+                ast.literal_eval(node.slice)  # raises ValueError for what is no constant
+            elif not isinstance(node, ast.Attribute):
+                raise ValueError
+            node = node.value
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SpeedKitError(
             f"{text!r} is no name: write `net`, `trainer.model`, `models['lm']` or `layers[0]`"
         ) from None
     return tree
-
-
-def _check(node: ast.expr) -> None:
-    while not isinstance(node, ast.Name):
-        if isinstance(node, ast.Subscript):
-            ast.literal_eval(node.slice)  # raises ValueError for what is no constant
-        elif not isinstance(node, ast.Attribute):
-            raise ValueError
-        node = node.value
 
 
 def _followed(

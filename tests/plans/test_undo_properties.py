@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,8 +53,6 @@ MODELS = {
         ),
         (3, 2, 5, 5),
     ),
-    "volumes": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.Flatten()), (2, 2, 3, 3, 3)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)), (4, 6)),
     "tied": (Tied, (4, 6)),
     "lstm": (Recurrent, (2, 3, 6)),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 4, 8)),
@@ -190,35 +188,6 @@ def test_plans_restored_in_any_order_leave_everything_as_found(
     assert settings_of(network, its_optimizer) == before
     assert generators() == drawn
     assert all(map(torch.equal, values, values_of(network)))
-
-
-@QUICK
-@given(
-    model=st.sampled_from(sorted(MODELS)),
-    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-    outer=CONFIGS,
-    inner=CONFIGS,
-    ends=st.sampled_from(["quietly", "exception", "interrupt"]),
-)
-def test_nested_plans_end_as_found_however_the_block_ends(model, optimizer, outer, inner, ends):
-    network, its_optimizer, _ = build(model, optimizer)
-    before = settings_of(network, its_optimizer)
-
-    def apply(config):
-        return apply_speedups(network, SpeedConfig(**config), optimizer=its_optimizer)[1]
-
-    with suppress(ValueError, KeyboardInterrupt), apply(outer) as first:
-        in_outer = settings_of(network, its_optimizer)
-        with suppress(ZeroDivisionError), apply(inner) as second:
-            assert second.active
-            assert not first.active
-            raise ZeroDivisionError
-        assert settings_of(network, its_optimizer) == in_outer
-        if ends == "exception":
-            raise ValueError
-        if ends == "interrupt":
-            signal.raise_signal(signal.SIGINT)
-    assert settings_of(network, its_optimizer) == before
 
 
 @QUICK
