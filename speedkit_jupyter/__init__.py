@@ -75,7 +75,7 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext speedkit_jupyter`: add %speedkit and %%speedbench."""
-    from speedkit_jupyter.magics import register
+    from speedkit_jupyter.magics.shell import register
 
     # Magics and widgets meet here and nowhere else.
     register(shell, open_panel=lambda *given, **more: __getattr__("Panel")(*given, **more))
@@ -83,6 +83,6 @@ def load_ipython_extension(shell: Any) -> None:
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext speedkit_jupyter`: restore everything and take the magics away."""
-    from speedkit_jupyter.magics import unregister
+    from speedkit_jupyter.magics.shell import unregister
 
     unregister(shell)

@@ -33,7 +33,6 @@ class ReducedReduction(Optimization):
     Options = Literal["auto", "fp16_accumulation"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request; offer it in fp16 on GeForce RTX."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not gpu.is_nvidia:
             where = f"a switch of cuBLAS, and the model is on {facts.device}"
@@ -55,7 +54,7 @@ class ReducedReduction(Optimization):
             table[f"cuda.matmul.{name}"] = flags.Switch(read, write, values)
         return table | {SWITCH: flags.attribute(matmul, "allow_fp16_accumulation", True)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {SWITCH: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -127,7 +127,7 @@ def held_back() -> Iterator[None]:
             yield
 
 
-def in_windows(function: Callable[P, R]) -> Callable[P, R]:
+def interruptible(function: Callable[P, R]) -> Callable[P, R]:
     """Have signals arrive in the user's own code only, while `function` runs: in a `window()`.
 
     In ours they wait for the next window, or for the end. Of Ctrl-C pressed twice, one arrives.

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError
-from speedkit_jupyter.report.history_report import history_list, tuned_list
+from speedkit_jupyter.report.tuning_report import history_list, tuned_list
 from speedkit_jupyter.support import database
 
 

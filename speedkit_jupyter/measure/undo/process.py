@@ -7,10 +7,12 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.support.exceptions import in_a_line
 
 # Attributes of modules; `machines.flags` has the precision flags.
 ATTRIBUTES = {
@@ -37,10 +39,8 @@ class Settings:
     def __init__(self, settings: Iterable[Setting]) -> None:
         self._values: list[tuple[Setting, Any]] = []
         for setting in settings:
-            try:
+            with suppress(Exception):  # not in this version of torch, or not on this machine
                 self._values.append((setting, setting.read()))
-            except Exception:  # not in this version of torch, or not on this machine
-                continue
 
     def changed(self) -> bool:
         """Return whether one of them has another value now."""
@@ -54,12 +54,6 @@ class Settings:
                     setting.write(value)
             except Exception as error:
                 yield setting.name, f"could not be put back ({in_a_line(error)})"
-
-
-def in_a_line(error: Exception) -> str:
-    """Return an error's kind and the beginning of what it says."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first:.100}".rstrip(": ")
 
 
 def switches() -> Iterator[Setting]:
@@ -89,12 +83,10 @@ def switches() -> Iterator[Setting]:
         lambda value: torch.autograd.set_detect_anomaly(*value),
     )
     for path, names in ATTRIBUTES.items():
+        module = sys.modules.get(path)
         for name in names.split():
-            yield Setting(
-                f"{path}.{name}",
-                partial(getattr, sys.modules.get(path), name),
-                partial(setattr, sys.modules.get(path), name),
-            )
+            read, write = partial(getattr, module, name), partial(setattr, module, name)
+            yield Setting(f"{path}.{name}", read, write)
 
 
 def surroundings() -> Iterator[Setting]:
@@ -111,7 +103,6 @@ def _write_environment(value: dict[str, str]) -> None:
 
 
 def _write_filters(value: list[Any]) -> None:
-    """Write into the same list, and have warnings look at it again."""
     warnings.filters[:] = value  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
