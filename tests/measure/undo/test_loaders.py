@@ -49,26 +49,22 @@ class Stream(IterableDataset):
         yield from DATA[first::step]
 
 
-LOADERS: dict[str, Callable[..., DataLoader[Any]]] = {
-    "in order": lambda **more: DataLoader(DATA, 3, **more),
-    "shuffled": lambda **more: DataLoader(DATA, 3, shuffle=True, **more),
-    "by a generator": lambda **more: DataLoader(
-        DATA, 3, shuffle=True, generator=torch.Generator().manual_seed(5), **more
-    ),
-    "one by one": lambda **more: DataLoader(DATA, None, shuffle=True, **more),
-    "weighted": lambda **more: DataLoader(
-        DATA, 3, sampler=WeightedRandomSampler([1.0] * 12, 12), **more
-    ),
-    "a batch sampler": lambda **more: DataLoader(
-        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 4, False), **more
-    ),
-    "a sampler of one's own": lambda **more: DataLoader(DATA, 3, sampler=CountsEpochs(), **more),
-}
+LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "by a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "one by one": lambda: {"batch_size": None, "shuffle": True},
+    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0] * 12, 12)},
+    "a batch sampler": lambda: {
+        "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(DATA), 4, False)
+    },
+    "a sampler of one's own": lambda: {"sampler": CountsEpochs()},
+}  # fmt: skip
 
 
 def loader_of(kind: str, **more: Any) -> DataLoader[Any]:
     torch.manual_seed(3)
-    return LOADERS[kind](**more)
+    return DataLoader(DATA, **{"batch_size": 3} | LOADERS[kind]() | more)
 
 
 def rest(loader: DataLoader[Any], batches: Iterator[Any]) -> list[Any]:
