@@ -83,7 +83,7 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext speedkit_jupyter`: add %speedkit and %%speedbench."""
-    from speedkit_jupyter.magics import register
+    from speedkit_jupyter.magics.shell import register
 
     register(shell, open_panel=_open_panel)
 
@@ -97,6 +97,6 @@ def _open_panel(*arguments: Any, **more: Any) -> Any:
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext speedkit_jupyter`: restore everything and take the magics away."""
-    from speedkit_jupyter.magics import unregister
+    from speedkit_jupyter.magics.shell import unregister
 
     unregister(shell)

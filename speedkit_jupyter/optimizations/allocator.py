@@ -34,7 +34,6 @@ class Allocator(Optimization):
     Options = Literal["auto", "expandable_segments"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only: it is about memory, not time."""
         if request.value == "auto":
             return request.leave("auto", "torch's own setting; growing segments are on request")
         if facts.device_type != "cuda":
@@ -52,7 +51,7 @@ class Allocator(Optimization):
             return {}
         return {NAME: flags.Switch(are_expandable, use, (True,))}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {NAME: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -26,7 +26,6 @@ class CudnnBenchmark(Optimization):
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Offer it for convolutions on CUDA, unless the user wants determinism."""
         now = bool(facts.flags.get("cudnn.benchmark", False))
         if facts.device_type != "cuda":
             if request.value is True:
@@ -50,7 +49,7 @@ class CudnnBenchmark(Optimization):
 
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"cudnn.benchmark": decision.value}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -80,7 +80,7 @@ class FusedKernels(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, passed_by=self.name) if decision.active else facts
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         modules = list(target.model.modules())
         number = sum(map(_is_ligers, modules))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
@@ -91,7 +91,6 @@ class FusedKernels(Optimization):
         return patched_by_liger(unwrapped(target.model), kinds) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return Liger's own patch, or Trainer's argument for it."""
         kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
         names = [name for kind in kinds for name in ARGUMENTS[kind]]
         others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]

@@ -39,7 +39,6 @@ class Mx(Compression):
     ]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return what is missing: Blackwell's Tensor Cores, or a model that takes bfloat16."""
         if facts.precision != "bf16" and "bfloat16" not in facts.dtypes:
             return "its products are bfloat16: ask for precision: bf16, too"
         return super().missing_units(value, hardware, facts)

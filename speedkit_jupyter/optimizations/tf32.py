@@ -6,20 +6,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.fp32_precision import NAMES
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization, dotted
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
 class Tf32(Optimization):
-    """The words are torch's own (`set_float32_matmul_precision`): highest, high, medium.
-
-    On CUDA `high` and `medium` both mean TF32 for matrix products and convolutions. On a CPU
-    only `medium` changes anything: oneDNN multiplies in bf16 (1.06x to 1.2x where measured).
+    """The words are torch's own: on CUDA `high` and `medium` both mean TF32 for matrix products and
+    convolutions; on a CPU only `medium` changes anything: oneDNN multiplies in bf16.
     """
 
     name = "tf32"
@@ -65,7 +64,7 @@ class Tf32(Optimization):
             return request.leave(now, "'medium' rounds float32 products to bf16: on request")
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         lower = "ieee" if decision.value == "highest" else "tf32"
         values = {
             "float32_matmul_precision": decision.value,
@@ -73,8 +72,8 @@ class Tf32(Optimization):
             "mkldnn.matmul.fp32_precision": "bf16" if decision.value == "medium" else lower,
         }
         on = decision.value != "highest"
-        if facts.flags.get("cudnn.allow_tf32") is not on:
-            inner = "tf32" if on else facts.flags.get("cuda.fp32_precision", "none")
+        if now.get("cudnn.allow_tf32") is not on:
+            inner = "tf32" if on else now.get("cuda.fp32_precision", "none")
             values |= {f"cuda.{operation}.fp32_precision": inner for operation in ("conv", "rnn")}
             values["cudnn.allow_tf32"] = on
         return values
@@ -97,10 +96,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's setting; cuDNN uses TF32 by itself, so only `highest` must say no.
-
-        Trainer switches TF32 on by itself when it compiles.
-        """
+        """Return torch's setting; cuDNN uses TF32 by itself, and Trainer where it compiles."""
         now = facts.flags.get("float32_matmul_precision", "highest")
         full = (decision.value if decision.active else now) == "highest"
         if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):
@@ -132,5 +128,5 @@ def _cudnn_tf32() -> bool | None:
 def _described(gpu: Accelerator | None, facts: Facts) -> str:
     if gpu is None:
         return f"{facts.device_type}, which this machine does not have"
-    old = f" (compute capability {'.'.join(map(str, gpu.capability or ()))} < 8.0)"
+    old = f" (compute capability {dotted(gpu.capability or ())} < 8.0)"
     return gpu.name + (old if gpu.is_nvidia and not gpu.tf32 else "")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from _slow_steps import AtOnce, Attention, Reader, cnn, mlp
+from _nets import Recurrent, mlp, training
+from _slow_steps import Attention, Reader, cnn
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
@@ -18,39 +19,30 @@ def fused(*models: nn.Module) -> torch.optim.AdamW:
 
 
 def minimised(loss: Callable[[], torch.Tensor], *models: nn.Module) -> Step:
-    """A step that makes the loss smaller."""
-    optimizer = fused(*models)
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        return value.detach()
-
-    return step
+    return training(loss, fused(*models))
 
 
-def trained(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Step:
+def trained(net: nn.Module, x: torch.Tensor, classes: int = 10) -> Step:
+    with torch.no_grad():
+        y = torch.randint(0, classes, (len(x), *net(x).shape[2:]))
     return minimised(lambda: F.cross_entropy(net(x), y), net)
 
 
 def wide_mlp() -> Step:
-    return trained(mlp(256, 1024, 1024, 10), torch.randn(256, 256), torch.randint(0, 10, (256,)))
+    return trained(mlp(256, 1024, 1024, 10), torch.randn(256, 256))
 
 
 def convolutions() -> Step:
     net = cnn(32).to(memory_format=torch.channels_last)
-    x = torch.randn(64, 3, 32, 32).to(memory_format=torch.channels_last)
-    return trained(net, x, torch.randint(0, 10, (64,)))
+    return trained(net, torch.randn(64, 3, 32, 32).to(memory_format=torch.channels_last))
 
 
 def encoder_of_words() -> Step:
-    return trained(Reader(), torch.randint(1, 500, (32, 48)), torch.randint(0, 2, (32,)))
+    return trained(Reader(), torch.randint(1, 500, (32, 48)), 2)
 
 
 def recurrent() -> Step:
-    return trained(AtOnce(), torch.randn(64, 32, 32), torch.randint(0, 4, (64,)))
+    return trained(Recurrent(nn.LSTM, 32, 64, 4, 1), torch.randn(64, 32, 32), 4)
 
 
 def table_in_batches() -> Step:
@@ -144,9 +136,8 @@ def gradient_penalty() -> Step:
 
 
 def clipped() -> Step:
-    net = mlp(128, 512, 512, 10)
+    net, x, y = mlp(128, 512, 512, 10), torch.randn(128, 128), torch.randint(0, 10, (128,))
     optimizer = fused(net)
-    x, y = torch.randn(128, 128), torch.randint(0, 10, (128,))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -197,7 +188,7 @@ def unrolled_policy() -> Step:
 
 def attention_by_torch() -> Step:
     net = nn.Sequential(Attention(False), nn.Flatten(), nn.Linear(64 * 64, 10))
-    return trained(net, torch.randn(32, 64, 64), torch.randint(0, 10, (32,)))
+    return trained(net, torch.randn(32, 64, 64))
 
 
 def variational() -> Step:
@@ -226,10 +217,9 @@ def teacher_and_pupil() -> Step:
 def segments() -> Step:
     first, second = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 32, 3, 2, 1)
     third, last = nn.ConvTranspose2d(32, 16, 2, 2), nn.ConvTranspose2d(16, 2, 2, 2)
-    x, y = torch.randn(16, 3, 64, 64), torch.randint(0, 2, (16, 64, 64))
     net = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), third, nn.ReLU(), last)
     net = net.to(memory_format=torch.channels_last)
-    return trained(net, x.to(memory_format=torch.channels_last), y)
+    return trained(net, torch.randn(16, 3, 64, 64).to(memory_format=torch.channels_last), 2)
 
 
 def regression_with_dropout() -> Step:

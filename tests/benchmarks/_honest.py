@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from _nets import NAMES, net
+from _nets import NAMES, net, training
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -43,25 +43,14 @@ class Honest:
 def family(name: str, number: int) -> Made:
     """One training step of a net, with one of the optimizers in turn."""
     model, forward, loss = net(name, seed=number)
-    optimizer = KINDS[number % len(KINDS)](model.train().parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss(forward()).backward()
-        optimizer.step()
-
-    return step, model, optimizer, PLANS
+    model.train()
+    return trained(model, lambda: loss(forward()), number % len(KINDS))
 
 
 def predicted(name: str) -> Made:
     model, forward, _ = net(name)
     model.eval()
-
-    def step() -> Any:
-        with torch.no_grad():
-            return forward()
-
-    return step, model, (), PLANS
+    return torch.no_grad()(forward), model, (), PLANS
 
 
 # Loops of other forms, around a small net.
@@ -75,15 +64,30 @@ def data(count: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(count, 32), torch.randint(10, (count,))
 
 
-def trained(model: nn.Module, optimizer: Optimizers, *plans: str) -> Made:
+def trained(
+    model: nn.Module,
+    loss: Callable[[], torch.Tensor],
+    optimizer: int | torch.optim.Optimizer = 0,
+    plans: Sequence[str] = PLANS,
+) -> Made:
+    """A step that minimises a loss, with an optimizer or one of KINDS by its number."""
+    found = KINDS[optimizer](model.parameters()) if isinstance(optimizer, int) else optimizer
+    return training(loss, found), model, found, plans
+
+
+def classified(
+    model: nn.Module,
+    optimizer: int | torch.optim.Optimizer = 0,
+    plans: Sequence[str] = PLANS,
+    inputs: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+    call: Callable[..., torch.Tensor] = lambda model, x: model(x),
+) -> Made:
+    """A step that trains a classifier; `call` is how the step calls it."""
     x, y = data()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step, model, optimizer, plans or PLANS
+    x = inputs(x)
+    return trained(
+        model, lambda: functional.cross_entropy(call(model, x).float(), y), optimizer, plans
+    )
 
 
 def epoch(count: int, kind: int, attends: bool) -> Made:
@@ -142,29 +146,24 @@ def accumulated(clips: bool) -> Made:
 def gan() -> Made:
     maker, judge = classifier(), nn.Sequential(nn.Linear(10, 32), nn.LeakyReLU(), nn.Linear(32, 1))
     optimizers = [KINDS[3](judge.parameters()), KINDS[3](maker.parameters())]
-    x, real = data()[0], torch.randn(64, 10)
+    (x, _), real, labels = data(), torch.randn(64, 10), torch.arange(128).lt(64).float()
 
-    def step() -> None:
-        optimizers[0].zero_grad()
+    def judging() -> torch.Tensor:
         found = judge(torch.cat([real, maker(x).detach()])).flatten()
-        labels = torch.arange(128).lt(64).float()
-        functional.binary_cross_entropy_with_logits(found, labels).backward()
-        optimizers[0].step()
-        optimizers[1].zero_grad()
-        functional.softplus(-judge(maker(x))).mean().backward()
-        optimizers[1].step()
+        return functional.binary_cross_entropy_with_logits(found, labels)
 
-    return step, nn.ModuleList([maker, judge]), optimizers, PLANS
+    first = training(judging, optimizers[0])
+    second = training(lambda: functional.softplus(-judge(maker(x))).mean(), optimizers[1])
+    return lambda: (first(), second()), nn.ModuleList([maker, judge]), optimizers, PLANS
 
 
 def averaged() -> Made:
     model, (x, y) = classifier(), data()
     average, optimizer = copy.deepcopy(model), KINDS[0](model.parameters())
+    train = training(lambda: functional.cross_entropy(model(x), y), optimizer)
 
     def step() -> torch.Tensor:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
+        train()
         with torch.no_grad():
             for kept, new in zip(average.parameters(), model.parameters(), strict=True):
                 kept.lerp_(new, 0.01)
@@ -177,16 +176,13 @@ def by_closure() -> Made:
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3)
 
-    def step() -> None:
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
 
-        optimizer.step(closure)
-
-    return step, model, optimizer, ("bf16", "threads:2")
+    return lambda: optimizer.step(closure), model, optimizer, ("bf16", "threads:2")
 
 
 def in_backward() -> Made:
@@ -219,20 +215,9 @@ def by_hand() -> Made:
     return step, model, (), ("bf16", "threads:2")
 
 
-def lowered_itself(inside: bool) -> Made:
-    """The user's own mixed precision, by autocast or as parameters in bf16."""
-    model, (x, y) = classifier(nn.LayerNorm), data()
-    model = model if inside else model.bfloat16()
-    optimizer = KINDS[0](model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
-            out = model(x if inside else x.bfloat16())
-        functional.cross_entropy(out.float(), y).backward()
-        optimizer.step()
-
-    return step, model, optimizer, ("fused_optimizer", "threads:2")
+def in_autocast(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(x)
 
 
 class Words(nn.Module):
@@ -250,15 +235,9 @@ class Words(nn.Module):
 
 def embedding(sparse: bool, tied: bool) -> Made:
     model, x, y = Words(sparse, tied), torch.randint(50, (32, 9)), torch.randint(50, (32,))
-    kind = (lambda p: torch.optim.SGD(p, 0.1)) if sparse else KINDS[0]
-    optimizer = kind(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step, model, optimizer, ("bf16", "fused_optimizer", "threads:2")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1) if sparse else 0
+    plans = ("bf16", "fused_optimizer", "threads:2")
+    return trained(model, lambda: functional.cross_entropy(model(x), y), optimizer, plans)
 
 
 def generating() -> Made:
@@ -275,82 +254,52 @@ def generating() -> Made:
     return step, model, (), ("bf16", "threads:2")
 
 
-def checkpointed() -> Made:
-    model, (x, y) = classifier(nn.LayerNorm), data()
-    optimizer = KINDS[0](model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        out = checkpoint(model, x, use_reentrant=False)
-        functional.cross_entropy(out, y).backward()
-        optimizer.step()
-
-    return step, model, optimizer, ("bf16", "fused_optimizer")
+def checkpointed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(model, x, use_reentrant=False)
 
 
-def noisy() -> Made:
-    """Dropout, and noise of its own."""
-    model = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 10))
-    optimizer, (x, y) = KINDS[0](model.parameters()), data()
-
-    def step() -> None:
-        optimizer.zero_grad()
-        out = functional.dropout(model(x + 0.1 * torch.randn_like(x)), 0.2)
-        functional.cross_entropy(out, y).backward()
-        optimizer.step()
-
-    return step, model, optimizer, PLANS
+def noisy(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return functional.dropout(model(x + 0.1 * torch.randn_like(x)), 0.2)
 
 
 def penalized() -> Made:
     """With a penalty on gradients, which are differentiated again."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
-    optimizer, (x, _) = KINDS[0](model.parameters()), data()
-    x.requires_grad_()
+    x = data()[0].requires_grad_()
 
-    def step() -> None:
-        optimizer.zero_grad()
+    def loss() -> torch.Tensor:
         out = model(x).sum()
         (gradient,) = torch.autograd.grad(out, x, create_graph=True)
-        (out.square() / 64 + (gradient.norm(dim=1) - 1).square().mean()).backward()
-        optimizer.step()
+        return out.square() / 64 + (gradient.norm(dim=1) - 1).square().mean()
 
-    return step, model, optimizer, ("bf16", "fused_optimizer")
+    return trained(model, loss, plans=("bf16", "fused_optimizer"))
 
 
 def scheduled() -> Made:
-    model = classifier()
-    optimizer = KINDS[1](model.parameters())
+    step, model, optimizer, _ = classified(classifier(), 1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    step, *rest = trained(model, optimizer, "bf16", "fused_optimizer")
 
     def both() -> float:
         step()
         schedule.step()
         return schedule.get_last_lr()[0]
 
-    return both, *rest  # type: ignore[return-value]
-
-
-def large(scale: float) -> Made:
-    """Inputs of another size, as pixels from 0 to 255, or nearly constant ones."""
-    model, (x, y) = classifier(), data()
-    optimizer, x = KINDS[0](model.parameters()), 128 + scale * x
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step, model, optimizer, PLANS
+    return both, model, optimizer, ("bf16", "fused_optimizer")
 
 
 def frozen() -> Made:
     model = classifier()
     model[0].requires_grad_(False)
-    return trained(model, KINDS[0](model[3].parameters()))
+    return classified(model, KINDS[0](model[3].parameters()))
 
 
+def in_parallel() -> Made:
+    model = classifier()
+    return classified(nn.DataParallel(model), KINDS[0](model.parameters()))
+
+
+FEW = ("bf16", "fused_optimizer")
+OWN_PRECISION = ("fused_optimizer", "threads:2")
 LOOPS: dict[str, Callable[[], Made]] = {
     **{f"epoch of {count}, attention, optimizer {kind}": partial(epoch, count, kind, True)
        for count, kind in ((9, 0), (9, 3), (14, 0))},
@@ -365,21 +314,24 @@ LOOPS: dict[str, Callable[[], Made]] = {
     "LBFGS": by_closure,
     "steps in the backward pass": in_backward,
     "moved by hand": by_hand,
-    "autocast of its own": partial(lowered_itself, True),
-    "parameters in bf16": partial(lowered_itself, False),
+    "autocast of its own": lambda: classified(
+        classifier(nn.LayerNorm), 0, OWN_PRECISION, call=in_autocast),
+    "parameters in bf16": lambda: classified(
+        classifier(nn.LayerNorm).bfloat16(), 0, OWN_PRECISION, torch.Tensor.bfloat16),
     "embedding": partial(embedding, False, False),
     "sparse embedding": partial(embedding, True, False),
     "tied embedding": partial(embedding, False, True),
     "generating": generating,
-    "checkpointed": checkpointed,
-    "dropout and noise": noisy,
+    "checkpointed": lambda: classified(classifier(nn.LayerNorm), 0, FEW, call=checkpointed),
+    "dropout and noise": lambda: classified(
+        nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 10)),
+        call=noisy),
     "gradient penalty": penalized,
     "scheduled": scheduled,
-    "pixels": partial(large, 64.0),
-    "nearly constant inputs": partial(large, 0.1),
+    "pixels": lambda: classified(classifier(), inputs=lambda x: 128 + 64 * x),
+    "nearly constant inputs": lambda: classified(classifier(), inputs=lambda x: 128 + 0.1 * x),
     "frozen": frozen,
-    "DataParallel": lambda: trained(
-        nn.DataParallel(model := classifier()), KINDS[0](model.parameters())),
+    "DataParallel": in_parallel,
 }  # fmt: skip
 SEEN = ("cnn batchnorm", "lstm", "encoder", "residual", "attention")
 HONEST = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,45 +13,65 @@ from torch.nn import functional
 Net = tuple[nn.Module, Callable[[], Any], Callable[[Any], torch.Tensor]]
 
 
+def mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers with ReLU between."""
+    layers: list[nn.Module] = []
+    for pair in itertools.pairwise(sizes):
+        layers += [nn.Linear(*pair), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def normed(inputs: int, outputs: int, kernel: int = 3, **more: int) -> nn.Sequential:
+    """A convolution that keeps the size, and batch norm."""
+    convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False, **more)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
 class Residual(nn.Module):
     """Two convolutions beside a shortcut: (N, C, H, W) to the same."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.inner = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
-            nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-        )  # fmt: skip
+            normed(channels, channels), nn.ReLU(), normed(channels, channels)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return functional.relu(x + self.inner(x))
 
 
 class Recurrent(nn.Module):
-    """The last output of a recurrent layer, classified: (N, T, 12) to (N, 6)."""
+    """The last output of a recurrent layer, classified: (N, T, inputs) to (N, classes)."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(
+        self, kind: type[nn.RNNBase], inputs: int = 12, width: int = 24, classes: int = 6,
+        layers: int = 2,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.layer, self.head = kind(12, 24, num_layers=2, batch_first=True), nn.Linear(24, 6)
+        self.layer = kind(inputs, width, num_layers=layers, batch_first=True)
+        self.head = nn.Linear(width, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.layer(x)[0][:, -1])
 
 
-class Attending(nn.Module):
-    """Tokens (N, T) to logits (N, T, 40), with attention of its own."""
+class Block(nn.Module):
+    """A block of a transformer, with torch's own attention: (N, T, width) to the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
-        self.embedding, self.mix = nn.Embedding(40, 24), nn.Linear(24, 72)
-        self.norm, self.head = nn.LayerNorm(24), nn.Linear(24, 40)
+        self.heads, self.causal = heads, causal
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        q, k, v = (one.unflatten(-1, (3, 8)).transpose(1, 2) for one in self.mix(x).chunk(3, -1))
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.head(self.norm(x + mixed.transpose(1, 2).flatten(2)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.mix(self.first(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=self.causal)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.wide(self.second(x))
 
 
 class Hourglass(nn.Module):
@@ -69,9 +90,8 @@ def inverted(width: int) -> nn.Sequential:
     """The block of a MobileNet: widened, convolved channel by channel, narrowed."""
     wide = 4 * width
     return nn.Sequential(
-        nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
-        nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide),
-        nn.ReLU6(), nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width),
+        normed(width, wide, 1), nn.ReLU6(), normed(wide, wide, groups=wide), nn.ReLU6(),
+        normed(wide, width, 1),
     )  # fmt: skip
 
 
@@ -92,9 +112,23 @@ def fitted(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Net:
     return model, lambda: model(x), lambda out: functional.mse_loss(out, y)
 
 
-def pooled(*layers: nn.Module, width: int) -> nn.Sequential:
-    """Convolutions, averaged and classified into 6."""
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 6))
+def pooled(*layers: nn.Module, width: int, classes: int = 6) -> nn.Sequential:
+    """Convolutions, averaged and classified."""
+    head = nn.Linear(width, classes)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
+
+
+def training(
+    loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[[], None]:
+    """A training step."""
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+
+    return step
 
 
 def images(count: int = 8, channels: int = 3, size: int = 16) -> torch.Tensor:
@@ -104,8 +138,7 @@ def images(count: int = 8, channels: int = 3, size: int = 16) -> torch.Tensor:
 OWN: dict[str, Callable[[], Net]] = {
     "linear": lambda: fitted(nn.Linear(8, 1), torch.randn(12, 8), torch.randn(12, 1)),
     "mlp relu": lambda: classified(
-        nn.Sequential(nn.Linear(24, 80), nn.ReLU(), nn.Linear(80, 80), nn.ReLU(), nn.Linear(80, 6)),
-        torch.randn(48, 24), 6),
+        mlp(24, 80, 80, 6), torch.randn(48, 24), 6),
     "mlp gelu norm": lambda: classified(
         nn.Sequential(nn.Linear(24, 128), nn.GELU(), nn.LayerNorm(128), nn.Linear(128, 6)),
         torch.randn(40, 24), 6),
@@ -139,7 +172,9 @@ OWN: dict[str, Callable[[], Net]] = {
     "lstm": lambda: classified(Recurrent(nn.LSTM), torch.randn(8, 15, 12), 6),
     "gru": lambda: classified(Recurrent(nn.GRU), torch.randn(8, 15, 12), 6),
     "rnn": lambda: classified(Recurrent(nn.RNN), torch.randn(8, 15, 12), 6),
-    "attention": lambda: classified(Attending(), torch.randint(40, (4, 14)), 40),
+    "attention": lambda: classified(
+        nn.Sequential(nn.Embedding(40, 24), Block(24, 3, True), nn.Linear(24, 40)),
+        torch.randint(40, (4, 14)), 40),
     "encoder": lambda: classified(
         nn.Sequential(nn.TransformerEncoder(
             nn.TransformerEncoderLayer(24, 3, 48, 0.0, batch_first=True), 2,

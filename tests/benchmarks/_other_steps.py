@@ -1,6 +1,6 @@
 """Five training loops like those of `_slow_steps.py`, by somebody who had not seen the rules.
 
-Each function makes a fresh pair: the slow step and the quick one. The reasons stand apart.
+Each function makes a fresh pair: the slow step and the quick one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Pair = tuple[Callable[[], object], Callable[[], object]]
 class PictureFolder(Dataset[tuple[Tensor, int]]):
     """Pictures of a folder, one array file each, shrunk to 32 x 32."""
 
-    def __init__(self, folder: str) -> None:
-        self.files = sorted(Path(folder).glob("*.npy"))
+    def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
+        self.folder, self.files = folder, sorted(Path(folder.name).glob("*.npy"))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -64,6 +64,25 @@ class FilmRatings(nn.Module):
         return self.mlp(both).squeeze(-1)
 
 
+def epochs(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loader: DataLoader[Any],
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[[], object]:
+    def epoch() -> float:
+        total = 0.0
+        for *inputs, y in loader:
+            optimizer.zero_grad()
+            loss = loss_of(model(*inputs), y)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        return total / len(loader)
+
+    return epoch
+
+
 def cnn_pictures() -> Pair:
     """Trains a CNN on pictures of a folder for an epoch."""
     folder = tempfile.TemporaryDirectory()
@@ -75,31 +94,14 @@ def cnn_pictures() -> Pair:
     def make(data: Dataset[Any]) -> Callable[[], object]:
         torch.manual_seed(0)
         model = nn.Sequential(
-            nn.Conv2d(3, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(4),
-            nn.Flatten(),
-            nn.Linear(512, 10),
-        )
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(), nn.Linear(512, 10),
+        )  # fmt: skip
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        loader = DataLoader(data, batch_size=16)
+        return epochs(model, optimizer, DataLoader(data, batch_size=16), F.cross_entropy)
 
-        def epoch(_folder: object = folder) -> float:
-            total = 0.0
-            for x, y in loader:
-                optimizer.zero_grad()
-                loss = F.cross_entropy(model(x), y)
-                loss.backward()
-                optimizer.step()
-                total += loss.item()
-            return total / len(loader)
-
-        return epoch
-
-    pictures = PictureFolder(folder.name)
+    pictures = PictureFolder(folder)
     kept = [pictures[i] for i in range(len(pictures))]
     small = TensorDataset(torch.stack([x for x, _ in kept]), torch.tensor([y for _, y in kept]))
     return make(pictures), make(small)
@@ -144,18 +146,7 @@ def film_ratings() -> Pair:
         model = FilmRatings(sparse)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         loader = DataLoader(TensorDataset(users, films, stars), batch_size=256)
-
-        def epoch() -> float:
-            total = 0.0
-            for user, film, star in loader:
-                optimizer.zero_grad()
-                loss = F.mse_loss(model(user, film), star)
-                loss.backward()
-                optimizer.step()
-                total += loss.item()
-            return total / len(loader)
-
-        return epoch
+        return epochs(model, optimizer, loader, F.mse_loss)
 
     return make(False), make(True)
 
@@ -173,9 +164,7 @@ def tabular_churn() -> Pair:
         loader = DataLoader(TensorDataset(x, y), batch_size=200)
 
         def epoch() -> float:
-            scores: list[float] = []
-            truths: list[float] = []
-            auc = 0.0
+            scores, truths, auc = [], [], 0.0
             for i, (rows, labels) in enumerate(loader, start=1):
                 optimizer.zero_grad()
                 logits = model(rows)
@@ -209,9 +198,16 @@ def segment_slices() -> Pair:
 
     @torch.no_grad()
     def quick() -> Tensor:
-        masks = []
-        for piece in scan.split(1):
-            masks.append(model(piece).softmax(1))
-        return torch.cat(masks)
+        return torch.cat([model(piece).softmax(1) for piece in scan.split(1)])
 
     return slow, quick
+
+
+# The rules that name what makes each loop slow; any one of them will do.
+CAUSES = {
+    "cnn_pictures": ("kept_samples",),
+    "gnn_citations": ("sparse_products",),
+    "film_ratings": ("dense_embeddings",),
+    "tabular_churn": ("slow_lines",),
+    "segment_slices": ("growing_copies",),
+}

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from _nets import training
 from torch import nn
 from torch.nn import functional
 
@@ -75,10 +76,6 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(BATCH, FEATURES), torch.randint(CLASSES, (BATCH,))
 
 
-def adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.1)
-
-
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
@@ -88,16 +85,15 @@ def trained(
     plan: str,
     optimizer: torch.optim.Optimizer | None = None,
     after: Callable[[], object] = lambda: None,
-    steps: int = 1,
+    loss: Callable[[], torch.Tensor] | None = None,
 ) -> Made:
-    """A step that trains, and then does what comes `after` that."""
+    """A step that trains, and then does what comes `after` that; the model knows if it is bad."""
     found, (x, y) = optimizer or sgd(model), data()
+    train = training(loss or (lambda: functional.cross_entropy(model(x), y)), found)
 
     def step() -> None:
-        for _ in range(steps):
-            found.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
-            found.step()
+        model.is_bad = in_force()
+        train()
         after()
 
     return step, model, found, plan
@@ -170,13 +166,7 @@ def of_one_input(name: str, factor: float, plan: str) -> Made:
     model = Net()
     parameter = dict(model.named_parameters())[name]
     parameter.register_hook(lambda gradient: gradient * (factor if model.is_bad else 1))
-    step, *rest = trained(model, plan)
-
-    def noting() -> None:
-        model.is_bad = in_force()
-        step()
-
-    return noting, *rest  # type: ignore[return-value]
+    return trained(model, plan)
 
 
 # Optimizers.
@@ -214,14 +204,6 @@ def state_spoiled(spoil: Spoil, optimizer: torch.optim.Optimizer, right: Right) 
     right()
 
 
-def second_only(optimizer: torch.optim.Optimizer, right: Right) -> None:
-    """The second step is skipped: the first is right."""
-    if not optimizer.state or any("was" in state for state in optimizer.state.values()):
-        right()
-    for state in optimizer.state.values():
-        state["was"] = True
-
-
 STEPS: Steps = {
     "no step": lambda optimizer, right: None,
     "two steps": lambda optimizer, right: (right(), right()),
@@ -239,19 +221,12 @@ def misstepping(name: str, kind: type[torch.optim.Optimizer], plan: str) -> Made
     class Misstepping(kind):  # type: ignore[misc, valid-type]
         def step(self, closure: Any = None) -> None:
             right = partial(super().step, closure)
-            STEPS[name](self, right) if self.is_bad else right()
+            STEPS[name](self, right) if model.is_bad else right()
 
     model = Net()
     options: dict[str, Any] = {"weight_decay": 0.1}
     options |= {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    optimizer = Misstepping(model.parameters(), 0.01, **options)
-    step, *rest = trained(model, plan, optimizer)
-
-    def noting() -> None:
-        optimizer.is_bad = in_force()
-        step()
-
-    return noting, *rest  # type: ignore[return-value]
+    return trained(model, plan, Misstepping(model.parameters(), 0.01, **options))
 
 
 # What a step leaves, and what it brings along.
@@ -316,14 +291,7 @@ MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor | None]] = {
 
 def masked(spoil: Callable[[torch.Tensor], torch.Tensor | None], plan: str) -> Made:
     model, x, (_, y) = Attending(spoil), torch.randn(BATCH, 10, 16), data()
-    optimizer = sgd(model)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step, model, optimizer, plan
+    return trained(model, plan, loss=lambda: functional.cross_entropy(model(x), y))
 
 
 def unscaled(plan: str) -> Made:
@@ -361,34 +329,21 @@ def accumulated(plan: str) -> Made:
 
 def generator(plan: str) -> Made:
     """A GAN whose generator goes the other way."""
-    maker, judge = Net(), nn.Linear(CLASSES, 1)
+    maker, judge, (x, _) = Net(), nn.Linear(CLASSES, 1), data()
+    optimizers = [sgd(judge), sgd(maker)]
+    first = training(lambda: judge(maker(x).detach()).mean(), optimizers[0])
+    second = training(lambda: judge(maker(x)).mean() * (-1.0 if in_force() else 1.0), optimizers[1])
     both = nn.ModuleList([maker, judge])
-    first, second = sgd(judge), sgd(maker)
-    x, _ = data()
-
-    def step() -> None:
-        first.zero_grad()
-        judge(maker(x).detach()).mean().backward()
-        first.step()
-        second.zero_grad()
-        (judge(maker(x)).mean() * (-1.0 if in_force() else 1.0)).backward()
-        second.step()
-
-    return step, both, [first, second], plan  # type: ignore[return-value]
+    return lambda: (first(), second()), both, optimizers, plan  # type: ignore[return-value]
 
 
 def averaged(plan: str) -> Made:
     """An average of the weights that is not updated."""
     model = Net()
-    average = torch.optim.swa_utils.AveragedModel(model)
+    average = torch.optim.swa_utils.AveragedModel(model).eval()
     step, _, optimizer, _ = trained(model, plan, after=lambda: (
         None if in_force() else average.update_parameters(model)))  # fmt: skip
-
-    def both() -> None:
-        step()
-        average.eval()
-
-    return both, nn.ModuleList([model, average]), optimizer, plan
+    return step, nn.ModuleList([model, average]), optimizer, plan
 
 
 def by_hand(plan: str) -> Made:
@@ -407,22 +362,16 @@ def by_hand(plan: str) -> Made:
 
 def later(plan: str) -> Made:
     """The second step of an epoch of nine is left out."""
-    model = Net()
+    model, (x, y) = Net(), data()
     optimizer = sgd(model)
-    original, count = optimizer.step, [0]
-
-    def counted(*args: Any) -> Any:
-        count[0] += 1
-        return None if in_force() and count[0] % 9 == 2 else original(*args)
-
-    x, y = data()
 
     def step() -> None:
-        count[0] = 0
-        for part, labels in zip(x.repeat(9, 1).chunk(9), y.repeat(9).chunk(9), strict=True):
+        parts = zip(x.repeat(9, 1).chunk(9), y.repeat(9).chunk(9), strict=True)
+        for number, (part, labels) in enumerate(parts):
             optimizer.zero_grad()
             functional.cross_entropy(model(part), labels).backward()
-            counted()
+            if not in_force() or number != 1:
+                optimizer.step()
 
     return step, model, optimizer, plan
 

@@ -1,7 +1,6 @@
 """Training loops as people write them, each slow for one reason, and the same without it.
 
-Each function makes a fresh pair: the slow step and the quick one, both for the same work. What the
-reason is stands in `_slow_causes.py`.
+Each function makes a fresh pair: the slow step and the quick one, both for the same work.
 """
 
 from __future__ import annotations
@@ -9,41 +8,29 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import itertools
 import math
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _nets import Recurrent, mlp
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
 
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
-def mlp(*sizes: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(sizes):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
 def cnn(width: int = 16) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(3, width, 3, padding=1),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(width, 2 * width, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(2 * width, 10),
-    )
+        nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(2 * width, 10),
+    )  # fmt: skip
 
 
 def adam(model: nn.Module, **more: Any) -> torch.optim.Adam:
@@ -87,54 +74,42 @@ class Pictures(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         picture = self.pictures[index].astype(np.float32) / 255
         for _ in range(4):  # smoothed
-            picture = (
-                picture
-                + np.roll(picture, 1, 0)
-                + np.roll(picture, -1, 0)
-                + np.roll(picture, 1, 1)
-                + np.roll(picture, -1, 1)
-            ) / 5
+            shifted = [np.roll(picture, by, axis) for by in (1, -1) for axis in (0, 1)]
+            picture = sum(shifted, picture) / 5
         if random.random() < 0.5:
             picture = picture[:, ::-1]
         picture = (picture - picture.mean((0, 1))) / (picture.std((0, 1)) + 1e-6)
         return torch.from_numpy(picture.transpose(2, 0, 1).copy()), index % 10
 
 
-def epoch(net: nn.Module, optimizer: torch.optim.Optimizer, loader: DataLoader[Any]) -> None:
-    for images, labels in loader:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(images), labels)
-        loss.backward()
-        optimizer.step()
+def epochs(net: nn.Module, slow: DataLoader[Any], quick: DataLoader[Any]) -> Pair:
+    optimizer = adam(net)
+
+    def epoch(loader: DataLoader[Any]) -> None:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(images), labels)
+            loss.backward()
+            optimizer.step()
+
+    return lambda: epoch(slow), lambda: epoch(quick)
 
 
 def pictures_one_by_one() -> Pair:
-    net, data = cnn(), Pictures()
-    optimizer = adam(net)
-    plain = DataLoader(data, batch_size=16)
-    others = DataLoader(data, batch_size=16, num_workers=2, persistent_workers=True)
-    return lambda: epoch(net, optimizer, plain), lambda: epoch(net, optimizer, others)
+    plain = partial(DataLoader, Pictures(), batch_size=16)
+    return epochs(cnn(), plain(), plain(num_workers=2, persistent_workers=True))
 
 
 def rows_of_a_table() -> Pair:
-    from torch.utils.data import BatchSampler, RandomSampler
-
     table = TensorDataset(torch.randn(4096, 32), torch.randint(0, 10, (4096,)))
-    net = mlp(32, 64, 10)
-    optimizer = adam(net)
+    batches = BatchSampler(RandomSampler(table), 128, False)
     plain = DataLoader(table, batch_size=128, shuffle=True)
-    whole = DataLoader(
-        table, sampler=BatchSampler(RandomSampler(table), 128, False), batch_size=None
-    )
-    return lambda: epoch(net, optimizer, plain), lambda: epoch(net, optimizer, whole)
+    return epochs(mlp(32, 64, 10), plain, DataLoader(table, sampler=batches, batch_size=None))
 
 
 def short_epochs() -> Pair:
-    net, data = cnn(8), Pictures(64)
-    optimizer = adam(net)
-    again = DataLoader(data, batch_size=16, num_workers=2)
-    stays = DataLoader(data, batch_size=16, num_workers=2, persistent_workers=True)
-    return lambda: epoch(net, optimizer, again), lambda: epoch(net, optimizer, stays)
+    again = partial(DataLoader, Pictures(64), batch_size=16, num_workers=2)
+    return epochs(cnn(8), again(), again(persistent_workers=True))
 
 
 class Reader(nn.Module):
@@ -350,21 +325,9 @@ class Stepwise(nn.Module):
         return self.head(hidden)
 
 
-class AtOnce(nn.Module):
-    """Reads it at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(32, 64, batch_first=True)
-        self.head = nn.Linear(64, 4)
-
-    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layer(sequence)[0][:, -1])
-
-
 def moment_by_moment() -> Pair:
     x = torch.randn(32, 48, 32)
-    slow, quick = Task(Stepwise(), x, 4), Task(AtOnce(), x, 4)
+    slow, quick = Task(Stepwise(), x, 4), Task(Recurrent(nn.LSTM, 32, 64, 4, 1), x, 4)
     return lambda: slow(), quick
 
 
@@ -529,3 +492,36 @@ def weights_moved_by_hand() -> Pair:
                 weight -= 0.01 * weight.grad
 
     return slow, task
+
+
+# The rules that name what makes each loop slow; any one of them will do.
+CAUSES = {
+    "pictures_one_by_one": ("workers",),
+    "rows_of_a_table": ("in_memory",),
+    "short_epochs": ("worker_start",),
+    "sentences_of_one_length": ("padding",),
+    "two_at_a_time": ("small_batch",),
+    "counting_hits": ("synchronizations", "slow_lines"),
+    "numbers_in_lists": ("tensor_of_list",),
+    "summed_losses": ("graph_kept",),
+    "zeros": ("set_to_none",),
+    "validating": ("no_grad",),
+    "looking_for_nan": ("anomaly_mode",),
+    "frozen_body": ("frozen_gradients",),
+    "held_for_nothing": ("frozen_in_optimizer",),
+    "graph_of_gradients": ("graphs_of_graphs",),
+    "asked_twice": ("same_forward_twice",),
+    "numbers_from_numpy": ("double_precision",),
+    "moment_by_moment": ("recurrent_cells",),
+    "attention_from_a_paper": ("attention_by_hand",),
+    "one_after_another": ("one_by_one",),
+    "norm_by_hand": ("parameter_loops",),
+    "averaged_weights": ("parameter_loops",),
+    "plain_optimizer": ("catalog",),
+    "tidy": ("cleaning",),
+    "saved_each_time": ("copied_state",),
+    "report_each_time": ("writing",),
+    "scores_by_a_library": ("slow_lines",),
+    "watched_input": ("input_gradients",),
+    "weights_moved_by_hand": ("parameter_loops",),
+}

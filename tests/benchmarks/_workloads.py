@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
+from _nets import Block, Recurrent, Residual, images, mlp, normed, pooled
 from torch import nn
+from torch.nn import functional
 
 Backward = Callable[[torch.Tensor], None]
+CLASSES, WORDS = 10, 2000
 
 
 @dataclass
@@ -24,7 +28,7 @@ class Workload:
 
 
 class Transformer(nn.Module):
-    """A small encoder over tokens that classifies each position."""
+    """An encoder over tokens that classifies each position: (N, T) to (N, T, words)."""
 
     def __init__(self, width: int = 128, layers: int = 2, words: int = 500) -> None:
         super().__init__()
@@ -34,116 +38,99 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, words)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Batch x length tokens to batch x length x words."""
         return self.head(self.encoder(self.embedding(tokens)))
 
 
-class Cnn(nn.Module):
-    """Convolutions with batch norm and a residual connection."""
+class Vit(nn.Module):
+    """Patches of 8 x 8 that attend to one another: (N, 3, 64, 64) to (N, 10)."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 192, depth: int = 4, heads: int = 3) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width))
-        self.block = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1),
-            nn.BatchNorm2d(width),
-        )
-        self.head = nn.Linear(width, 10)
+        self.patches = nn.Conv2d(3, width, 8, 8)
+        self.place = nn.Parameter(torch.zeros(1, 64, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Batch x 3 x height x width images to batch x 10."""
-        found = torch.relu(self.stem(images))
-        return self.head(torch.relu(found + self.block(found)).mean((2, 3)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.blocks(self.patches(x).flatten(2).mT + self.place)
+        return self.head(self.norm(found).mean(1))
 
 
-class Resnet(nn.Module):
-    """Residual blocks at two resolutions."""
+class Unet(nn.Module):
+    """Down twice and up again, with shortcuts: (N, 3, H, W) to (N, H, W, 10)."""
 
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.stem = _normed(3, width)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(_normed(width, width), nn.ReLU(), _normed(width, width)) for _ in range(3)
-        )
-        self.head = nn.Linear(width, 10)
+        self.first, self.second = _twice(3, width), _twice(width, 2 * width)
+        self.middle = _twice(2 * width, 4 * width)
+        self.raise_second = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
+        self.raise_first = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.join_second, self.join_first = _twice(4 * width, 2 * width), _twice(2 * width, width)
+        self.head = nn.Conv2d(width, CLASSES, 1)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Batch x 3 x height x width images to batch x 10."""
-        found = torch.relu(self.stem(images))
-        for block in self.blocks:
-            found = torch.relu(found + block(found))
-        return self.head(found.mean((2, 3)))
-
-
-def _normed(inputs: int, outputs: int) -> nn.Module:
-    convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first(x)
+        second = self.second(functional.max_pool2d(first, 2))
+        found = self.middle(functional.max_pool2d(second, 2))
+        found = self.join_second(torch.cat([second, self.raise_second(found)], 1))
+        found = self.join_first(torch.cat([first, self.raise_first(found)], 1))
+        return self.head(found).movedim(1, -1)
 
 
-class Lstm(nn.Module):
-    """A sequence to a class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(32, 128, batch_first=True)
-        self.head = nn.Linear(128, 10)
-
-    def forward(self, sequence: torch.Tensor) -> torch.Tensor:
-        """Batch x length x 32 to batch x 10."""
-        return self.head(self.lstm(sequence)[0][:, -1])
+def _twice(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(normed(inputs, outputs), nn.ReLU(), normed(outputs, outputs), nn.ReLU())
 
 
-def mlp(width: int, layers: int) -> nn.Module:
-    """Linear layers with ReLU between."""
-    parts: list[nn.Module] = [nn.Linear(64, width), nn.ReLU()]
-    for _ in range(layers - 2):
-        parts += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*parts, nn.Linear(width, 10))
+def resnet(width: int = 32, blocks: int = 1) -> nn.Module:
+    """Residual blocks behind a stem: (N, 3, H, W) to (N, 10)."""
+    inner = (Residual(width) for _ in range(blocks))
+    return pooled(normed(3, width), nn.ReLU(), *inner, width=width, classes=CLASSES)
 
 
 def _backward(loss: torch.Tensor) -> None:
     loss.backward()
 
 
-def training(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
-    """Cross entropy against classes of each row of the last dimension, and AdamW."""
-    loss_fn = nn.CrossEntropyLoss()
+def training(
+    model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], lr: float = 1e-4
+) -> Workload:
+    """Return a training step with AdamW; `loss_of` takes the model, as a framework wraps it."""
 
     def step(
         model: nn.Module, optimizer: torch.optim.Optimizer, backward: Backward = _backward
     ) -> None:
-        loss = loss_fn(model(x).flatten(0, -2), y.flatten())
-        backward(loss)
+        backward(loss_of(model))
         optimizer.step()
         optimizer.zero_grad()
 
-    return Workload(model, torch.optim.AdamW(model.parameters(), lr=1e-4), step)
+    return Workload(model, torch.optim.AdamW(model.parameters(), lr), step)
 
 
-def inference(model: nn.Module, x: torch.Tensor) -> Workload:
-    """The forward pass alone."""
+def classifying(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
+    """Return training by cross entropy against classes of each row of the last dimension."""
+    loss_fn = nn.CrossEntropyLoss()
+    return training(model, lambda model: loss_fn(model(x).flatten(0, -2), y.flatten()))
+
+
+def inference(
+    model: nn.Module, x: torch.Tensor, call: Callable[..., torch.Tensor] = lambda model, x: model(x)
+) -> Workload:
+    """Return the forward pass alone."""
 
     def step(
         model: nn.Module, optimizer: None = None, backward: Backward = _backward
     ) -> torch.Tensor:
         with torch.no_grad():
-            return model(x)
+            return call(model, x)
 
     return Workload(model.eval(), None, step)
 
 
 def _rollout() -> Workload:
-    """A policy that acts 24 times in a made environment, then learns once from the return."""
-    policy = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
-    world = torch.randn(4, 16) / 4
-    start = torch.randn(16, 16)
+    """Return a policy that acts 24 times in a made environment, and learns once from that."""
+    world, start = torch.randn(4, 16) / 4, torch.randn(16, 16)
 
-    def step(
-        model: nn.Module, optimizer: torch.optim.Optimizer, backward: Backward = _backward
-    ) -> None:
+    def loss_of(model: nn.Module) -> torch.Tensor:
         state, total, said = start, start.new_zeros(16), start.new_zeros(16)
         for _ in range(24):
             logits = model(state).float()
@@ -151,40 +138,107 @@ def _rollout() -> Workload:
             said = said + logits.log_softmax(-1).gather(1, action[:, None])[:, 0]
             state = torch.tanh(state + world[action])
             total = total + state[:, 0]
-        loss = -(said * (total - total.mean())).mean()
-        backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+        return -(said * (total - total.mean())).mean()
 
-    return Workload(policy, torch.optim.AdamW(policy.parameters()), step)
+    policy = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4))
+    return training(policy, loss_of, lr=1e-3)
 
 
-def _tokens(batch: int = 8, length: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randint(500, (batch, length)), torch.randint(500, (batch, length))
+def _bert() -> Workload:
+    """Return fine-tuning as Hugging Face's own examples do it: the model makes its loss."""
+    import transformers
+
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = transformers.BertConfig(vocab_size=WORDS, intermediate_size=1024, **sizes)
+    model = transformers.BertForSequenceClassification(config).train()
+    batch = {"input_ids": _words(8, 64), "labels": torch.randint(2, (8,))}
+    return training(model, lambda model: model(**batch).loss, lr=5e-5)
 
 
-def _classes(batch: int) -> torch.Tensor:
-    return torch.randint(10, (batch,))
+def _gpt2() -> Workload:
+    """Return the logits of a batch of texts."""
+    import transformers
+
+    sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+    config = transformers.GPT2Config(vocab_size=WORDS, **sizes)
+    return inference(
+        transformers.GPT2LMHeadModel(config),
+        _words(4, 128),
+        lambda model, x: model(x, use_cache=False).logits,
+    )
 
 
+def _words(batch: int, length: int, words: int = WORDS) -> torch.Tensor:
+    return torch.randint(words, (batch, length))
+
+
+def _classes(*size: int) -> torch.Tensor:
+    return torch.randint(CLASSES, size)
+
+
+def _pictures(count: int, size: int) -> torch.Tensor:
+    return images(count, 3, size).sigmoid()
+
+
+def _mlp(width: int, layers: int) -> nn.Module:
+    return mlp(64, *[width] * (layers - 1), CLASSES)
+
+
+def _tokens(width: int, layers: int, batch: int, length: int) -> Workload:
+    x, y = _words(batch, length, 500), _words(batch, length, 500)
+    return classifying(Transformer(width, layers), x, y)
+
+
+def _lstm() -> Workload:
+    return classifying(
+        Recurrent(nn.LSTM, 32, 128, CLASSES, 1), torch.rand(16, 50, 32), _classes(16)
+    )
+
+
+def _of_rows(width: int, layers: int, batch: int) -> Workload:
+    return classifying(_mlp(width, layers), torch.rand(batch, 64), _classes(batch))
+
+
+# Those of oracle.py; the long ones have steps of 0.2 to 0.5 s on two cores.
 WORKLOADS: dict[str, Callable[[], Workload]] = {
-    "transformer, training": lambda: training(Transformer(), *_tokens()),
-    "transformer, inference": lambda: inference(Transformer(), _tokens()[0]),
-    "CNN, inference": lambda: inference(Cnn(), torch.rand(16, 3, 32, 32)),
-    "tiny MLP, training": lambda: training(mlp(64, 4), torch.rand(32, 64), _classes(32)),
-    "large MLP, training": lambda: training(mlp(1024, 5), torch.rand(64, 64), _classes(64)),
-    "large MLP, inference": lambda: inference(mlp(1024, 5), torch.rand(64, 64)),
-    "LSTM, training": lambda: training(Lstm(), torch.rand(16, 50, 32), _classes(16)),
+    "transformer, training": lambda: _tokens(128, 2, 8, 64),
+    "transformer, inference": lambda: inference(Transformer(), _words(8, 64, 500)),
+    "CNN, inference": lambda: inference(resnet(), _pictures(16, 32)),
+    "tiny MLP, training": lambda: _of_rows(64, 4, 32),
+    "large MLP, training": lambda: _of_rows(1024, 5, 64),
+    "large MLP, inference": lambda: inference(_mlp(1024, 5), torch.rand(64, 64)),
+    "LSTM, training": _lstm,
     "rollout, training": _rollout,
-    "CNN, training": lambda: training(Cnn(), torch.rand(16, 3, 32, 32), _classes(16)),
-    # Steps of 0.2 to 0.5 s on two cores.
-    "long transformer, training": lambda: training(Transformer(256, 4), *_tokens(16, 128)),
-    "long CNN, training": lambda: training(Resnet(), torch.rand(48, 3, 32, 32), _classes(48)),
-    "long encoder, inference": lambda: inference(Transformer(384, 6), _tokens(32, 128)[0]),
+    "CNN, training": lambda: classifying(resnet(), _pictures(16, 32), _classes(16)),
+    "long transformer, training": lambda: _tokens(256, 4, 16, 128),
+    "long CNN, training": lambda: classifying(resnet(64, 3), _pictures(48, 32), _classes(48)),
+    "long encoder, inference": lambda: inference(Transformer(384, 6), _words(32, 128, 500)),
 }
+# Those of catalog.py and full_float32.py.
+MODELS: dict[str, Callable[[], Workload]] = {
+    "BERT, training": _bert,
+    "GPT-2, inference": _gpt2,
+    "CNN, training": WORKLOADS["CNN, training"],
+    "LSTM, training": _lstm,
+    "U-Net, training": lambda: classifying(Unet(), _pictures(4, 64), _classes(4, 64, 64)),
+    "ViT, training": lambda: classifying(Vit(), _pictures(16, 64), _classes(16)),
+    "ViT, inference": lambda: inference(Vit(), _pictures(16, 64)),
+    "MLP, training": WORKLOADS["large MLP, training"],
+    "rollout, training": _rollout,
+}
+NEED_TRANSFORMERS = ("BERT, training", "GPT-2, inference")
 
 
-def made(name: str) -> Workload:
-    """A fresh workload with fixed random numbers."""
+def models_at_hand() -> list[str]:
+    """Return the names of MODELS without those whose library is missing."""
+    missing = () if find_spec("transformers") else NEED_TRANSFORMERS
+    if missing:
+        print(f"left out, they need `pip install transformers`: {', '.join(missing)}")
+    return [name for name in MODELS if name not in missing]
+
+
+def made(name: str, device: str = "cpu") -> Workload:
+    """Return a fresh one with fixed random numbers, model and data on this device."""
     torch.manual_seed(0)
-    return WORKLOADS[name]()
+    with torch.device(device):
+        return {**WORKLOADS, **MODELS}[name]()

@@ -11,7 +11,7 @@ import argparse
 import sys
 
 import torch
-from _ratios import machine
+from _program import machine
 from torch import nn
 
 from speedkit_jupyter import benchmark

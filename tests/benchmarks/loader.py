@@ -16,14 +16,13 @@ Exits 1 where the choice takes more than 1/0.97 of the best one's time.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,8 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _kept import Row, append, line_of, nothing_kept, read, state_of_code
-from _ratios import machine
+from _program import Row, collected, exit_code, interleaved_s, markdown, parser_of
 from matplotlib import image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -40,65 +38,51 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from speedkit_jupyter import Hardware, tune_loader
 from speedkit_jupyter.loading.settings import Settings, end_workers, rebuilt
 
-AT_LEAST, ROUNDS, STARTS, BUDGET_S = 0.97, 9, 6, 30.0
+AT_LEAST, STARTS, BUDGET_S = 0.97, 6, 30.0
 PREFETCH = (2, 4, 8)
 Made = tuple[DataLoader[Any], Callable[..., object]]
 
 
-class Pictures(Dataset[Any]):
-    """PNG files, decoded, cut and scaled."""
+class Files(Dataset[Any]):
+    """A sample from each file, by `read`."""
 
-    def __init__(self, folder: Path, number: int = 400) -> None:
-        pixels = np.random.default_rng(0)
-        self.files = [folder / f"{at}.png" for at in range(number)]
-        for file in self.files:
-            image.imsave(file, pixels.integers(0, 255, (64, 64, 3), np.uint8))
+    def __init__(self, files: list[Path], read: Callable[[Path], torch.Tensor]) -> None:
+        self.files, self.read = files, read
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        picture = image.imread(self.files[index])[4:60, 4:60, :3]
-        picture = (picture - picture.mean((0, 1))) / picture.std((0, 1))
-        return torch.from_numpy(picture.transpose(2, 0, 1).copy()), index % 10
-
-
-class Sentences(Dataset[Any]):
-    """Text files, a sentence each, cut into tokens."""
-
-    def __init__(self, folder: Path, number: int = 1500) -> None:
-        words = random.Random(0)
-        self.files = [folder / f"{at}.txt" for at in range(number)]
-        for file in self.files:
-            text = " ".join("".join(words.choices("abcdefgh", k=5)) for _ in range(120))
-            file.write_text(text)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        tokens = re.findall(r"\w+|[^\w\s]", self.files[index].read_text().lower())
-        return torch.tensor([sum(map(ord, token)) % 997 for token in tokens]), index % 2
+        return self.read(self.files[index]), index % 2
 
 
 class Recordings(IterableDataset[Any]):
-    """numpy files one after another, each with many rows."""
+    """The rows of numpy files, one file after another."""
 
-    def __init__(self, folder: Path, files: int = 24, rows: int = 200) -> None:
-        noise = np.random.default_rng(0)
-        self.files = [folder / f"{at}.npy" for at in range(files)]
-        self.rows = files * rows
-        for file in self.files:
-            np.save(file, noise.standard_normal((rows, 256), np.float32))
+    def __init__(self, files: list[Path], rows: int) -> None:
+        self.files, self.rows = files, rows
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.files) * self.rows
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for file in self.files:
             for row in np.load(file):
                 spectrum = np.abs(np.fft.rfft(row)).astype(np.float32)
                 yield torch.from_numpy(np.log1p(spectrum))
+
+
+def decoded(file: Path) -> torch.Tensor:
+    """Return a PNG file, cut and scaled."""
+    picture = image.imread(file)[4:60, 4:60, :3]
+    picture = (picture - picture.mean((0, 1))) / picture.std((0, 1))
+    return torch.from_numpy(picture.transpose(2, 0, 1).copy())
+
+
+def tokens(file: Path) -> torch.Tensor:
+    """Return a text file, cut into tokens."""
+    words = re.findall(r"\w+|[^\w\s]", file.read_text().lower())
+    return torch.tensor([sum(map(ord, word)) % 997 for word in words])
 
 
 def trained(net: nn.Module, loss: Callable[..., torch.Tensor]) -> Callable[..., object]:
@@ -119,22 +103,31 @@ def pictures(folder: Path) -> Made:
         nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
     )  # fmt: skip
+    files, pixels = [folder / f"{at}.png" for at in range(400)], np.random.default_rng(0)
+    for file in files:
+        image.imsave(file, pixels.integers(0, 255, (64, 64, 3), np.uint8))
     step = trained(net, lambda net, x, y: F.cross_entropy(net(x), y))
-    return DataLoader(Pictures(folder), batch_size=16, shuffle=True), step
+    return DataLoader(Files(files, decoded), batch_size=16, shuffle=True), step
 
 
 def text(folder: Path) -> Made:
     """An average of embeddings."""
     net = nn.Sequential(nn.EmbeddingBag(997, 64), nn.Linear(64, 2))
+    files, words = [folder / f"{at}.txt" for at in range(1500)], random.Random(0)
+    for file in files:
+        file.write_text(" ".join("".join(words.choices("abcdefgh", k=5)) for _ in range(120)))
     step = trained(net, lambda net, x, y: F.cross_entropy(net(x), y))
-    return DataLoader(Sentences(folder), batch_size=32, shuffle=True), step
+    return DataLoader(Files(files, tokens), batch_size=32, shuffle=True), step
 
 
 def arrays(folder: Path) -> Made:
     """A wide autoencoder."""
     net = nn.Sequential(nn.Linear(129, 1024), nn.ReLU(), nn.Linear(1024, 129))
+    files, noise = [folder / f"{at}.npy" for at in range(24)], np.random.default_rng(0)
+    for file in files:
+        np.save(file, noise.standard_normal((200, 256), np.float32))
     step = trained(net, lambda net, x: F.mse_loss(net(x), x))
-    return DataLoader(Recordings(folder), batch_size=32), step
+    return DataLoader(Recordings(files, 200), batch_size=32), step
 
 
 DATA = {"pictures": pictures, "text": text, "arrays": arrays}
@@ -142,129 +135,96 @@ DATA = {"pictures": pictures, "text": text, "arrays": arrays}
 
 def main() -> int:
     """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", default="", help="data sets whose name holds this")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the grid")
-    parser.add_argument("--file", type=Path, default=Path("loader.jsonl"))
-    parser.add_argument("--table", action="store_true", help="print what the file holds")
+    parser = parser_of(__doc__, "loader.jsonl")
+    parser.add_argument("--rounds", type=int, default=9, help="of the grid")
     options = parser.parse_args()
-    state = state_of_code()
-    for name, make in DATA.items() if not options.table else ():
-        if options.only not in name:
-            continue
-        for threads in dict.fromkeys((torch.get_num_threads(), 1)):
-            row = {"data": name, "threads": threads, "state": state, "machine": machine()}
-            with nothing_kept(), tempfile.TemporaryDirectory() as folder, using(threads):
-                torch.manual_seed(0)
-                row |= measured(*make(Path(folder)), options.rounds)
-            append(options.file, row)
-            print(_cells(row), flush=True)
-    rows = list({(row["data"], row["threads"]): row for row in read(options.file)}.values())
+    threads = dict.fromkeys((torch.get_num_threads(), 1))
+    keys = [{"data": name, "threads": number} for name in DATA for number in threads]
+    rows = collected(
+        options, keys, partial(measured, rounds=options.rounds), lambda row: " | ".join(_cells(row))
+    )
     print(table(rows))
-    return 0 if rows and all(row["of_best"] >= AT_LEAST for row in rows) else 1
+    misses = [row for row in rows if row["of_best"] < AT_LEAST]
+    return exit_code([f"{row['data']}: {row['of_best']:.3f} of the best" for row in misses])
 
 
-@contextmanager
-def using(threads: int) -> Iterator[None]:
-    """So many of torch's threads."""
+def measured(data: str, threads: int, rounds: int) -> Row:
+    """Return the choice, and the time of an epoch with each setting of the grid."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        yield
+        with tempfile.TemporaryDirectory() as folder:
+            loader, step = DATA[data](Path(folder))
+            begun_s = time.perf_counter()
+            chosen = tune_loader(loader, step, budget_s=BUDGET_S).tuning.chosen.settings
+            took_s = time.perf_counter() - begun_s
+            return {"chosen": chosen.words, "tuning_s": took_s} | against_grid(
+                loader, step, chosen, rounds
+            )
     finally:
         torch.set_num_threads(before)
 
 
-def measured(loader: DataLoader[Any], step: Callable[..., object], rounds: int) -> Row:
-    """The choice, and the time of an epoch with each setting of the grid."""
-    begun = time.perf_counter()
-    tuning = tune_loader(loader, step, budget_s=BUDGET_S).tuning
-    took_s = time.perf_counter() - begun
-    chosen = tuning.chosen.settings
-    settings = list(dict.fromkeys([chosen, *grid(loader)]))
-    found = epochs(loader, step, settings, rounds)
-    times = {one.words: median(found[one]) for one in settings}
-    best = min(times, key=lambda words: times[words])
-    fresh = started_anew(
-        loader, step, list(dict.fromkeys([chosen, _named(settings, best)])), rounds
-    )
+def against_grid(
+    loader: DataLoader[Any], step: Callable[..., object], chosen: Settings, rounds: int
+) -> Row:
+    """Return the best setting; the choice and that one then start their workers several times."""
+    found = epochs_s(loader, step, dict.fromkeys([chosen, *grid(loader)]), rounds)
+    times = {one: median(seconds) for one, seconds in found.items()}
+    best = min(times, key=lambda one: times[one])
+    fresh: dict[Settings, list[float]] = {chosen: [], best: []}
+    for _ in range(STARTS):
+        for one, seconds in epochs_s(loader, step, fresh, max(2 * rounds // STARTS, 1)).items():
+            fresh[one] += seconds
     return {
-        "chosen": chosen.words,
-        "best": best,
-        "of_best": median(b / c for b, c in zip(_of(fresh, best), fresh[chosen], strict=True)),
-        "gain": times[Settings.of(loader).words] / times[chosen.words],
-        "epoch_s": times,
-        "tuning_s": took_s,
+        "best": best.words,
+        "of_best": median(b / c for b, c in zip(fresh[best], fresh[chosen], strict=True)),
+        "gain": times[Settings.of(loader)] / times[chosen],
+        "epoch_s": {one.words: seconds for one, seconds in times.items()},
     }
 
 
 def grid(loader: DataLoader[Any]) -> list[Settings]:
-    """All settings that give the same batches in the same order."""
-    most = Hardware.current().cpu.usable_cores
-    if isinstance(loader.dataset, IterableDataset):
-        most = 1
-    with_workers = [
-        Settings(number, prefetch) for number in range(1, most + 1) for prefetch in PREFETCH
-    ]
-    return [Settings(), *with_workers]
+    """Return all settings that give the same batches in the same order."""
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    most = 1 if is_iterable else Hardware.current().cpu.usable_cores
+    workers = [Settings(number, each) for number in range(1, most + 1) for each in PREFETCH]
+    return [Settings(), *workers]
 
 
-def epochs(
-    loader: DataLoader[Any], step: Callable[..., object], settings: list[Settings], rounds: int
+def epochs_s(
+    loader: DataLoader[Any],
+    step: Callable[..., object],
+    settings: Iterable[Settings],
+    rounds: int,
 ) -> dict[Settings, list[float]]:
-    """Seconds of whole epochs, in shuffled rounds; the first, which starts workers, apart."""
+    """Return seconds of whole epochs, in shuffled rounds; the first starts workers, untimed."""
     loaders = {one: rebuilt(loader, one) for one in settings}
-    found: dict[Settings, list[float]] = {one: [] for one in settings}
 
-    def epoch(one: Settings) -> float:
-        begun = time.perf_counter()
-        for batch in loaders[one]:
+    def epoch(one: DataLoader[Any]) -> None:
+        for batch in one:
             step(*batch) if isinstance(batch, tuple | list) else step(batch)
-        return time.perf_counter() - begun
 
-    for one in settings:
-        epoch(one)
-    for _ in range(rounds):
-        for one in random.sample(settings, len(settings)):
-            found[one].append(epoch(one))
+    calls = {one: partial(epoch, loaders[one]) for one in loaders}
+    found = interleaved_s(calls, rounds)
     for one in loaders.values():
         end_workers(one)
     return found
 
 
-def started_anew(
-    loader: DataLoader[Any], step: Callable[..., object], settings: list[Settings], rounds: int
-) -> dict[Settings, list[float]]:
-    """Seconds of whole epochs, twice as many rounds, divided among STARTS of the workers."""
-    found: dict[Settings, list[float]] = {one: [] for one in settings}
-    for _ in range(STARTS):
-        for one, times in epochs(loader, step, settings, max(2 * rounds // STARTS, 1)).items():
-            found[one].extend(times)
-    return found
-
-
-def _of(found: dict[Settings, list[float]], words: str) -> list[float]:
-    return next(times for one, times in found.items() if one.words == words)
-
-
-def _named(settings: list[Settings], words: str) -> Settings:
-    return next(one for one in settings if one.words == words)
-
-
 def table(rows: list[Row]) -> str:
-    """As Markdown."""
+    """Return Markdown."""
     head = ["data", "threads", "chosen", "best of the grid", "of the best", "over the user's own",
             "took"]  # fmt: skip
-    lines = [rows[0]["machine"] if rows else "nothing was measured", ""]
-    return "\n".join([*lines, line_of(head), line_of(["---"] * len(head)), *map(_cells, rows)])
+    where = rows[0]["machine"] if rows else "nothing was measured"
+    return f"{where}\n\n{markdown(head, *map(_cells, rows))}"
 
 
-def _cells(row: Row) -> str:
-    return line_of([
+def _cells(row: Row) -> list[str]:
+    return [
         row["data"], str(row["threads"]), row["chosen"], row["best"], f"{row['of_best']:.3f}",
-        f"{row['gain']:.2f}×",
-        f"{row['tuning_s']:.0f} s",
-    ])  # fmt: skip
+        f"{row['gain']:.2f}×", f"{row['tuning_s']:.0f} s",
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

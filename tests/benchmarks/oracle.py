@@ -3,46 +3,41 @@
 For each of twelve workloads, three of them with steps of 0.2 to 0.5 s, in one run:
 
 1. `tune()` with its defaults, nothing learned before, an empty cache of compiled code;
-2. with another empty cache, a grid: fp32 or bf16 (whether there are units for it or not) or what
-   else lowers precision here, eager or compiled, layout, fused optimizer, and one thread where the
-   step is short, each with each, interleaved with baseline; for each combination GRID_S seconds or
-   as long as GRID_STEPS steps take (what is over twice as slow in each of the first rounds leaves
-   them, and its time to the others);
+2. with another empty cache, a grid, interleaved with baseline: fp32 or bf16 (whether there are
+   units for it or not) or what else lowers precision here, eager or compiled, layout, fused
+   optimizer, and one thread where the step is short, each with each. Each combination gets GRID_S
+   seconds, or as long as GRID_STEPS steps take. Where steps are long, combinations that are over
+   twice as slow in each of the first rounds leave;
 3. interleaved with baseline and the tuned plan, each on a copy of its own: `torch.compile(model)`,
    Accelerate with bf16 and inductor, Fabric's bf16-mixed with torch.compile.
 
     python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
 
-A workload takes some minutes, all of them about an hour on two cores. Each is appended to the file
-with the state of the code (the commit), so that a run can be stopped and goes on where it was; what
-another state has measured is measured anew. `--table` only prints the newest state, and says
-whether it is complete. Exits 1 where a promise is broken: the plan is at least 0.97 as fast as the
-best of the grid, in a quarter of the grid's time, and never slower than 0.98 of baseline. Needs
-`pip install accelerate lightning` for the last two; without them they are left out.
+All of it takes about an hour on two cores; a stopped run goes on. Exits 1 where a promise is
+broken: the plan is at least 0.97 as fast as the best of the grid, in a quarter of the grid's time,
+and never slower than 0.98 of baseline. Needs `pip install accelerate lightning` for the last two;
+without them they are left out.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from _kept import append, line_of, nothing_kept, read, state_of_code
-from _ratios import machine
+from _program import Row, collected, exit_code, interval, markdown, nothing_kept, over, parser_of
 from _workloads import WORKLOADS, Workload, made
+from speedkit_jupyter.measure.rounds.policy import Policy
 
 from speedkit_jupyter import Facts, Hardware, tune
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import Variant
@@ -53,12 +48,20 @@ from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.races import Grid
 
+Call = Callable[[], object]
+# Seconds for each combination, or the time of this many steps where they take longer.
+GRID_S, GRID_STEPS = 10.0, 14
+# A step of a second is long: what is far slower leaves. One of 20 ms is short: one thread is tried.
+FAR_STEP_S, SHORT_STEP_S = 1.0, 0.02
+BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS, FEW_ROUNDS = 10.0, 300, 12, 3
+AGAINST_BEST, AGAINST_BASELINE, SHARE_OF_TIME = 0.97, 0.98, 0.25
+
 
 class ByHand(Grid):
     """Who makes a grid by hand does not stop early."""
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Whatever is clear."""
+        """Return False: time alone ends the grid."""
         return False
 
 
@@ -68,124 +71,81 @@ class ByHandOfLongSteps(ByHand):
     far_slower = FAR_SLOWER
 
 
-Forces = dict[str, Callable[[], Any]]
-
-# For each combination: the default budget of a benchmark, or so many steps where these take longer.
-GRID_S, GRID_STEPS = 10.0, 14
-# What is far slower in steps of so many seconds leaves the grid.
-FAR_STEP_S = 1.0
-# One thread is worth a try for steps up to so many seconds.
-SHORT_STEP_S = 0.02
-# Of those by hand, what is far slower leaves after a few rounds.
-BY_HAND_S, MOST_ROUNDS, LEAST_ROUNDS, FEW_ROUNDS = 10.0, 300, 12, 3
-AGAINST_BEST, AGAINST_BASELINE, SHARE_OF_TIME = 0.97, 0.98, 0.25
-
-
 def main() -> int:
     """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="workloads whose name holds this")
-    parser.add_argument("--file", type=Path, default=Path("oracle.jsonl"))
-    parser.add_argument("--table", action="store_true", help="print what the file holds")
-    options = parser.parse_args()
-    state = state_of_code()
-    done = {row["workload"]: row for row in read(options.file) if row.get("state") == state}
-    for name in WORKLOADS if not options.table else ():
-        if name in done or (options.only and options.only not in name):
-            continue
-        done[name] = {"state": state, **measured(name)}
-        append(options.file, done[name])
-        print(_line(done[name]), flush=True)
-    every = read(options.file)
-    state = every[-1].get("state") if every else None
-    rows = {row["workload"]: row for row in every if row.get("state") == state}
-    print(table(list(rows.values())))
-    print(f"{len(rows)} of {len(WORKLOADS)} workloads in one state of the code: {state}")
-    return 0 if all(not broken(row) for row in rows.values()) else 1
+    options = parser_of(__doc__, "oracle.jsonl").parse_args()
+    rows = collected(options, [{"workload": name} for name in WORKLOADS], measured, _line)
+    print(table(rows))
+    return exit_code([f"{row['workload']}: {one}" for row in rows for one in broken(row)])
 
 
-def measured(name: str) -> dict[str, Any]:
-    """One workload, whole. Starting the compiler at all is counted for neither."""
+def measured(workload: str) -> Row:
+    """Return one workload, whole. Starting the compiler at all counts for neither."""
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
-    work = made(name)
+    work = made(workload)
+    begun_s = time.perf_counter()
+    tuning = tune(_step(work), model=work.model, optimizer=work.optimizer or ())
+    tuned_s = time.perf_counter() - begun_s
     with nothing_kept():
-        start = time.perf_counter()
-        tuning = tune(_step(work), model=work.model, optimizer=work.optimizer or ())
-        tuned_s = time.perf_counter() - start
-    with nothing_kept():
-        return _against_all(name, work, tuning, tuned_s)
+        found = _against_grid(workload, work, tuning.winner)
+        return {"tuned_s": tuned_s, **found, "by_hand": by_hand(workload, tuning)}
 
 
-def _against_all(name: str, work: Workload, tuning: Tuning, tuned_s: float) -> dict[str, Any]:
-    start = time.perf_counter()
+def _against_grid(name: str, work: Workload, winner: Candidate) -> Row:
+    begun_s = time.perf_counter()
     step_s = _step_s(work)
     tried = combinations(work, step_s)
-    winner = tuning.winner
     if winner.values and winner.name not in [one.name for one in tried]:
         tried.append(winner)  # the search may find what the grid does not have
-    grid = Benchmark(
-        step_of(_step(work), work.model, work.optimizer or ()),
-        [Variant("baseline"), *(one.variant() for one in tried)],
-        max(GRID_S, GRID_STEPS * step_s) * len(tried),
-        policy=ByHandOfLongSteps() if step_s > FAR_STEP_S / 3 else ByHand(),
-    )
-    for one in grid.run():
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{name}: {one.done:.0%} {one.text[:80]}", end="", file=sys.stderr)
-    grid_s = time.perf_counter() - start
-    comparison = grid.result()
-    medians = _medians(comparison)
+    policy = ByHandOfLongSteps() if step_s > FAR_STEP_S / 3 else ByHand()
+    comparison = _benchmarked(work, tried, step_s, policy)
+    grid_s = time.perf_counter() - begun_s
+    times = {one.name: comparison.times_s(one) for one in comparison.records}
+    found = {one: over(times["baseline"], times[one]) for one in times}
+    medians = {one: ratio[0] for one, ratio in found.items() if ratio}
     best = max(medians, key=lambda one: medians[one])
-    rows = _in_fresh_rounds(work, [one for one in tried if one.name in (best, winner.name)], step_s)
+    chosen = [one for one in tried if one.name in (best, winner.name)]
+    fresh = _benchmarked(work, chosen, step_s)
+    times = {one.name: fresh.times_s(one) for one in fresh.records}
     return {
-        "workload": name,
-        "machine": machine(),
         "step_s": step_s,
         "tuned": winner.name,
-        "tuned_s": tuned_s,
         "grid_s": grid_s,
         "grid_size": len(medians),
-        "rounds": len(rows["baseline"]),
+        "rounds": len(times["baseline"]),
         "best": best,
         "best_over_baseline": medians[best],
-        "tuned_over_best": _listed(_ratio(rows[best], rows[winner.name])),
-        "tuned_over_baseline": _listed(_ratio(rows["baseline"], rows[winner.name])),
+        "tuned_over_best": over(times[best], times[winner.name]),
+        "tuned_over_baseline": over(times["baseline"], times[winner.name]),
         "failed": {r.name: r.failure for r in comparison.records if r.failure},
-        "by_hand": by_hand(name, tuning),
     }
 
 
-def _medians(comparison: Comparison) -> dict[str, float]:
-    """Speed-ups by name, of all that worked."""
-    times = {one.name: comparison.times_s(one) for one in comparison.records}
-    return {name: _ratio(times["baseline"], one).median for name, one in times.items() if one}
-
-
-def _in_fresh_rounds(
-    work: Workload, chosen: Sequence[Candidate], step_s: float
-) -> dict[str, list[float]]:
-    """Seconds of each step, interleaved, by name; baseline is the first."""
+def _benchmarked(
+    work: Workload, tried: Sequence[Candidate], step_s: float, policy: Policy | None = None
+) -> Comparison:
     step = step_of(_step(work), work.model, work.optimizer or ())
-    variants = [Variant("baseline"), *(one.variant() for one in chosen)]
-    final = Benchmark(step, variants, max(GRID_S, GRID_STEPS * step_s) * len(variants))
-    for _ in final.run():
-        pass
-    comparison = final.result()
-    return {one.name: comparison.times_s(one) for one in comparison.records}
+    variants = [Variant("baseline"), *(one.variant() for one in tried)]
+    budget_s = max(GRID_S, GRID_STEPS * step_s) * len(variants)
+    bench = Benchmark(step, variants, budget_s, policy=policy)
+    for one in bench.run():
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{one.done:.0%} {one.text[:80]}", end="", file=sys.stderr)
+    return bench.result()
 
 
 def _step_s(work: Workload) -> float:
-    """Seconds of the fastest of five steps; what they change stays."""
+    """Return the seconds of the fastest of five steps; what they change stays."""
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        begun_s = time.perf_counter()
         work.step(work.model, work.optimizer)
-        times.append(time.perf_counter() - start)
+        times.append(time.perf_counter() - begun_s)
     return min(times)
 
 
 def combinations(work: Workload, step_s: float) -> list[Candidate]:
-    """The grid: each value with each, one lowering of precision at a time."""
+    """Return the grid: each value with each, one lowering of precision at a time."""
     hardware = Hardware.detect()
     facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
     offered: list[list[dict[str, Any]]] = []
@@ -208,70 +168,54 @@ def combinations(work: Workload, step_s: float) -> list[Candidate]:
     return [one for one in found if one.values]
 
 
-def by_hand(name: str, tuning: Tuning) -> dict[str, Any]:
-    """Speed-ups over the plain model, or an error: the tuned plan, and what people write."""
-    makers: dict[str, Callable[[Workload], Callable[[], object]]] = {
-        "torch.compile": _torch_compile,
-    }
-    if find_spec("accelerate"):
-        makers["Accelerate, bf16 + inductor"] = _accelerate
-    if find_spec("lightning"):
-        makers["Fabric, bf16-mixed + compile"] = _fabric
-    steps: dict[str, Callable[[], object]] = {"baseline": _step(made(name))}
+def by_hand(name: str, tuning: Tuning) -> Row:
+    """Return speed-ups over the plain model, or errors, of the tuned plan and what people write."""
+    steps: dict[str, Call] = {"baseline": _step(made(name))}
     tuned = made(name)
     optimizers = [tuned.optimizer] if tuned.optimizer else []
     context = prepare(tuned.model, tuning.config if tuning.helped else None, optimizers)
     steps["tuned"] = _step(tuned, context)
-    for label, maker in makers.items():
-        steps[label] = maker(made(name))
+    for label, (library, make) in HANDS.items():
+        if find_spec(library):
+            steps[label] = make(made(name))
     forces = {"tuned": context.in_force}
-    failed = {name: error for name in steps if (error := _warmed_up(steps[name], forces, name))}
-    times = _interleaved({n: one for n, one in steps.items() if n not in failed}, forces)
+    failed: Row = {}
+    for label, step in steps.items():
+        try:
+            with forces.get(label, nullcontext)():
+                for _ in range(3):
+                    step()
+        except Exception as error:
+            failed[label] = f"fails: {type(error).__name__}"
+    times = _interleaved({one: steps[one] for one in steps if one not in failed}, forces)
     return failed | {
-        label: _listed(_ratio(times["baseline"], times[label]))
-        for label in times
-        if label != "baseline"
+        label: over(times["baseline"], times[label]) for label in times if label != "baseline"
     }
 
 
-def _warmed_up(step: Callable[[], object], forces: Forces, name: str) -> str:
-    """Three calls; the error where there is one."""
-    try:
-        with _in_force(forces, name):
-            for _ in range(3):
-                step()
-    except Exception as error:
-        return f"fails: {type(error).__name__}"
-    return ""
-
-
-def _step(work: Workload, context: Any = None) -> Callable[[], object]:
+def _step(work: Workload, context: Any = None) -> Call:
     def step() -> object:
-        if context is None:
-            return work.step(work.model, work.optimizer)
-        with context.autocast():
+        with nullcontext() if context is None else context.autocast():
             return work.step(work.model, work.optimizer)
 
     return step
 
 
-def _torch_compile(work: Workload) -> Callable[[], object]:
+def _torch_compile(work: Workload) -> Call:
     model = torch.compile(work.model)
     return lambda: work.step(model, work.optimizer)
 
 
-def _accelerate(work: Workload) -> Callable[[], object]:
+def _accelerate(work: Workload) -> Call:
     from accelerate import Accelerator
 
     accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="inductor", cpu=True)
-    if work.optimizer is None:
-        model, optimizer = accelerator.prepare(work.model), None
-    else:
-        model, optimizer = accelerator.prepare(work.model, work.optimizer)
+    model = accelerator.prepare(work.model)
+    optimizer = work.optimizer and accelerator.prepare(work.optimizer)
     return lambda: work.step(model, optimizer, accelerator.backward)
 
 
-def _fabric(work: Workload) -> Callable[[], object]:
+def _fabric(work: Workload) -> Call:
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
@@ -283,93 +227,73 @@ def _fabric(work: Workload) -> Callable[[], object]:
     return lambda: work.step(model, optimizer, fabric.backward)
 
 
-def _interleaved(steps: dict[str, Callable[[], object]], forces: Forces) -> dict[str, list[float]]:
-    """Seconds of a step by name, in shuffled rounds."""
+# What people write, by its column in the table: the library that it needs, and what makes the step.
+HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
+    "torch.compile": ("torch", _torch_compile),
+    "Accelerate, bf16 + inductor": ("accelerate", _accelerate),
+    "Fabric, bf16-mixed + compile": ("lightning", _fabric),
+}
+
+
+def _interleaved(steps: dict[str, Call], forces: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the seconds of a step by name, in shuffled rounds."""
     times: dict[str, list[float]] = {name: [] for name in steps}
-    end = time.perf_counter() + BY_HAND_S
+    end_s = time.perf_counter() + BY_HAND_S
     for number in range(MOST_ROUNDS):
-        if time.perf_counter() > end and number >= LEAST_ROUNDS:
+        if time.perf_counter() > end_s and number >= LEAST_ROUNDS:
             break
         racing = [name for name in steps if number < FEW_ROUNDS or not _is_far(times, name)]
         for name in random.sample(racing, len(racing)):
-            with _in_force(forces, name):
+            with forces.get(name, nullcontext)():
                 steps[name]()  # not timed: caches settle
-                start = time.perf_counter()
+                begun_s = time.perf_counter()
                 steps[name]()
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.perf_counter() - begun_s)
     return times
 
 
 def _is_far(times: dict[str, list[float]], name: str) -> bool:
-    """Whether it was over twice as slow in every round, in steps that are long."""
+    """Return whether it was over twice as slow in every round, in steps that are long."""
     rounds = zip(times["baseline"], times[name], strict=False)
     return min(times[name]) > FAR_STEP_S and all(2 * ours < its for ours, its in rounds)
 
 
-@contextmanager
-def _in_force(forces: Forces, name: str) -> Iterator[None]:
-    if name not in forces:
-        yield
-        return
-    with forces[name]():
-        yield
+def broken(row: Row) -> list[str]:
+    """Return the promises that this row breaks."""
+    promises = {
+        f"below {AGAINST_BEST} of the best": row["tuned_over_best"][0] >= AGAINST_BEST,
+        "more than a quarter of the time": row["tuned_s"] <= SHARE_OF_TIME * row["grid_s"],
+        "slower than baseline": row["tuned_over_baseline"][0] >= AGAINST_BASELINE,
+    }
+    return [text for text, holds in promises.items() if not holds]
 
 
-def broken(row: dict[str, Any]) -> list[str]:
-    """The promises that this row breaks."""
-    return [
-        text
-        for text, holds in (
-            (f"below {AGAINST_BEST} of the best", row["tuned_over_best"][0] >= AGAINST_BEST),
-            ("more than a quarter of the time", row["tuned_s"] <= SHARE_OF_TIME * row["grid_s"]),
-            ("slower than baseline", row["tuned_over_baseline"][0] >= AGAINST_BASELINE),
-        )
-        if not holds
-    ]
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, as it stands in the README."""
+def table(rows: Sequence[Row]) -> str:
+    """Return Markdown, as it stands in docs/results.md."""
     if not rows:
         return "nothing measured yet"
-    hands = list(dict.fromkeys(label for row in rows for label in row["by_hand"]))
     head = ["workload", "tuned plan", "over baseline", "of the grid's best", "time, of the grid's"]
-    lines = [rows[0]["machine"], "", line_of([*head, *(h for h in hands if h != "tuned")])]
-    lines.append(line_of(["---"] * (len(head) + len(hands) - 1)))
-    for row in rows:
-        share = row["tuned_s"] / row["grid_s"]
-        cells = [
+    hands = dict.fromkeys(label for row in rows for label in row["by_hand"] if label != "tuned")
+    lines = [
+        [
             row["workload"],
             row["tuned"] if row["tuned"] != "baseline" else "leave it as it is",
-            _shown(row["tuned_over_baseline"]),
+            interval(row["tuned_over_baseline"]),
             f"{row['tuned_over_best'][0]:.2f} ({row['best']})",
-            f"{row['tuned_s']:.0f} of {row['grid_s']:.0f} s, {share:.0%}",
+            f"{row['tuned_s']:.0f} of {row['grid_s']:.0f} s, {row['tuned_s'] / row['grid_s']:.0%}",
+            *(_by_hand(row["by_hand"].get(hand)) for hand in hands),
         ]
-        cells += [_shown(row["by_hand"].get(h, "–")) for h in hands if h != "tuned"]
-        lines.append(line_of(cells))
-    problems = [f"{row['workload']}: {one}" for row in rows for one in broken(row)]
-    return "\n".join([*lines, "", *(problems or ["every promise holds"])])
+        for row in rows
+    ]
+    return f"{rows[0]['machine']}, {rows[0]['state']}\n\n{markdown([*head, *hands], *lines)}"
 
 
-def _shown(found: list[float] | str) -> str:
-    if isinstance(found, str):
-        return found
-    if found[1] <= 0:
-        return f"{found[0]:.2f}×, {FEW_ROUNDS} rounds"
-    return f"{found[0]:.2f}× [{found[1]:.2f}, {found[2]:.2f}]"
+def _by_hand(found: list[float] | str | None) -> str:
+    return found if isinstance(found, str) else interval(found)
 
 
-def _line(row: dict[str, Any]) -> str:
-    return f"{row['workload']}: {row['tuned']} {_shown(row['tuned_over_baseline'])}"
-
-
-def _ratio(baseline: list[float], times: list[float]) -> Ratio:
-    pairs = min(len(baseline), len(times))
-    return paired_ratio(baseline[:pairs], times[:pairs])
-
-
-def _listed(found: Ratio) -> list[float]:
-    return [found.median, found.low, found.high]
+def _line(row: Row) -> str:
+    return f"{row['workload']}: {row['tuned']} {interval(row['tuned_over_baseline'])}"
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ python tests/benchmarks/overhead.py
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 import time
 
 import torch
-from _ratios import machine, ratio, shown
+from _program import machine, printed_by, ratio
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.measure.results.record import Record
@@ -31,33 +30,35 @@ print(time.perf_counter() - start)
 
 
 def hundred_layers() -> torch.nn.Module:
-    """50 times a convolution and a linear layer's worth of modules."""
+    """Return 50 convolutions and 50 linear layers, which are not to be called."""
     layers = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(50)]
     layers += [torch.nn.Linear(32, 32) for _ in range(50)]
     return torch.nn.Sequential(*layers)
 
 
 def autocast_per_step() -> bool:
-    """`ctx.autocast()` against bare `torch.autocast`."""
+    """Compare `ctx.autocast()` with bare `torch.autocast`."""
     model = hundred_layers()
     _, context = apply_speedups(model, SpeedConfig(precision="bf16"))
 
     def ours() -> None:
-        with context.autocast():
-            pass
+        for _ in range(100):
+            with context.autocast():
+                pass
 
     def bare() -> None:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            pass
+        for _ in range(100):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                pass
 
-    found = ratio(ours, bare, rounds=300, block=100)
+    found = ratio(ours, bare, rounds=300)
     context.restore()
-    print(f"ctx.autocast() / torch.autocast:        {shown(found)}  (promise: at most 1.10)")
+    print(f"ctx.autocast() / torch.autocast:        {found}  (promise: at most 1.10)")
     return found.median <= 1.10
 
 
 def measured_step() -> bool:
-    """A step of a cell as the benchmark times it, against a bare loop over the same step."""
+    """Compare a step of a cell, as the benchmark times it, with a bare loop over it."""
     from IPython.core.interactiveshell import InteractiveShell
 
     from speedkit_jupyter.magics.cell import Cell
@@ -86,12 +87,12 @@ def measured_step() -> bool:
         seconds = clock.timed(bare, device) / 10
         found = ratio(ours, bare, rounds=400)
     where = f"a step of {seconds * 1e3:.1f} ms"
-    print(f"measured step / bare loop:              {shown(found)}  (promise: 1.02; {where})")
+    print(f"measured step / bare loop:              {found}  (promise: 1.02; {where})")
     return found.median <= 1.02
 
 
 def calibrated(model: torch.nn.Module) -> int:
-    """The batch with which the model takes about a millisecond."""
+    """Return the batch with which the model takes about a millisecond."""
     batch, device = 16, torch.device("cpu")
     while True:
         x = torch.rand(batch, 256)
@@ -101,7 +102,7 @@ def calibrated(model: torch.nn.Module) -> int:
 
 
 def apply_and_restore() -> None:
-    """Against one training step of the same model, since that is what a user compares it with."""
+    """Time both, with a model of a hundred layers."""
     model = hundred_layers()
     optimizer = torch.optim.AdamW(model.parameters())
     times = []
@@ -113,12 +114,8 @@ def apply_and_restore() -> None:
 
 
 def load_extension() -> bool:
-    """`%load_ext` in fresh processes in which IPython runs already."""
-    times = [
-        float(subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True).stdout)
-        for _ in range(7)
-    ]
-    median = statistics.median(times)
+    """Time `%load_ext` in fresh processes in which IPython runs already."""
+    median = statistics.median(printed_by(LOAD, times=7))
     print(f"%load_ext:                              {median * 1e3:.0f} ms  (promise: under 150 ms)")
     return median < 0.15
 

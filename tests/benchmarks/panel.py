@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import subprocess
 import sys
 import time
 
 import torch
-from _ratios import machine
+from _program import machine, printed_by
 from torch import nn
 
 from speedkit_jupyter import Panel
@@ -32,14 +31,14 @@ print(time.perf_counter() - start)
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
-    """50 convolutions and their optimizer."""
+    """Return 50 convolutions and their optimizer."""
     layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(50)]
     model = nn.Sequential(*layers)
     return model, torch.optim.AdamW(model.parameters())
 
 
 def toggling() -> bool:
-    """From the front end's message to the new table, for each of the words of two controls."""
+    """Time from the front end's message to the new table, for each of the words of two controls."""
     model, optimizer = parts()
     panel = Panel(model, optimizer=optimizer)
     times = []
@@ -59,14 +58,11 @@ def toggling() -> bool:
 
 
 def opening() -> bool:
-    """All that it imports and the first drawing, in fresh processes with IPython and torch.
+    """Time all that it imports and the first drawing, in fresh processes with IPython and torch.
 
-    The fastest counts: in the others other users of the machine took their part.
+    The fastest counts: the others may have been held up.
     """
-    times = [
-        float(subprocess.run([sys.executable, "-c", OPEN], capture_output=True, text=True).stdout)
-        for _ in range(9)
-    ]
+    times = printed_by(OPEN, times=9)
     fastest, median = min(times), statistics.median(times)
     shown = f"{fastest * 1e3:.0f} ms, median {median * 1e3:.0f} ms"
     print(f"open, with torch loaded:    {shown}  (promise: under 500 ms)")
@@ -74,7 +70,7 @@ def opening() -> bool:
 
 
 def stopping() -> bool:
-    """From a click on Stop to everything back in place, with a plan in force and without."""
+    """Time from a click on Stop to everything back in place, with a plan in force and without."""
     model, optimizer = parts()
     x = torch.rand(8, 8, 8, 8)
 

@@ -19,12 +19,11 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from _honest import HONEST, Honest
 from _planted import PLANTED, Planted
-from _ratios import machine
+from _program import Row, machine
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
@@ -33,7 +32,6 @@ from speedkit_jupyter.measure.rounds.sampler import Policy
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 
-Row = dict[str, Any]
 # The check ends long before; no load of the machine keeps it from being reached.
 ENOUGH_S = 120.0
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from _ratios import machine
+from _program import machine
 
 from speedkit_jupyter import Hardware, benchmark
 from speedkit_jupyter.report.comparison_report import comparison_report

@@ -18,15 +18,16 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from _kept import line_of
-from _ratios import machine
-from _workloads import Cnn, Transformer
+from _nets import mlp
+from _program import exit_code, machine, markdown
+from _workloads import Transformer, resnet
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
@@ -73,7 +74,11 @@ class Loop:
 
 
 def _training(
-    model: nn.Module, batches: Callable[[], Iterable[Any]], device: str, after: Callable[..., Any]
+    model: nn.Module,
+    batches: Callable[[], Iterable[Any]],
+    device: str,
+    after: Callable[..., Any] = lambda part, loss: None,
+    waits: bool = True,
 ) -> Loop:
     model = model.to(device)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -97,11 +102,7 @@ def _training(
                 optimizer.zero_grad()
             after(part, loss)
 
-    return Loop(model, optimizer, run)
-
-
-def _nothing(part: Stopwatch, loss: torch.Tensor) -> None:
-    pass
+    return Loop(model, optimizer, run, waits)
 
 
 def _in_python(part: Stopwatch, loss: torch.Tensor) -> None:
@@ -132,7 +133,7 @@ def _rolled_out(device: str) -> Loop:
         state, seen, chosen = np.zeros(8), [], []
         for _ in range(40):
             x = torch.as_tensor(state, dtype=torch.float32).to(device)
-            with part("forward"), torch.no_grad():
+            with torch.no_grad(), part("forward"):
                 scores = policy(x)
             action = int(scores.argmax())
             state = np.tanh(state + moves[action])
@@ -156,51 +157,42 @@ def loops(device: str) -> Iterator[tuple[str, Loop]]:
     images, few = Images(64, 12), Images(64, 0)
 
     text = [(torch.randint(500, (8, 64)), torch.randint(500, (8, 64))) for _ in range(4)]
-    yield "loader-bound", _training(Cnn(8), lambda: DataLoader(images, 16), device, _nothing)
-    yield "compute-bound", _training(Transformer(), lambda: text, device, _nothing)
-    yield "Python-bound", _training(Cnn(8), lambda: DataLoader(few, 16), device, _in_python)
-    yield "sync-bound", _training(Cnn(8), lambda: DataLoader(few, 16), device, _waiting)
-    mlp = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    yield "loader-bound", _training(resnet(8), lambda: DataLoader(images, 16), device)
+    yield "compute-bound", _training(Transformer(), lambda: text, device)
+    yield "Python-bound", _training(resnet(8), lambda: DataLoader(few, 16), device, _in_python)
+    yield "sync-bound", _training(resnet(8), lambda: DataLoader(few, 16), device, _waiting)
     rows = [(torch.randn(256, 32), torch.randint(10, (256,)))]
-    asking = _training(mlp, lambda: rows, device, _row_by_row)
-    yield "row by row", replace(asking, waits=False)
+    yield "row by row", _training(mlp(32, 64, 10), lambda: rows, device, _row_by_row, waits=False)
     yield "rolled out", _rolled_out(device)
-
-
-class ByHand:
-    """A stopwatch around each part."""
-
-    def __init__(self, device: str) -> None:
-        self.seconds = dict.fromkeys(HAND, 0.0)
-        self._device = device
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        begun_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[part] += time.perf_counter() - begun_s
 
 
 @contextmanager
 def not_timed(part: str) -> Iterator[None]:
-    """Of the plain loop."""
+    """Stand in for a stopwatch, in the plain loop."""
     yield
 
 
 def by_hand(loop: Loop, device: str) -> list[dict[str, float]]:
-    """Shares of each part, of each call."""
+    """Return the share of each part, for each call."""
     loop.run(not_timed)
     found = []
     for _ in range(CALLS):
-        watch, begun_s = ByHand(device), time.perf_counter()
+        spent_s, begun_s = dict.fromkeys(HAND, 0.0), time.perf_counter()
+
+        @contextmanager
+        def watch(part: str, spent_s: dict[str, float] = spent_s) -> Iterator[None]:
+            part_begun_s = time.perf_counter()
+            try:
+                yield
+            finally:
+                spent_s[part] += time.perf_counter() - part_begun_s
+
         loop.run(watch)
         if device != "cpu":
             with watch("synchronizations"):
                 torch.accelerator.synchronize()
         whole_s = time.perf_counter() - begun_s
-        shares = {part: seconds / whole_s for part, seconds in watch.seconds.items()}
+        shares = {part: seconds / whole_s for part, seconds in spent_s.items()}
         found.append(shares | {"rest": 1 - sum(shares.values())})
     return found
 
@@ -211,24 +203,19 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=10.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    problems: list[str] = []
-    print(machine(options.device), "\n")
-    print(line_of(["loop", *PARTS, "cost"]))
-    print(line_of(["---"] * (len(PARTS) + 2)))
+    lines, problems = [], []
     for name, loop in loops(options.device):
         before = by_hand(loop, options.device)
         found = profile(
-            lambda loop=loop: loop.run(not_timed),
-            model=loop.model,
-            optimizer=loop.optimizer,
-            budget_s=options.budget,
-        )
+            partial(loop.run, not_timed),
+            model=loop.model, optimizer=loop.optimizer, budget_s=options.budget,
+        )  # fmt: skip
         calls = [*before, *by_hand(loop, options.device)]
         # In the middle: what else runs for a moment is in none of the parts.
         hand = {part: median(call[part] for call in calls) for part in calls[0]}
-        cells = [f"{found.share(part):.1%} ({hand.get(part, 0):.1%})" for part in PARTS]
-        print(line_of([name, *cells, f"{found.cost:.3f}"]), flush=True)
         shares = {part: found.share(part) for part in PARTS}
+        cells = [f"{share:.1%} ({hand.get(part, 0):.1%})" for part, share in shares.items()]
+        lines.append([name, *cells, f"{found.cost:.3f}"])
         if not loop.waits:
             shares["rest"] += shares.pop("synchronizations")
         problems += [
@@ -238,11 +225,9 @@ def main() -> int:
         ]
         if abs(sum(found.seconds(part) for part in PARTS) / found.step_s - 1) > 0.03:
             problems.append(f"{name}: the parts do not sum to the step")
-    print(
-        "\nshare by profile(), by hand in brackets; of the last two what waits is the rest by hand"
-    )
-    print("\n".join(problems or ["every promise holds"]))
-    return 1 if problems else 0
+    print(f"{machine(options.device)}\n\n{markdown(['loop', *PARTS, 'cost'], *lines)}\n")
+    print("By profile(), in brackets by hand; of the last two what waits is the rest by hand.")
+    return exit_code(problems)
 
 
 if __name__ == "__main__":

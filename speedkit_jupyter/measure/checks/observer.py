@@ -141,8 +141,10 @@ class Observer(Watcher):
         # Gradients that were not looked at yet; one more optimizer step than is followed.
         self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
         self._drifts = False  # parameters moved by gradients that were not replaced
-        self._before: Values = {}
-        self._keep_before(self._parameters | self._all("buffers"))
+        held = (self._parameters | self._all("buffers")) if self.extends else {}
+        known = {name: plain(tensor) for name, tensor in held.items()}
+        # Where parameters were before an optimizer's step, and all else at first: if it extends.
+        self._seen = {name: value.clone() for name, value in known.items() if value is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
                 gradient.detach().zero_()
@@ -216,7 +218,6 @@ class Observer(Watcher):
         if self._is_free:
             return
         self._stepped |= set(names)
-        self._keep_before({name: self._parameters[name] for name in self._stepped})
         # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
         if not self._in_closure:
@@ -302,14 +303,6 @@ class Observer(Watcher):
         look = self.trace.get(self._key)
         return look is not None and any(look.ways.values())
 
-    def _keep_before(self, holders: Values) -> None:
-        """Remember where these are, in a run that extends the trace: parameters before each step,
-        what no optimizer moves at the beginning of all.
-        """
-        if self.extends and not self._is_free:
-            values = {name: plain(tensor) for name, tensor in holders.items()}
-            self._before |= {n: value.clone() for n, value in values.items() if value is not None}
-
     def _modes(self) -> dict[str, str]:
         """Which parts are in training mode, and which parameters get gradients, after a step."""
         modes = {
@@ -347,9 +340,10 @@ class Observer(Watcher):
                 narrow = torch.complex64 if value.is_complex() else torch.float32
                 look.values[name] = value.detach().to(narrow, copy=True)
                 if kind in MOVES:
-                    old = self._before.get(name)
-                    way = value - old if old is not None and old.shape == value.shape else value
+                    seen = self._seen.get(name)
+                    way = value if seen is None or seen.shape != value.shape else value - seen
                     look.ways[name] = float(way.norm())
+                    self._seen |= {name: look.values[name]} if kind == "parameter" else {}
         return look
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from speedkit_jupyter.measure.checks import reference, roofline, rounding
 from speedkit_jupyter.measure.checks.deviations import sums
 from speedkit_jupyter.measure.checks.judge import Judge
+from speedkit_jupyter.measure.checks.memory import state_tensors
 from speedkit_jupyter.measure.checks.observer import Run
 from speedkit_jupyter.measure.checks.values import is_plain, plain
 from speedkit_jupyter.measure.rounds import confinement
@@ -63,11 +64,7 @@ class Trials:
         __tracebackhide__ = True
         self._start.restore()
         first, kept = self._first, self._first.step.kept
-        tensors = [
-            tensor
-            for model in first.step.models
-            for tensor in (*model.parameters(), *model.buffers())
-        ]
+        tensors = state_tensors(first.step.models, first.step.optimizers)
         begins = [part.off for part in sums([(plain(t.detach().float()), None) for t in tensors])]
         if "judge" not in kept or kept["judge"][1] != begins:
             self._gather()
@@ -89,7 +86,7 @@ class Trials:
         covered = set(judge.trace)
         with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
             judge.baseline = self.run(first, extends=True)
-        judge.lowered = rounding.lowest(*entered, *rounding.of_parameters(held))
+        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
         if reached.only_elsewhere:
             judge.void = confinement.NOT_REACHED
             return

@@ -6,12 +6,13 @@ import dataclasses
 import enum
 import numbers
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.storage import is_in_memory
-from speedkit_jupyter.support.torch_private import is_transformed, tree_leaves
+from speedkit_jupyter.support.torch_private import is_transformed
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 2**20
 # Containers within containers; deeper ones are not searched.
 DEEPEST = 8
+SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
 class Unknown(str):
@@ -42,22 +44,16 @@ def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
 def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
     import torch
 
-    value = _without_numpy(value)
+    value, before = _without_numpy(value), len(found)
     if isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
-        _add(found, name, _comparable(value))
+        while name in found:
+            name += "'"
+        found[name] = _comparable(value)
     elif value is not None and depth:
-        before = len(found)
         for inner, part in _inside(value):
             _search(found, part, ".".join(filter(None, (name, inner))), depth - 1)
-        containers = (list, tuple, Mapping, set, frozenset)
-        if len(found) == before and not isinstance(value, containers):
-            _add(found, name, Unknown(type(value).__name__))
-
-
-def _add(found: dict[str, Any], name: str, value: torch.Tensor | str) -> None:
-    while name in found:
-        name += "'"
-    found[name] = value
+        if len(found) == before and not isinstance(value, (*SEQUENCES, *SETS, Mapping)):
+            found[name] = Unknown(type(value).__name__)
 
 
 def _comparable(value: Any) -> torch.Tensor | str:
@@ -89,14 +85,11 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
 
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
-    if isinstance(value, (set, frozenset)):  # by size: rounding would put digits in another order
+    if isinstance(value, SETS):  # by size: rounding would put digits in another order
         return [("", item) for item in sorted(value, key=_rank)]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, SEQUENCES):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return zip(names if len(value) > 1 else [""], value, strict=False)
-    parts = tree_leaves(value)
-    if not (len(parts) == 1 and parts[0] is value):  # a container that torch knows
-        return [("", part) for part in parts]
     if isinstance(value, enum.Enum):
         return [("", value.name)]
     if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.cuda_graphs import is_recording
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.thread_origin import is_here, is_pythons
+from speedkit_jupyter.support.interrupts import is_here, is_pythons
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.thread_origin import is_here, is_pythons
+from speedkit_jupyter.support.interrupts import is_here, is_pythons
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:

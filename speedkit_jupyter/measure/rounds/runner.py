@@ -21,7 +21,7 @@ from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.repeats import Repeats, Work, counted, judged
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
-from speedkit_jupyter.plans import reaching
+from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
@@ -137,7 +137,7 @@ class Runner:
         precision = self.record.applied.get("precision")
         if self.is_routed or precision is None or "autocast" in (self.step.asked or ()):
             return
-        self.record.notes["precision"] = reaching.not_entered(precision)
+        self.record.notes["precision"] = applying.not_entered(precision)
         for name in ROUTED:
             self.record.applied.pop(name, None)
             self.record.plan.pop(name, None)

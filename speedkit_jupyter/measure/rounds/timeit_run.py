@@ -19,8 +19,7 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
-from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.reaching import unreached
+from speedkit_jupyter.plans.applying import applied_to, unreached
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.support.torch_private import default_device
 
 # Attributes of modules; `machines.flags` has the precision flags.
 ATTRIBUTES = {
@@ -52,8 +51,7 @@ class Settings:
         for setting, value in self._values:
             try:
                 if not setting.same(setting.read(), value):
-                    with flags.allowed():
-                        setting.write(value)
+                    setting.write(value)
             except Exception as error:
                 yield setting.name, f"could not be put back ({in_a_line(error)})"
 
@@ -66,7 +64,11 @@ def switches() -> Iterator[Setting]:
         "torch's switches", flags.snapshot, flags.restore, lambda a, b: not flags.diff(b, a)
     )
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Setting("the default device", default_device, torch.set_default_device)
+    yield Setting(
+        "the default device",
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    )
     yield Setting(
         "deterministic algorithms",
         lambda: (

@@ -53,7 +53,9 @@ class Replays:
         for key, holders in walk.holders.items():
             iterator = walk.found.get(key)  # None for one that has a thread of its own
             holders = [h for h in holders if not _is_its_loader(walk.before(h[0]), h[0])]
-            if iterator is None or not _is_drawn_from(walk, iterator, holders):
+            if iterator is None or _is_a_bars_spare(iterator, holders):
+                continue
+            if not _is_drawn_from(walk, iterator, holders):
                 continue
             words = f"{walk.name(iterator)} ({type(iterator).__name__})"
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):
@@ -127,6 +129,15 @@ def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool
     if is_a(begin, FunctionType) and begin.__code__.co_code != _itself.__code__.co_code:
         return False  # a loader that each loop begins anew: its `__iter__` does not return itself
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
+
+
+def _is_a_bars_spare(iterator: Any, holders: Sequence[Holder]) -> bool:
+    """Return whether a bar of tqdm's has it for `async for`: another loop begins a new one."""
+    bars = [holder for holder, _ in holders if type(holder) is dict]
+    return any(
+        one.get("iterable_iterator") is iterator and one.get("iterable") is not iterator
+        for one in bars
+    )
 
 
 def _itself(self: Any) -> Any:

@@ -38,8 +38,8 @@ FUSED = "`compile` fuses the casts, without which it may be slower"
 class Compression(Optimization):
     """By request only; one of them at a time.
 
-    `for_training` says that optimizers may step. Rows and columns of a weight have to be `multiples`
-    of these numbers (`also` says what else it needs); with `casts` it is made bfloat16 first.
+    `for_training` says that optimizers may step. Rows and columns have to be `multiples` of these
+    numbers (`also` says what else a weight needs); with `casts` it is made bfloat16 first.
     `since` is the first compute capability whose `units` multiply so.
     """
 
@@ -187,14 +187,9 @@ class Compression(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, quantized=self.name) if decision.active else facts
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         ours = {id(v) for v, word in SWAPPED.in_model(target.model) if word == self.name}
-        return self._counted(target, len(ours))
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return self._counted(target, len(self._layers(decision.value, target)))
-
-    def _counted(self, target: Target, number: int) -> dict[str, str]:
+        number = len(self._layers(planned.value, target) if planned else ours)
         return {f"model.{self.name}": f"{number} of {len(_linears(target))} linear layers"}
 
 
