@@ -85,9 +85,6 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
         assert torch.equal(value, after["values"][name]), name
 
 
-# --- a comparison ---
-
-
 def test_a_benchmark_asks_it_under_each_variant_and_puts_everything_back(parts):
     before = state(parts)
     found = benchmark(parts.infer, "baseline,rewrites:gelu", budget_s=0.2, accuracy=parts.right)
@@ -162,9 +159,6 @@ def test_what_gives_up_more_than_is_allowed_wins_by_no_speed(other):
     assert "not accepted, 0.062 is given up, 0.0091 is allowed" in words(found)
 
 
-# --- what can't be used ---
-
-
 def trains(parts: Parts) -> float:
     parts.train()
     return 0.5
@@ -208,9 +202,6 @@ def test_what_can_be_no_measure_is_one_clear_line_and_everything_is_put_back(
     assert told in text or (fault is trains and "changes the model: 0.weight is another" in text)
     assert len(text.splitlines()) == 1
     assert_same(before, state(parts))
-
-
-# --- a verification ---
 
 
 def test_verify_asks_it_at_the_end_of_each_run_and_the_number_decides(parts):

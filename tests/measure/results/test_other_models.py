@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, benchmark, machines, plan, tune, verify
+from speedkit_jupyter import Facts, Hardware, benchmark, machines, plan
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
@@ -41,9 +41,6 @@ def training() -> tuple[nn.Module, torch.optim.Optimizer, object]:
     return model, optimizer, step
 
 
-# --- no rule, and no search, takes it ---
-
-
 def test_no_rule_turns_on_or_offers_what_changes_the_model():
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.InstanceNorm2d(8, affine=True), nn.GELU())
     facts = replace(Facts.read(model, [torch.optim.AdamW(model.parameters())]), linears=4)
@@ -59,16 +56,6 @@ def test_no_rule_turns_on_or_offers_what_changes_the_model():
                 assert found[entry.name].worth_measuring is None
             tried = [name for single in candidates(hardware, one) for name in single.values]
             assert not {entry.name for entry in changing}.intersection(tried)
-
-
-def test_a_search_leaves_it_alone():
-    _, _, step = training()
-    found = tune(step, budget_s=0.3)
-    named = {word for stage in found.stages for r in stage.comparison.records for word in r.plan}
-    assert "rewrites" not in named | found.winner.values.keys()
-
-
-# --- what a comparison says ---
 
 
 def comparison(speed: float = 2.0, baseline_is_other: bool = False) -> Comparison:
@@ -114,9 +101,6 @@ def test_beside_a_baseline_that_is_the_same_other_model_it_is_a_variant_like_all
     assert Comparison.from_dict(found.to_dict()).to_dict() == found.to_dict()
 
 
-# --- what is measured ---
-
-
 def test_a_benchmark_says_what_is_given_up_and_compares_its_own_precision_as_ever():
     model, _, step = training()
     found = benchmark(
@@ -134,19 +118,3 @@ def test_a_benchmark_says_what_is_given_up_and_compares_its_own_precision_as_eve
     assert model[1].approximate == "none"
     again = Comparison.from_dict(found.to_dict())
     assert again.verdict(again.records[1]) == found.verdict(gelu)
-
-
-# --- what decides ---
-
-
-def test_verify_compares_loss_curves_and_says_what_was_given_up():
-    model, _, step = training()
-    found = verify(step, "rewrites", steps=6)
-    assert found.changes_model
-    assert found.notes == {"rewrites": "1: GELU -> tanh"}
-    shown = words(found)
-    assert "rewrites changes the results" in shown
-    assert "1: GELU -> tanh" in shown
-    assert "The mean of the last 1 losses" in shown
-    assert found.to_dict()["changes_model"] == found.changes_model
-    assert model[1].approximate == "none"

@@ -18,7 +18,6 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
-    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -54,7 +53,6 @@ LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
     "shuffled": lambda: {"shuffle": True},
     "by a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
     "one by one": lambda: {"batch_size": None, "shuffle": True},
-    "weighted": lambda: {"sampler": WeightedRandomSampler([1.0] * 12, 12)},
     "a batch sampler": lambda: {
         "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(DATA), 4, False)
     },
@@ -165,11 +163,6 @@ def of_a_trainer(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(trainer.batches)
 
 
-def zipped(loader: DataLoader[Any]) -> Callable[[], Any]:
-    pairs = zip(itertools.count(), loader, strict=False)
-    return lambda: next(pairs)[1]
-
-
 def endless(loader: DataLoader[Any]) -> Callable[[], Any]:
     def epochs() -> Iterator[Any]:
         while True:
@@ -195,10 +188,7 @@ def of_lightning(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(batches)[0]["a"]
 
 
-WAYS = [
-    in_a_variable, in_a_dict, of_a_trainer, zipped, endless, looped_over, of_lightning,
-    cycled,
-]  # fmt: skip
+WAYS = [in_a_variable, in_a_dict, of_a_trainer, endless, looped_over, of_lightning, cycled]
 
 
 def drawn(draw: Callable[[], Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A step whose call runs none of its code is refused in one line; one that does work is taken."""
+"""Which functions can be steps: what they are called with, and which run none of their code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import StepError, benchmark, tune, verify
+from speedkit_jupyter import SpeedContext, StepError, benchmark, tune, verify
+from speedkit_jupyter.measure.subject.from_function import step_of
 
 model = nn.Linear(4, 4)
 batch = torch.rand(2, 4)
@@ -112,3 +113,47 @@ def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(way, kind
 @pytest.mark.parametrize("kind", TAKEN)
 def test_a_step_that_works_is_taken(kind):
     assert benchmark(TAKEN[kind], "baseline,baseline", model=model, budget_s=0.05).records
+
+
+def takes_nothing():
+    return ("called with", ())
+
+
+def takes_it(ctx):
+    return ("called with", (ctx,))
+
+
+def may_take_it(ctx=None):
+    return ("called with", (ctx,))
+
+
+def has_a_default(batch="the user's"):
+    return ("called with", (batch,))
+
+
+def has_keywords(*, batch="the user's", **more):
+    return ("called with", (batch, more))
+
+
+def takes_any(*arguments):
+    return ("called with", arguments)
+
+
+CONTEXT = object.__new__(SpeedContext)
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments"),
+    [
+        (takes_nothing, ()),
+        (takes_it, (CONTEXT,)),
+        (may_take_it, (CONTEXT,)),
+        (has_a_default, ("the user's",)),
+        (has_keywords, ("the user's", {})),
+        (takes_any, (CONTEXT,)),
+        (functools.partial(takes_it, "bound"), ("bound",)),
+    ],
+)
+def test_what_a_step_is_called_with(step, arguments):
+    found = step_of(step, model, optimizer)
+    assert found.run(CONTEXT) == ("called with", arguments)
