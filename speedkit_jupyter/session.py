@@ -6,8 +6,9 @@ import gc
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary, ref
 
@@ -28,6 +29,54 @@ if TYPE_CHECKING:
 
 # The variable that a context gets.
 CTX = "ctx"
+# The elements of a longer list or dict get no words.
+MOST_PARTS = 32
+
+
+# --- the words of objects ---
+
+
+def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """Return the variables of a namespace that are the user's, with their names."""
+    return [(name, value) for name, value in list((names or {}).items()) if name[:1] != "_"]
+
+
+def named(names: Mapping[str, Any] | None, kind: str, inside: bool = True) -> dict[str, Any]:
+    """Return the objects of a kind (a class of torch) by the words that find them, each once.
+
+    After the variables come those `inside` lists, dicts and the user's own objects, one level deep.
+    Without torch there is nothing of any kind, and Tab must not wait for its import.
+    """
+    cls: Any = sys.modules.get("torch")
+    for part in kind.split(".") if cls is not None else ():
+        cls = getattr(cls, part)
+    entries = public(names)
+    parts = (
+        (f"{name}{word}", value)
+        for name, owner in entries
+        if inside and name not in ("In", "Out") and not lookup.is_a(owner, ModuleType | type)
+        for word, value in _parts_of(owner)
+    )
+    found: dict[int, tuple[str, Any]] = {}
+    for name, value in itertools.chain(entries, parts) if cls is not None else ():
+        if lookup.is_a(value, cls):
+            found.setdefault(id(value), (name, value))
+    return dict(found.values())
+
+
+def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
+    """One level, read and not computed."""
+    if type(owner) in {list, tuple} and len(owner) <= MOST_PARTS:
+        yield from ((f"[{number}]", part) for number, part in enumerate(owner))
+    elif type(owner) is dict and len(owner) <= MOST_PARTS:
+        plain = ((key, part) for key, part in list(owner.items()) if type(key) in {str, int})
+        yield from ((f"[{key!r}]", part) for key, part in plain)
+    else:
+        attributes = list(lookup.attributes_of(owner).items())
+        yield from ((f".{key}", part) for key, part in attributes if str(key)[:1] != "_")
+
+
+# --- the session ---
 
 
 @dataclass(frozen=True)
@@ -66,13 +115,15 @@ class Session:
     """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
 
     `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
-    what the panels of one model share, by the model's id; `last_advice` is what was advised last.
+    what the panels of one model share, by the model's id; `last_advice` is what was advised last,
+    `last_report` what a magic has measured last, with all of its notes.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.contexts: dict[str, SpeedContext] = {}
         self.last_advice: Any = None
+        self.last_report: Any = None
         self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
         self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -119,23 +170,14 @@ class Session:
         if found is not None and model is not None and applied_to(model) is not None:
             found.is_newer = False
 
-    def _public(self) -> list[tuple[str, Any]]:
-        return [
-            (name, value) for name, value in list((self.names or {}).items()) if name[:1] != "_"
-        ]
-
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
         """Return the contexts that are not restored, by the name of their model.
 
         A name that means another object by now is marked.
         """
-        import torch
-
         self._forget_what_ended()
         every, ids = dict(self.contexts), {id(context) for context in self.contexts.values()}
-        for name, model in list(names.items()):
-            if name[:1] == "_" or not lookup.is_a(model, torch.nn.Module):
-                continue
+        for name, model in named(names, "nn.Module").items():
             context = applied_to(model)
             if context is not None and id(context) not in ids:
                 every[name] = context
@@ -174,16 +216,17 @@ class Session:
 
     def variable_of(self, context: SpeedContext) -> str:
         """Return the name that a context has in the notebook."""
-        return next((name for name, value in self._public() if value is context), CTX)
+        return next((name for name, value in public(self.names) if value is context), CTX)
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
-        """Return the name that the notebook gave to a model."""
-        return next((name for name, value in self._public() if value is model), otherwise)
+        """Return the word by which the notebook finds a model: `net`, `models['lm']`."""
+        words = named(self.names, "nn.Module").items()
+        whole = unwrapped(model)
+        return next((word for word, one in words if unwrapped(one) is whole), otherwise)
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the notebook that hold a parameter of the model."""
-        public = [value for _, value in self._public()]
-        return holding({id(one): one for one in optimizers_among(public)}.values(), model)
+        return holding(optimizers_among([value for _, value in public(self.names)]), model)
 
 
 def is_free(value: Any, model: torch.nn.Module) -> bool:

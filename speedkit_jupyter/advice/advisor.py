@@ -33,7 +33,7 @@ from speedkit_jupyter.profiling.profiler import Isolated, Profiler
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning import learning
@@ -216,7 +216,7 @@ class Advised:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def advise(
     step: Callable[..., object],
     *,

@@ -100,32 +100,30 @@ class BatchSizes(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each size."""
-        return [self._row(size) for size in self.sizes]
-
-    def _row(self, size: Size) -> dict[str, Any]:
-        low, high = size.interval or (None, None)
-        return {
-            "batch": size.number,
-            "step_s": size.samples / size.rate if size.rate else None,
-            "samples_per_s": size.rate or None,
-            "low": low,
-            "high": high,
-            "peak_bytes": size.peak_bytes,
-            "note": size.why_not,
-        }
+        rows = []
+        for size in self.sizes:
+            low, high = size.interval or (None, None)
+            rows.append(
+                {
+                    "batch": size.number,
+                    "step_s": size.samples / size.rate if size.rate else None,
+                    "samples_per_s": size.rate or None,
+                    "low": low,
+                    "high": high,
+                    "peak_bytes": size.peak_bytes,
+                    "note": size.why_not,
+                }
+            )
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
         proven = bool(self.measured) and self.is_proven
+        names = ("subject", "source", "now", "largest", "available_bytes", "command")
         return {
-            "subject": self.subject,
-            "source": self.source,
-            "now": self.now,
+            **{name: getattr(self, name) for name in names},
             "rows": self.rows(),
             "fastest": self.fastest.number if proven else None,
             "knee": self.knee.number if proven else None,
-            "largest": self.largest,
-            "available_bytes": self.available_bytes,
             "environment": dict(self.environment),
-            "command": self.command,
         }

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import CellType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.step import Step
@@ -44,7 +44,7 @@ class Feed:
 
     @property
     def sample_bytes(self) -> float:
-        """Return the bytes of all tensors, for each sample."""
+        """Return the bytes of a sample in all tensors."""
         return sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self.batch)) / self.now
 
     @contextmanager
@@ -91,69 +91,75 @@ def through(loader: DataLoader[Any]) -> Feed:
     )
 
 
+class Variable(NamedTuple):
+    """A variable of a namespace or a closure that holds a tensor; `bind` gives it another value."""
+
+    name: str
+    value: Any
+    bind: Callable[[Any], object]
+
+
 def named(step: Step, given: Sequence[Any] = ()) -> Feed:
     """Return the feed of a step that reads tensors by their names: those that are `given`, or all
     of the first dimension that most of them have. Raises StepError without any.
     """
-    known = {id(t) for model in step.models for t in (*model.parameters(), *model.buffers())}
-    places = [one for one in _places(step) if id(one[1]) not in known]
+    found = _variables(step)
     if given:
-        places = [one for one in places if any(one[1] is value for value in given)]
-        if len({id(value) for _, value, _ in places}) < len({*map(id, given)}):
+        wanted = set(map(id, given))
+        found = [one for one in found if id(one.value) in wanted]
+        if len({id(one.value) for one in found}) < len(wanted):
             raise StepError(
                 "the step takes no argument, and not everything that was given as its batch is a "
                 "tensor that it reads by a name of its own: leave out what is not"
             )
-    lengths = Counter(length_of(value) for _, value, _ in places).most_common()
+    lengths = Counter(length_of(one.value) for one in found).most_common()
     now = next((length for length, _ in lengths if length and length > 1), None)
     if now is None:
         raise StepError(
             "what is a batch in this step? Give a function that takes one, and its batch or "
             "loader; or one that reads tensors with the same first dimension"
         )
-    places = [one for one in places if length_of(one[1]) == now]
-    batch = {id(value): value for _, value, _ in places}
+    found = [one for one in found if length_of(one.value) == now]
 
-    def put(other: Mapping[int, Any]) -> None:
-        for _, value, bind in places:
-            bind(other[id(value)])
+    def put(batch: Mapping[int, Any]) -> None:
+        for one in found:
+            one.bind(batch[id(one.value)])
 
-    words = ", ".join(sorted({name for name, _, _ in places}))
-    return Feed(batch, put, f"{words} ({now} samples each)")
+    names = ", ".join(sorted({one.name for one in found}))
+    return Feed({id(one.value): one.value for one in found}, put, f"{names} ({now} samples each)")
 
 
-def _places(step: Step) -> list[tuple[str, Any, Callable[[Any], object]]]:
-    """Return the variables of namespaces and closures that hold tensors, and what binds each."""
+def _variables(step: Step) -> list[Variable]:
+    """Return those that hold tensors, without parameters and buffers."""
     import torch
 
-    walk, empty = step.walk(), CellType()
-    found: list[tuple[str, Any, Callable[[Any], object]]] = []
+    walk, found = step.walk(), list[Variable]()
     for holder in walk.near:
         if isinstance(holder, Names):
-            found += [
-                (name, holder.space.get(name), partial(holder.space.__setitem__, name))
-                for name in holder.all
-            ]
-        elif isinstance(holder, CellType) and holder != empty:
+            space = holder.space
+            found += [Variable(n, space.get(n), partial(space.__setitem__, n)) for n in holder.all]
+        elif isinstance(holder, CellType) and holder != CellType():
             value = holder.cell_contents
-            found.append((walk.name(value), value, partial(setattr, holder, "cell_contents")))
+            bind = partial(setattr, holder, "cell_contents")
+            found.append(Variable(walk.name(value), value, bind))
+    buffers = {id(one) for model in step.models for one in model.buffers()}
     return [
         one
         for one in found
-        if isinstance(one[1], torch.Tensor) and not isinstance(one[1], torch.nn.Parameter)
+        if isinstance(one.value, torch.Tensor)
+        and not isinstance(one.value, torch.nn.Parameter)
+        and id(one.value) not in buffers
     ]
 
 
-def resized(value: Any, number: int) -> Any:
-    """Return `number` samples: the first ones, or all of them over and over."""
-    length = length_of(value)
-    return value if length is None else _resized(value, length, number)
-
-
-def _resized(value: Any, length: int, number: int) -> Any:
+def resized(value: Any, number: int, length: int | None = None) -> Any:
+    """Return `number` samples of a batch of this length: the first ones, or all over and over."""
     import numpy as np
     import torch
 
+    length = length_of(value) if length is None else length
+    if length is None:
+        return value
     if isinstance(value, torch.Tensor):
         if not value.ndim or len(value) != length:
             return value
@@ -165,10 +171,10 @@ def _resized(value: Any, length: int, number: int) -> Any:
         same = value.ndim and len(value) == length
         return value[np.arange(number) % length] if same else value
     if isinstance(value, Mapping):
-        return {key: _resized(one, length, number) for key, one in value.items()}
+        return {key: resized(one, number, length) for key, one in value.items()}
     if isinstance(value, list | tuple):
         if len(value) == length and length_of(value) is None:  # texts, say
             return type(value)(value[at % length] for at in range(number))
-        parts = [_resized(one, length, number) for one in value]
+        parts = [resized(one, number, length) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value

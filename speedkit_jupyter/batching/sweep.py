@@ -7,7 +7,8 @@ import math
 import random
 import re
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.batching import feeds
@@ -16,19 +17,19 @@ from speedkit_jupyter.batching.feeds import Feed
 from speedkit_jupyter.loading.tuner import arguments_of, check_loader
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.checks import memory
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_a_window, in_windows
+from speedkit_jupyter.support.interrupts import in_a_window, interruptible
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
-DEFAULT_S = 20.0
+DEFAULT_S, RANGE = 20.0, (8, 4096)
 # A size is left out where its first CALLS would take more than this share of the budget; a block
 # lasts BLOCK_S, and ENOUGH rounds are enough.
 LONGEST, CALLS, BLOCK_S, ENOUGH = 0.2, 4, 0.02, 25
@@ -83,7 +84,6 @@ class Sweep:
                 f"sizes must go from 1 or more upwards, not from {self._least} to {self._most}"
             )
         self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
-        self.begun_s: float | None = None
         found.environment = environment(self._device)
 
     def result(self) -> BatchSizes:
@@ -97,7 +97,7 @@ class Sweep:
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every size. What the step changed is put back at the end."""
         __tracebackhide__ = True
-        budget = Budget(self.budget_s, begun_s=self.begun_s)
+        budget = Budget(self.budget_s)
         with self.step.guarded() as visit:
             self._context: Any = in_force_or_none(self.step.models)
             budget.reserved_s = visit.taking_s
@@ -125,56 +125,53 @@ class Sweep:
         held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
         free = free_bytes(self._device)
         found.available_bytes = None if free is None else free + held
-        number = self._least
-        while number <= self._most:
-            size = self._tried(number, state, budget)
-            if size.why_not:
+        size = Size(self._least)
+        while True:
+            found.sizes.append(size)
+            size.why_not = self._why_not(size.number, budget) or self._first(size, state)
+            if size.why_not or size.number == self._most:
                 break
-            yield Progress(budget.share, f"batches of {number}")
-            number = min(number * 2, self._most) if number < self._most else number + 1
+            yield Progress(budget.share, f"batches of {size.number}")
+            size = Size(min(size.number * 2, self._most))
         if not found.measured:
             raise StepError(f"a batch of {self._least} was not measured: {size.why_not}")
         found.largest = self._largest()
 
-    def _tried(self, number: int, state: Snapshot, budget: Budget) -> Size:
-        """Measure a size, or say why not."""
-        __tracebackhide__ = True
-        size, line, available = Size(number), self._line(), self._found.available_bytes
-        # Of its first calls, by the smaller size that says the least.
+    def _why_not(self, number: int, budget: Budget) -> str:
+        """Return why a size is not tried; empty where it is."""
+        line, available = self._line(), self._found.available_bytes
+        if line and available is not None and line[0] + line[1] * number > (1 - MARGIN) * available:
+            return TOO_LARGE
+        # By the smaller size that takes least for a sample.
         each_s = min((one.first_s / one.number for one in self._found.measured), default=0.0)
         takes_s = CALLS * number * each_s
-        if line and available is not None and line[0] + line[1] * number > (1 - MARGIN) * available:
-            size.why_not = TOO_LARGE
-        elif takes_s and (takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)):
-            size.why_not = TOO_LONG
-        else:
-            self._first(size, state)
-        self._found.sizes.append(size)
-        return size
+        is_long = takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)
+        return TOO_LONG if takes_s and is_long else ""
 
-    def _first(self, size: Size, state: Snapshot) -> None:
-        """Measure what its model receives, its memory, and a first time."""
+    def _first(self, size: Size, state: Snapshot) -> str:
+        """Measure what its model receives, its memory, and a first time; return why not."""
         __tracebackhide__ = True
         try:
             with self._feed.of(size.number):
                 size.received = received(self._call)
                 size.samples = size.number * self._feed.drawn()
             if not self._grows(size):
-                size.why_not = SAME_BATCH
-                return
+                return SAME_BATCH
             with self._feed.of(size.number):
                 tensors = memory.state_tensors(self.step.models, self.step.optimizers)
                 size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
                 size.first_s = min(self._timed() for _ in range(2))
+            return ""
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            size.why_not, size.first_s = OUT, 0.0
+            size.first_s = 0.0
             # Its traceback keeps what the failed step held.
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
             gc.collect()
             devices.release_cached()
+            return OUT
         finally:
             state.restore()
 
@@ -236,7 +233,7 @@ class Sweep:
 
     def _largest(self) -> int | None:
         """Return the largest that fits, by the growth of memory; where one failed, the last before
-        it. Nothing is told far beyond those that ran: another part of the step may be the fullest.
+        it. Far beyond those that ran another part of the step may take most memory.
         """
         line, ran = self._line(), self._found.measured[-1].number
         available = self._found.available_bytes
@@ -294,11 +291,8 @@ def free_bytes(device: torch.device) -> int | None:
     return int(allocator.mem_get_info(device)[0]) + int(kept)
 
 
-RANGE = (8, 4096)
-
-
 @hide_internal_frames
-@in_windows
+@interruptible
 def batch_sizes(
     step: Callable[..., object],
     batch: Any = None,
@@ -318,68 +312,47 @@ def batch_sizes(
     `budget_s` is the total budget in seconds (20 without it). Raises StepError where the step can't
     be measured.
     """
-    begun_s = clock.now()
-    sweep = sweep_of(step, batch, loader, sizes, arguments.seconds("budget_s", budget_s))
-    sweep.begun_s = begun_s
+    sweep = sweep_of(step, batch, loader, sizes, budget_s)
     for _ in sweep.run():
         pass
     return sweep.result()
 
 
 def sweep_of(
-    step: Callable[..., object],
+    step: Callable[..., object] | Step,
     batch: Any,
     loader: DataLoader[Any] | None,
     sizes: tuple[int, int],
     budget_s: float | None,
     command: str = "",
+    name: str = "",
 ) -> Sweep:
-    """Return the sweep of a function; raises StepError."""
+    """Return the sweep of a function, or of a step that gets its batches itself: from a loader, or
+    by the names of tensors, which are found, or those of the `batch`. Raises StepError.
+    """
     if loader is not None:
         check_loader(loader)
-    measured, takes = step_of(step), arguments_of(step)
-    measured.others = [*measured.others, *([] if loader is None else [loader])]
-    name = getattr(step, "__name__", "step")
+    measured, takes = (step, 0) if isinstance(step, Step) else (step_of(step), arguments_of(step))
+    measured.others = [*measured.others, *([] if loader is None else [loader]), batch]
+    name = name or getattr(step, "__name__", "step")
+    given = () if batch is None else batch if isinstance(batch, tuple) else (batch,)
     if not takes:
-        given = () if batch is None else batch if isinstance(batch, tuple) else (batch,)
-        return sweep_of_step(measured, loader, name, sizes, budget_s, command, given)
+        if loader is not None and given:
+            raise StepError(f"{name} takes no argument: it goes through a loader or reads a batch")
+        make = partial(feeds.named, measured, given)
+        found = BatchSizes(name, command=command or f"batch_sizes({name})")
+        through = make if loader is None else partial(feeds.through, loader)
+        return Sweep(measured, through, found, sizes, budget_s)
     if batch is None and loader is None:
         raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
     held: list[Any] = []
 
-    def put(several: list[Any]) -> None:
-        held[:] = several
-
     def feed() -> Feed:
-        found = feeds.first_of(loader) if batch is None and loader is not None else batch
-        alone = isinstance(batch, tuple) and len(batch) == 1
-        spread = isinstance(found, list | tuple) and (takes > 1 or alone)
-        put(list(found) if spread else [found])
-        return Feed(list(held), put, "the batch that it takes")
+        first = feeds.first_of(loader) if batch is None and loader is not None else batch
+        is_spread = isinstance(first, list | tuple) and (takes > 1 or len(given) == 1)
+        held[:] = first if is_spread else [first]
+        return Feed(list(held), partial(held.__setitem__, slice(None)), "the batch that it takes")
 
-    measured.run = lambda _: step(*held)
-    measured.others = [*measured.others, batch]
-    command = command or f"batch_sizes({name}, batch)"
-    return Sweep(measured, feed, BatchSizes(name, command=command), sizes, budget_s)
-
-
-def sweep_of_step(
-    step: Step,
-    loader: DataLoader[Any] | None,
-    name: str,
-    sizes: tuple[int, int],
-    budget_s: float | None,
-    command: str = "",
-    batch: Sequence[Any] = (),
-) -> Sweep:
-    """Return the sweep of a step that gets its batches itself: from a loader, or by the names of
-    tensors, which are found, or those of the `batch`. Raises StepError.
-    """
-    if loader is not None and batch:
-        raise StepError(f"{name} takes no argument: it goes through a loader or reads a batch")
-
-    def feed() -> Feed:
-        return feeds.named(step, batch) if loader is None else feeds.through(loader)
-
-    found = BatchSizes(name, command=command or f"batch_sizes({name})")
-    return Sweep(step, feed, found, sizes, budget_s)
+    measured.run = lambda _: step(*held)  # type: ignore[operator]
+    found = BatchSizes(name, command=command or f"batch_sizes({name}, batch)")
+    return Sweep(measured, feed, found, sizes, budget_s)

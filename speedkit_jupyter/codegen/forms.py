@@ -6,12 +6,10 @@ rest stays plain torch beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.codegen import optimizers as of_optimizers
-from speedkit_jupyter.codegen.optimizers import is_made, making
 from speedkit_jupyter.codegen.script import (
     MODEL,
     Block,
@@ -20,11 +18,14 @@ from speedkit_jupyter.codegen.script import (
     comment,
     function,
     gather,
-    header,
-    indented,
     keywords,
+    listed,
+    making,
+    named,
+    taken_as_they_are,
+    words_of,
 )
-from speedkit_jupyter.codegen.training_loop import call_of
+from speedkit_jupyter.codegen.training_loop import call_of, indented
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
@@ -40,10 +41,9 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     import torch
 
-    from speedkit_jupyter.codegen.optimizers import Optimizers
+    from speedkit_jupyter.codegen.script import Optimizers
 
-FRAMEWORKS = ("accelerate", "fabric", "transformers")
-FORMS = ("torch", "yaml", *FRAMEWORKS)
+FORMS = ("torch", "yaml", "accelerate", "fabric", "transformers")
 
 
 @hide_internal_frames
@@ -54,77 +54,54 @@ def code(
     *,
     model: torch.nn.Module | None = None,
     name: str = MODEL,
+    names: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
 
     `optimizers` are those that the plan was made with; their hyperparameters are written out. Where
     they are a mapping, its keys are your words for them, and a framework goes on with your own
-    objects. `model` is the one that the plan is for, so that the step
-    calls it as its forward asks (`model(**batch).loss`, several inputs), and `name` your word for
-    it. An applied plan (a SpeedContext) knows model and optimizers. The framework need not be
-    installed. Raises SpeedKitError for an unknown form, for other optimizers than
-    the plan's, and where a framework can't do what was planned; TypeError for what is no plan, and
-    for a name that is none.
+    objects, as far as `names` (the notebook's) have them. `model` is the one that the plan is for,
+    so that the step calls it as its forward asks (`model(**batch).loss`, several inputs), and
+    `name` your word for it. An applied plan (a SpeedContext) knows model and optimizers. The
+    framework need not be installed. Raises SpeedKitError for an unknown form, for other optimizers
+    than the plan's, and where a framework can't do what was planned; TypeError for what is no plan,
+    and for a name that is none.
     """
-    return _written(plan, form, optimizers, model, name)
-
-
-def _written(
-    plan: Plan | SpeedContext,
-    form: str,
-    optimizers: Optimizers,
-    model: torch.nn.Module | None,
-    name: str,
-    names: Mapping[str, Any] | None = None,
-) -> str:
-    """Return what `code` does; `names` is the notebook that it is for, where it is for one."""
     if not isinstance(plan, Plan | SpeedContext):
         raise ArgumentError(
             f"code() takes a plan or the context of apply_speedups, not {type(plan).__name__}: "
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        model, wanted = plan.model, each_once(of_optimizers.listed(optimizers))
+        model, wanted = plan.model, each_once(listed(optimizers))
         plan, members = as_of_now(plan, wanted)
         optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
-    writers = {
-        "torch": _torch,
-        "accelerate": _accelerate,
-        "fabric": _fabric,
-        "transformers": _transformers,
-    }
-    if form not in writers:
+    if form not in FORMS:
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
-    own_names = of_optimizers.named(plan, optimizers)
-    words, name = of_optimizers.words_of(optimizers, names), arguments.word("name", name)
-    script = gather(plan, form, own_names, words, call_of(model), name)  # type: ignore[arg-type]
-    taken = words if form in FRAMEWORKS else {}
-    return writers[form](replace(script, own=of_optimizers.taken_as_they_are(script, taken)))
+    words, name = words_of(optimizers, names), arguments.word("name", name)
+    script = gather(plan, form, named(plan, optimizers), words, call_of(model), name)  # type: ignore[arg-type]
+    taken = taken_as_they_are(script, {} if form == "torch" else words)
+    return WRITERS[form](replace(script, own=taken))
 
 
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return the plan of a context with the optimizers that it met after it was made, and with
-    those.
+    """Return the plan of a context with the optimizers that it met later too, and those.
 
     Where some are `wanted`, with these instead, as they were before the plan.
     """
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | met_later(context.target)
-    optimizers = of_optimizers.listed(wanted) or list(readings)
+    optimizers = listed(wanted) or list(readings)
     is_whole = len(own) == len(made.facts.optimizers)  # none is gone
     if (optimizers == own and is_whole) or not optimizers:
         return made, optimizers
-    facts = tuple(
-        readings.get(optimizer) or OptimizerFacts.read(optimizer, [context.model])
-        for optimizer in optimizers
-    )
-    replaced = replace(made.facts, optimizers=facts)
-    return plan_for(made.config, made.hardware, replaced), optimizers
+    facts = tuple(readings.get(o) or OptimizerFacts.read(o, [context.model]) for o in optimizers)
+    return plan_for(made.config, made.hardware, replace(made.facts, optimizers=facts)), optimizers
 
 
 def code_report(
@@ -136,7 +113,7 @@ def code_report(
     names: Mapping[str, Any] | None = None,
 ) -> Document:
     """Return a report of it; `name` is the user's word for the model, `names` the notebook."""
-    text = _written(plan, form, optimizers, model, name, names)
+    text = code(plan, form, optimizers, model=model, name=name, names=names)
     title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
     language = "yaml" if form == "yaml" else "python"
     body = Section(Code(text.rstrip("\n"), language))
@@ -144,21 +121,10 @@ def code_report(
 
 
 def _torch(script: Script) -> str:
-    compiled = [
-        [*script.reasons("compiled"), f"compiled_model = {snippet.compiled}"]
-        for snippet in script.snippets
-        if snippet.compiled
-    ]
-    blocks = [
-        *script.setup(),
-        *script.blocks("model"),
-        making(script),
-        *script.blocks("training"),
-        *compiled,
-        script.reasons("arguments"),
-    ]
-    body = function(script, "compiled_model" if compiled else "model", "{loss}.backward()")
-    return assembled(header(script, _yours(script)), script, blocks, body)
+    compiled = next((one.compiled for one in script.snippets if one.compiled), "")
+    prepare = [*script.reasons("compiled"), f"compiled_model = {compiled}"] if compiled else []
+    model = "compiled_model" if compiled else "model"
+    return _with_loop(script, prepare, "{loss}.backward()", model=model)
 
 
 def _accelerate(script: Script) -> str:
@@ -166,10 +132,10 @@ def _accelerate(script: Script) -> str:
     names = ", ".join(["model", *script.optimizers])
     return _with_loop(
         script,
-        "from accelerate import Accelerator",
-        f"accelerator = Accelerator({_listed(script.arguments)})",
         [f"{names} = accelerator.prepare({names})"],
         "accelerator.backward({loss})",
+        [f"accelerator = Accelerator({_listed(script.arguments)})"],
+        "from accelerate import Accelerator",
     )
 
 
@@ -179,25 +145,31 @@ def _fabric(script: Script) -> str:
     names, given = (", ".join([one, *script.optimizers]) for one in ("model", model))
     return _with_loop(
         script,
-        "from lightning.fabric import Fabric",
-        f"fabric = Fabric({_listed(script.arguments)})",
         [*script.reasons("compiled"), f"{names} = fabric.setup({given})"],
         "fabric.backward({loss})",
+        [f"fabric = Fabric({_listed(script.arguments)})"],
+        "from lightning.fabric import Fabric",
     )
 
 
-def _with_loop(script: Script, line: str, make: str, prepare: Block, backward: str) -> str:
-    """Write what Accelerate and Fabric have in common: the loop stays the user's."""
+def _with_loop(
+    script: Script,
+    prepare: Block,
+    backward: str,
+    make: Sequence[str] = (),
+    *imports: str,
+    model: str = "model",
+) -> str:
+    """Write what torch, Accelerate and Fabric have in common: the loop stays the user's."""
     blocks = [
         *script.setup(),
-        [*script.reasons("arguments"), make],
+        [*script.reasons("arguments"), *make],
         *script.blocks("model"),
         making(script),
         prepare,
         *script.blocks("training"),
     ]
-    body = function(script, "model", backward)
-    return assembled(header(script, _yours(script)), script, blocks, body, line)
+    return assembled(script, blocks, function(script, model, backward), *imports)
 
 
 def _transformers(script: Script) -> str:
@@ -218,7 +190,6 @@ def _transformers(script: Script) -> str:
         "return trainer",
     ]
     return assembled(
-        header(script, _yours(script)),
         script,
         [*script.setup(), make, *script.blocks("model"), making(script)],
         ["def train(train_dataset, **more):", *indented(body)],
@@ -226,9 +197,12 @@ def _transformers(script: Script) -> str:
     )
 
 
-def _yours(script: Script) -> list[str]:
-    """Return what the code takes as given."""
-    return ["model", *(name for name in script.optimizers if not is_made(script, name))]
+WRITERS = {
+    "torch": _torch,
+    "accelerate": _accelerate,
+    "fabric": _fabric,
+    "transformers": _transformers,
+}
 
 
 def _listed(arguments: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What the forms of generated code share: a plan's snippets, each in its place."""
+"""What the forms of generated code share: a plan's snippets in their places, and optimizers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,34 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from inspect import signature
+from keyword import iskeyword
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.codegen.training_loop import INDENT, Call, needs_closure
+from speedkit_jupyter.codegen.training_loop import (
+    INDENT,
+    Block,
+    Call,
+    indented,
+    needs_closure,
+    stepped,
+)
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.support import lookup
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 if TYPE_CHECKING:
     import torch
 
-    Optimizers = Mapping[str, torch.optim.Optimizer | None]
+    Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
+    Named = Mapping[str, torch.optim.Optimizer | None]
 
-Block = list[str]
 WIDTH = 88  # of a comment
 # As they follow one another in a script; a piece's reason stands at the first that it has.
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
@@ -57,7 +71,7 @@ class Script:
 
     plan: Plan
     pieces: tuple[Piece, ...]
-    optimizers: Optimizers
+    optimizers: Named
     words: Mapping[str, str]
     call: Call
     model: str
@@ -109,19 +123,33 @@ class Script:
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
+    def facts_of(self, name: str) -> OptimizerFacts:
+        """Return the facts of one optimizer."""
+        return self.plan.facts.optimizers[list(self.optimizers).index(name)]
+
+    def class_name(self, name: str) -> str:
+        """Return an optimizer's class."""
+        optimizer = self.optimizers[name]
+        return self.facts_of(name).name if optimizer is None else type(optimizer).__name__
+
+    def added(self, name: str) -> dict[str, str]:
+        """Return the keyword arguments that the plan adds to one optimizer."""
+        index = list(self.optimizers).index(name)
+        every = [snippet.optimizers[index] for snippet in self.snippets if snippet.optimizers]
+        return {key: value for added in every for key, value in added.items()}
+
     def surrounded(self, lines: Sequence[str]) -> Block:
         """Return the lines within everything that belongs around a forward pass."""
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
         if not managers:
             return [*lines]
-        inner = [f"{INDENT}{line}" for line in lines]
-        return [*self.reasons("forward"), f"with {', '.join(managers)}:", *inner]
+        return [*self.reasons("forward"), f"with {', '.join(managers)}:", *indented(lines)]
 
 
 def gather(
     plan: Plan,
     form: Form,
-    optimizers: Optimizers,
+    optimizers: Named,
     words: Mapping[str, str],
     call: Call,
     model: str,
@@ -143,14 +171,14 @@ def gather(
     return Script(plan, tuple(pieces), optimizers, words, call, model)
 
 
-def header(script: Script, given: Sequence[str]) -> Block:
+def _header(script: Script) -> Block:
     """Return what this was planned for, and the names that the code takes as given."""
     hardware = script.plan.hardware
     machine = describe(hardware, script.plan.facts_after.device)
     lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
     if not any(decision.active for decision in script.plan):
         lines += comment("Nothing is to be changed here: this is the plain loop.")
-    words = [script.model if name == MODEL else name for name in given]
+    words = [script.model, *(name for name in script.optimizers if name in script.own)]
     return [*lines, *comment(f"Yours: {', '.join(f'`{word}`' for word in words)}.")]
 
 
@@ -159,56 +187,25 @@ def function(script: Script, model: str, backward: str) -> Block:
 
     `model` is what is called; `backward` the line that runs it, with `{loss}` for the loss.
     """
-    moves = "".join(snippet.batch for snippet in script.snippets)
-    call = script.call
+    move, call = "".join(snippet.batch for snippet in script.snippets), script.call
     if not script.optimizers:
-        body = script.surrounded([f"return {call.of(model)}"])
-        given = "batch" if call.takes_batch else "inputs"
-        return [f"def predict({given}):", *indented([*call.moved(moves, False), *body])]
-    head = f"def train_step({call.arguments}):"
-    move = call.moved(moves, True)
-    forward = script.surrounded(call.loss(model))
-    if has_closures(script):
-        return [head, *indented([*move, *_with_closure(script, forward, backward)])]
-    body = [*forward, backward.format(loss=_loss(script))]
-    for optimizer in script.optimizers:
-        body += [step.format(optimizer=optimizer) for step in _steps(script)]
-    body += [line for snippet in script.snippets for line in snippet.after_step]
-    body += [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
-    return [head, *indented([*move, *body, "return loss.detach()"])]
-
-
-def has_closures(script: Script) -> bool:
-    """Return whether an optimizer runs the model itself."""
+        body = [*call.moved(move, False), *script.surrounded([f"return {call.of(model)}"])]
+        return [f"def predict({'batch' if call.takes_batch else 'inputs'}):", *indented(body)]
+    forward, optimizers = script.surrounded(call.loss(model)), [*script.optimizers]
+    move_batch = call.moved(move, True)
     facts = script.plan.facts.optimizers
     pairs = zip(script.optimizers.values(), facts, strict=False)
-    return any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs)
+    if any(needs_closure(optimizer, fact.name) for optimizer, fact in pairs):
+        steps = [*stepped(forward, optimizers, backward, closure=True), "return losses[0]"]
+    else:
+        scaling = next((one for one in script.snippets if one.training), Snippet())
+        after = [line for snippet in script.snippets for line in snippet.after_step]
+        steps = stepped(forward, optimizers, backward, scaling.loss, scaling.step, after)
+        steps.append("return loss.detach()")
+    return [f"def train_step({call.arguments}):", *indented([*move_batch, *steps])]
 
 
-def _with_closure(script: Script, forward: Block, backward: str) -> Block:
-    """Return a step for LBFGS, which runs the model several times (and takes no GradScaler)."""
-    clear = [f"{optimizer}.zero_grad()" for optimizer in script.optimizers]
-    keep = "losses.append(loss.detach())"  # Accelerate's step gives nothing back
-    inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
-    steps = [f"{optimizer}.step(closure)" for optimizer in script.optimizers]
-    return ["losses = []", "", "def closure():", *indented(inside), "", *steps, "return losses[0]"]
-
-
-def _steps(script: Script) -> list[str]:
-    scaled = [snippet.step for snippet in script.snippets if snippet.training]
-    hint = "# To clip gradients: {scaler}.unscale_({optimizer}) and then clip, here."
-    named = [step.partition(".step(")[0] for step in scaled]
-    hints = [hint.replace("{scaler}", scaler) for scaler in named]
-    return [*hints, *(scaled or ["{optimizer}.step()"])]
-
-
-def _loss(script: Script) -> str:
-    return next((s.loss for s in script.snippets if s.training), "loss")
-
-
-def assembled(
-    head: Block, script: Script, blocks: Iterable[Block], function: Block, *imports_too: str
-) -> str:
+def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports_too: str) -> str:
     """Return the whole text: header, the imports that it needs, the blocks, the function."""
     body = [block for block in (script.beginning, *blocks) if block]
     body = [[_worded(line, script) for line in block] for block in body]
@@ -218,7 +215,7 @@ def assembled(
     for module in ("torch", "torch.compiler.config"):
         if re.search(rf"^[^#\n]*\b{re.escape(module)}\.", text, re.MULTILINE):
             imports.add(f"import {module}")
-    groups = [head, *_groups(imports), *body]
+    groups = [_header(script), *_groups(imports), *body]
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
 
 
@@ -241,14 +238,150 @@ def comment(text: str, depth: int = 0) -> Block:
     return [f"# {line}" for line in lines]
 
 
-def indented(lines: Iterable[str]) -> Block:
-    """Return the body of a function."""
-    return [f"{INDENT}{line}" if line else "" for line in lines]
-
-
 def _groups(imports: Iterable[str]) -> list[Block]:
     """Return the standard library's imports, then the others; `import` before `from`."""
     ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
     standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
     packages = [line for line in ordered if line not in standard]
     return [group for group in (standard, packages) if group]
+
+
+def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
+    """Return them as they were handed over, wrappers and all."""
+    return list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
+
+
+def named(plan: Plan, optimizers: Optimizers) -> Named:
+    """Return them by name: the user's own, `optimizer`, or `optimizer_1` and so on.
+
+    None stands for one that only the facts know.
+    """
+    number = len(plan.facts.optimizers)
+    given = optimizers if isinstance(optimizers, Mapping) else each_once(optimizers)
+    if given and len(given) != number:
+        raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(given)}")
+    if isinstance(given, Mapping):
+        return {_variable(name): unwrapped(optimizer) for name, optimizer in given.items()}
+    names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
+    return dict(zip(names, given or [None] * number, strict=True))
+
+
+def words_of(optimizers: Optimizers, names: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the user's word for each that has one, by the code's name for it.
+
+    `names` is the notebook, where that is known: what it does not have has no word.
+    """
+    words = {}
+    for name in optimizers if isinstance(optimizers, Mapping) else ():
+        with suppress(SpeedKitError):  # no word, or none of anything here
+            word = lookup.canonical(name)
+            if names is not None:
+                lookup.value_of(names, name)
+            words[_variable(name)] = word
+    return words
+
+
+def _variable(name: str) -> str:
+    """Return a variable for it: the name itself, where it is one (`os_` is not `os`)."""
+    word = re.sub(r"\W+", "_", name).strip("_")
+    for variable in (name, word):
+        if variable.isidentifier() and not iskeyword(variable) and variable not in TAKEN:
+            return variable
+    return f"optimizer_{word}".rstrip("_")
+
+
+def taken_as_they_are(script: Script, given: Mapping[str, str]) -> frozenset[str]:
+    """Return the `given` optimizers, those that the plan changes nothing about, and those that one
+    line can't make.
+    """
+    return frozenset(
+        name
+        for name in script.optimizers
+        if name in given or not script.added(name) or not _makeable(script, name)
+    )
+
+
+def _makeable(script: Script, name: str) -> bool:
+    """Return whether one line makes it: torch's own class, all parameters in one group."""
+    import torch
+
+    optimizer = script.optimizers[name]
+    if optimizer is None:
+        return hasattr(torch.optim, script.class_name(name))
+    kind, groups = type(optimizer), optimizer.param_groups
+    own = kind.__module__.startswith("torch.optim") and hasattr(torch.optim, kind.__name__)
+    size = sum(parameter.numel() for group in groups for parameter in group["params"])
+    return own and len(groups) == 1 and size == script.plan.facts.parameters
+
+
+def making(script: Script) -> Block:
+    """Return the lines that make every optimizer, or switch those that only the user can make."""
+    lines = script.reasons("optimizers")
+    for name in script.optimizers:
+        lines += _switched(script, name) if name in script.own else _made(script, name)
+    return lines
+
+
+def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return those that differ from the class's own; as they were before any scheduler."""
+    group = optimizer.param_groups[0]
+    if "initial_lr" in group:  # a scheduler's; one that moves betas, too, leaves the defaults
+        group = optimizer.defaults | {"lr": group["initial_lr"]}
+    values = {}
+    for name, parameter in signature(type(optimizer)).parameters.items():
+        if name in group and name != "params" and not _same(group[name], parameter.default):
+            values[name] = group[name]
+    return values
+
+
+def _made(script: Script, name: str) -> Block:
+    optimizer, extra = script.optimizers[name], script.added(name)
+    hint = [] if optimizer else comment("With your own learning rate and the rest.")
+    values = {} if optimizer is None else _hyperparameters(optimizer)
+    replaced = ("fused", "foreach") if "fused" in extra else ()
+    own = {key: _source(value) for key, value in values.items() if key not in replaced}
+    arguments = ", ".join(["model.parameters()", *keywords(own | extra)])
+    return [*hint, f"{name} = torch.optim.{script.class_name(name)}({arguments})"]
+
+
+def _switched(script: Script, name: str) -> Block:
+    """Switch the user's own in place."""
+    extra, optimizer = script.added(name), script.optimizers[name]
+    if not extra:
+        return []
+    has_begun = optimizer is not None and bool(optimizer.state)
+    when = "" if has_begun else "before its first step and "
+    text = f"This switches `{name}` ({script.class_name(name)}), {when}again after"
+    if True in script.facts_of(name).foreach:
+        extra["foreach"] = "False"
+    lines = [
+        *comment(f"{text} load_state_dict()."),
+        f"for group in ({name}.defaults, *{name}.param_groups):",
+        *indented(f'group["{key}"] = {value}' for key, value in extra.items()),
+    ]
+    if has_begun and script.plan.facts_after.device_type != "cpu":
+        lines += comment("Its counts of steps go where the fused kernel wants them.")
+        lines.append(f"{name}.load_state_dict({name}.state_dict())")
+    if script.plan["grad_scaler"].active:
+        lines += comment("Else the scaler would wait for the device before every step.")
+        lines.append(f"{name}._step_supports_amp_scaling = True")
+    return lines
+
+
+def _same(value: Any, default: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor) or isinstance(default, torch.Tensor):
+        return False
+    return bool(value == default)
+
+
+def _source(value: Any) -> str:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return f"torch.tensor({value.item()!r})"
+    if isinstance(value, tuple):
+        inside = ", ".join(map(_source, value))
+        return f"({inside},)" if len(value) == 1 else f"({inside})"
+    return repr(value)

@@ -1,12 +1,12 @@
-"""The loop that a user pastes after `apply`: in the notebook's own words, right for the plan.
+"""A training step as source: how a model is called, and what follows; the loop after `apply`.
 
-How a model is called in training follows from the signature of its own forward.
+How a model is called follows from the signature of its own forward.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,22 +15,33 @@ from speedkit_jupyter.plans.context import SpeedContext
 if TYPE_CHECKING:
     import torch
 
+Block = list[str]
 INDENT = "    "
-Kind = Literal["inputs", "several", "batch", "loss", "outputs"]
+Kind = Literal["inputs", "several", "batch", "loss", "outputs", "lightning"]
 # As transformers' Trainer takes the loss from whatever a model with labels returns.
 TRAINERS_RULE = 'loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]'
+
+
+def indented(lines: Iterable[str]) -> Block:
+    """Return the body of a function."""
+    return [f"{INDENT}{line}" if line else "" for line in lines]
 
 
 @dataclass(frozen=True)
 class Call:
     """`inputs`: `model(x)`; `several`: `model(src, tgt)`; `batch`: `model(**batch)`, all with a
-    loss function; `loss` and `outputs` compute it themselves, from labels in the batch.
-
-    `parameters` are the names of the inputs.
+    loss function; `loss`, `outputs` and `lightning` compute it themselves, from what is in the
+    batch. `inputs` and `targets` are the names that are written.
     """
 
     kind: Kind = "inputs"
-    parameters: tuple[str, ...] = ("x",)
+    inputs: str = "inputs"
+    targets: str = "targets"
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the model computes the loss itself."""
+        return self.kind in ("loss", "outputs", "lightning")
 
     @property
     def takes_batch(self) -> bool:
@@ -40,92 +51,87 @@ class Call:
     @property
     def arguments(self) -> str:
         """What a training step is given."""
-        if self.kind in ("loss", "outputs"):
+        if self.has_loss:
             return "batch"
-        return f"{'batch' if self.takes_batch else 'inputs'}, targets, loss_fn"
+        return f"{'batch' if self.takes_batch else 'inputs'}, {self.targets}, loss_fn"
 
-    def of(self, model: str, inputs: str | None = None) -> str:
-        """Return the call; `inputs` in place of the names that generated code has."""
-        if self.takes_batch:
-            return f"{model}(**batch)"
-        if inputs is None:
-            inputs = "*inputs" if self.kind == "several" else "inputs"
-        return f"{model}({inputs})"
+    def of(self, model: str) -> str:
+        """Return the call."""
+        return f"{model}({'**batch' if self.takes_batch else self.inputs})"
 
-    def loss(self, model: str, inputs: str | None = None, targets: str = "targets") -> list[str]:
+    def loss(self, model: str) -> Block:
         """Return the lines that compute `loss`."""
+        if self.kind == "lightning":
+            return [f"loss = {model}.training_step(batch, 0)"]
         if self.kind == "loss":
             return [f"loss = {self.of(model)}.loss"]
         if self.kind == "outputs":
             return [f"outputs = {self.of(model)}", TRAINERS_RULE]
-        return [f"loss = loss_fn({self.of(model, inputs)}, {targets})"]
+        return [f"loss = loss_fn({self.of(model)}, {self.targets})"]
 
-    def moved(self, move: str, trains: bool) -> list[str]:
-        """Return the line that moves a batch; `move` is a method call, or nothing."""
-        if not move:
+    def moved(self, to: str, trains: bool) -> Block:
+        """Return the lines that move a batch; `to` is a method call, or nothing."""
+        if not to:
             return []
-        if self.takes_batch:
-            batch = f"batch = {{name: one{move} for name, one in batch.items()}}"
-            own = self.kind in ("loss", "outputs") or not trains
-            return [batch] if own else [batch, f"targets = targets{move}"]
-        if self.kind == "several":
-            inputs = f"inputs = [one{move} for one in inputs]"
-            return [inputs, f"targets = targets{move}"] if trains else [inputs]
-        if trains:
-            return [f"inputs, targets = inputs{move}, targets{move}"]
-        return [f"inputs = inputs{move}"]
+        names = [self.targets] if trains and not self.has_loss else []
+        lines = []
+        if self.kind == "lightning" and trains:
+            lines = [f"batch = [one{to} for one in batch]"]
+        elif self.takes_batch:
+            lines = [f"batch = {{name: one{to} for name, one in batch.items()}}"]
+        elif self.inputs == "*inputs":
+            lines = [f"inputs = [one{to} for one in inputs]"]
+        elif self.inputs:
+            names = [*self.inputs.split(", "), *names]
+        if names:
+            lines.append(f"{', '.join(names)} = {', '.join(name + to for name in names)}")
+        return lines
 
 
-def call_of(model: torch.nn.Module | None) -> Call:
-    """Return how this model is called; as `model(inputs)` where nothing tells."""
+def call_of(model: torch.nn.Module | None, own_names: bool = False) -> Call:
+    """Return how this model is called; as `model(inputs)` where nothing tells.
+
+    With `own_names` inputs are named as its forward names several, else `x`, and targets `y`.
+    """
     parameters = _parameters(model)
-    if "labels" in parameters:
-        return Call("loss" if _is_transformers(model) else "outputs")
-    if _is_transformers(model):
-        return Call("batch")
-    required = [
-        parameter for parameter in parameters.values() if parameter.default is parameter.empty
-    ]
-    plain = [
-        parameter.name
-        for parameter in required
-        if parameter.kind <= parameter.POSITIONAL_OR_KEYWORD
-    ]
-    if any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required):
-        return Call("batch")
-    if len(plain) > 1 or (model is not None and parameters is not UNKNOWN and not parameters):
-        return Call("several", tuple(plain))
-    return Call()
+    one, targets = ("x", "y") if own_names else ("inputs", "targets")
+    if _is_a(model, "LightningModule"):
+        return Call("lightning")
+    if "labels" in (parameters or ()):
+        return Call("loss" if _is_a(model, "PreTrainedModel") else "outputs")
+    required = [one for one in (parameters or {}).values() if one.default is one.empty]
+    by_word = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required)
+    if by_word or _is_a(model, "PreTrainedModel"):
+        return Call("batch", targets=targets)
+    plain = [one.name for one in required if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    if len(plain) > 1 or parameters == {}:
+        return Call("several", ", ".join(plain) if own_names else "*inputs", targets)
+    return Call("inputs", one, targets)
 
 
-UNKNOWN: Mapping[str, inspect.Parameter] = {}
-
-
-def _parameters(model: Any) -> Mapping[str, inspect.Parameter]:
-    """Return those of forward; of a wrapper that passes everything on, those of what it wraps."""
-    for _ in range(5):
+def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:
+    """Return those of forward, as the innermost wrapper that passes everything on has them."""
+    while model is not None:
         try:
-            parameters = inspect.signature(model.forward).parameters
+            parameters = dict(inspect.signature(model.forward).parameters)
         except (AttributeError, TypeError, ValueError):
-            return UNKNOWN
-        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        passes_on = all(
-            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            for parameter in parameters.values()
-        )
+            return None
+        kinds = {parameter.kind for parameter in parameters.values()}
+        passes_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
         if not (parameters and passes_on):
             return parameters
-        if inner is None:
-            return UNKNOWN
-        model = inner
-    return UNKNOWN
+        model = _inner(model)
+    return None
 
 
-def _is_transformers(model: Any) -> bool:
-    """Return whether it is a model of transformers, which need not be installed to ask."""
-    inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-    classes = (*type(model).__mro__, *type(inner).__mro__)
-    return any(base.__name__ == "PreTrainedModel" for base in classes)
+def _inner(model: Any) -> Any:
+    return getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+
+
+def _is_a(model: Any, name: str) -> bool:
+    """Return whether it is a model of that library, which need not be installed to ask."""
+    classes = (*type(model).__mro__, *type(_inner(model)).__mro__)
+    return any(base.__name__ == name for base in classes)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:
@@ -139,6 +145,33 @@ def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:
     except (TypeError, ValueError):
         return False
     return closure is not None and closure.default is closure.empty
+
+
+def stepped(
+    forward: Block,
+    optimizers: Sequence[str],
+    backward: str = "{loss}.backward()",
+    loss: str = "loss",
+    step: str = "{optimizer}.step()",
+    after: Sequence[str] = (),
+    closure: bool = False,
+) -> Block:
+    """Return forward, backward and steps. `loss` is what backward runs on, `step` one optimizer's.
+
+    With a `closure` the optimizers run the model themselves, and take no GradScaler.
+    """
+    clear = [f"{optimizer}.zero_grad()" for optimizer in optimizers]
+    if closure:
+        keep = "losses.append(loss.detach())"  # Accelerate's step gives nothing back
+        inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
+        steps = [f"{optimizer}.step(closure)" for optimizer in optimizers]
+        return ["losses = []", "", "def closure():", *indented(inside), "", *steps]
+    lines = [step.format(optimizer=optimizer) for optimizer in optimizers]
+    if loss != "loss":
+        scaler = step.partition(".step(")[0]
+        unscaled = ", ".join(f"{scaler}.unscale_({optimizer})" for optimizer in optimizers)
+        lines.insert(0, f"# To clip gradients: {unscaled} and then clip, here.")
+    return [*forward, backward.format(loss=loss), *lines, *after, *clear]
 
 
 @dataclass(frozen=True)
@@ -155,62 +188,23 @@ def loop(context: SpeedContext, words: Words) -> str:
     """Return a training step, or a prediction where the plan is for one; empty where a plain loop
     needs no edit. An optimizer that does not exist yet is called `optimizer`.
     """
-    plan = context.plan
+    plan, call = context.plan, call_of(context.model, own_names=True)
     if not any(plan[name].active for name in ("device", "precision", "grad_scaler")):
         return ""
-    call, names = call_of(context.model), [*words.optimizers] or ["optimizer"]
     trains = not plan["inference"].active
-    lines = _moved(call, words.ctx, trains) if plan["device"].active else []
-    inputs = ", ".join(call.parameters) if call.kind == "several" else "x"
+    move = call.moved(f".to({words.ctx}.device)" if plan["device"].active else "", trains)
+    forward = call.loss(words.model) if trains else [f"outputs = {call.of(words.model)}"]
+    if plan["precision"].active:
+        forward = [f"with {words.ctx}.autocast():", *indented(forward)]
     if not trains:
-        predict = [f"outputs = {call.of(words.model, inputs)}"]
-        return "\n".join([*lines, *_lowered(context, words.ctx, predict)])
-    forward = _lowered(context, words.ctx, call.loss(words.model, inputs, "y"))
-    closures = any(
-        needs_closure(optimizer, type(optimizer).__name__)
-        for optimizer in words.optimizers.values()
-    )
-    if closures:
-        return "\n".join([*lines, *_with_closure(forward, names)])
-    steps = _scaled(words.ctx, names) if plan["grad_scaler"].active else _plain(names)
-    return "\n".join([*lines, *forward, *steps, *(f"{name}.zero_grad()" for name in names)])
-
-
-def _lowered(context: SpeedContext, ctx: str, lines: list[str]) -> list[str]:
-    """Return the lines inside of autocast, where the plan lowers the precision."""
-    if not context.plan["precision"].active:
-        return lines
-    return [f"with {ctx}.autocast():", *(INDENT + line for line in lines)]
-
-
-def _plain(names: list[str]) -> list[str]:
-    return ["loss.backward()", *(f"{name}.step()" for name in names)]
-
-
-def _scaled(ctx: str, names: list[str]) -> list[str]:
-    scaler = f"{ctx}.grad_scaler"
-    clip = [f"{scaler}.unscale_({name})" for name in names]
-    return [
-        f"{scaler}.scale(loss).backward()",
-        f"# to clip gradients, before you do: {'; '.join(clip)}",
-        *(f"{scaler}.step({name})" for name in names),
-        f"{scaler}.update()",
-    ]
-
-
-def _with_closure(forward: list[str], names: list[str]) -> list[str]:
-    """Return a step for optimizers that run the model themselves, and take no GradScaler."""
-    clear = [f"{name}.zero_grad()" for name in names]
-    inside = [*clear, *forward, "loss.backward()", "return loss"]
-    steps = [f"{name}.step(closure)" for name in names]
-    return ["def closure():", *(INDENT + line for line in inside), "", *steps]
-
-
-def _moved(call: Call, ctx: str, trains: bool) -> list[str]:
-    to = f".to({ctx}.device)"
-    if call.takes_batch:
-        own = [f"batch = {{name: one{to} for name, one in batch.items()}}"]
-        return own if call.kind != "batch" or not trains else [*own, f"y = y{to}"]
-    inputs = call.parameters if call.kind == "several" else ("x",)
-    every = [*inputs, "y"] if trains else [*inputs]
-    return [f"{', '.join(every)} = {', '.join(name + to for name in every)}"]
+        return "\n".join([*move, *forward])
+    names, optimizers = [*words.optimizers] or ["optimizer"], words.optimizers.values()
+    if any(needs_closure(one, type(one).__name__) for one in optimizers):
+        steps = stepped(forward, names, closure=True)
+    elif plan["grad_scaler"].active:
+        scaler = f"{words.ctx}.grad_scaler"
+        scaled = f"{scaler}.scale(loss)", f"{scaler}.step({{optimizer}})", [f"{scaler}.update()"]
+        steps = stepped(forward, names, "{loss}.backward()", *scaled)
+    else:
+        steps = stepped(forward, names)
+    return "\n".join([*move, *steps])

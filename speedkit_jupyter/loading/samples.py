@@ -26,6 +26,7 @@ from speedkit_jupyter.loading.settings import (
 )
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import user_code_boundary
@@ -58,14 +59,16 @@ class Samples:
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw some samples of a map-style data set, each twice.
+    """Draw some samples, each twice; none of an iterable data set.
 
     What drawing changes is not put back: call it while the step is isolated. Errors of the data set
-    are the user's to see.
+    are the user's to see. Raises StepError for a StopIteration of its own.
     """
     import numpy as np
     import torch
 
+    if is_iterable(loader):
+        return Samples()
     # The functions of these modules are methods of a generator that torch seeds in each worker.
     functions: list[Any] = [random.random, np.random.random_sample]
     shared = [torch.default_generator, *(function.__self__ for function in functions)]
@@ -109,7 +112,10 @@ def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
 
 @user_code_boundary
 def _drawn(dataset: Any, key: Any) -> Any:
-    return dataset[key]
+    try:
+        return dataset[key]
+    except StopIteration:  # would look like the end of a generator of ours
+        raise StepError("the data set raises StopIteration for a sample") from None
 
 
 def _state(generator: Any) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import samples
@@ -14,24 +14,22 @@ from speedkit_jupyter.loading.settings import Settings, is_iterable, length, reb
 from speedkit_jupyter.loading.timed import Timed
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import LONGER, Budget
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.support.words import count
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.data import DataLoader
 
 DEFAULT_S = 20.0
@@ -56,14 +54,14 @@ class LoaderTuning(Shown):
     loader: DataLoader[Any]
     race: Race
     chosen: Candidate
-    epoch: int = 0
-    name: str = "loader"
-    against: str = ""
-    declined: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    source: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    command: str = ""
+    epoch: int
+    name: str
+    against: str
+    declined: dict[str, str]
+    remarks: list[str]
+    source: str
+    environment: Mapping[str, str]
+    command: str
 
     @property
     def own(self) -> Candidate:
@@ -107,24 +105,24 @@ class LoaderTuning(Shown):
 class LoaderTuner:
     """Drain `run()`, then read `result()`.
 
-    `step` goes through `loader` in a loop, and is measured for `budget_s` seconds in all. Whatever
-    happens, models, optimizers, random generators and names end as they began, and no worker is
-    left. Raises StepError where the step can't be measured, or never goes through the loader.
+    `step` goes through `loader`, which its user calls `name`, and is measured for `budget_s`
+    seconds in all; `against` is the step's name. Whatever happens, models, optimizers, random
+    generators and names end as they began, and no worker is left. Raises StepError where the step
+    can't be measured, or never goes through the loader.
     """
 
     def __init__(
         self,
         step: Step,
         loader: DataLoader[Any],
-        device: torch.device,
         budget_s: float | None = None,
-        **words: str,
+        name: str = "loader",
+        against: str = "",
+        command: str = "",
     ) -> None:
-        """`words` are the `name`, `against` and `command` of the result."""
-        self.step, self._loader, self._device = step, loader, device
-        self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
-        self.begun_s: float | None = None
-        self._words = {"name": "loader", **words}
+        self._step, self._loader, self._device = step, loader, device_of(step)
+        self._budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
+        self._name, self._against, self._command = name, against, command
         self._result: LoaderTuning | None = None
 
     def result(self) -> LoaderTuning:
@@ -140,32 +138,23 @@ class LoaderTuner:
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yields after every block. What the step changed is put back at the end."""
         __tracebackhide__ = True
-        budget = Budget(self.budget_s, begun_s=self.begun_s)
-        with self.step.guarded() as visit:
-            budget.reserved_s = visit.taking_s
-            restore = visit.state.restore
-            timed = Timed(self.step, self._loader, self._device, self.budget_s, restore)
+        budget = Budget(self._budget_s)
+        with self._step.guarded() as guard:
+            budget.reserved_s = guard.taking_s
+            restore = guard.state.restore
+            timed = Timed(self._step, self._loader, self._device, self._budget_s, restore)
             race = Race([Candidate(Settings.of(self._loader))], timed.block)
             try:
                 with timed.installed():
                     yield Progress(0.0, "a look at the samples")
-                    seen = self._look(restore)
+                    seen = samples.look_at(self._loader)
+                    restore()
                     yield Progress(budget.share, "first batches")
                     timed.begin(race.own)
                     yield from self._race(race, timed, seen, budget, restore)
             finally:
                 for one in race.candidates:
                     one.close()
-
-    def _look(self, restore: Callable[[], object]) -> Samples:
-        if is_iterable(self._loader):
-            return Samples()
-        try:
-            return samples.look_at(self._loader)
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError("the data set raises StopIteration for a sample") from None
-        finally:
-            restore()
 
     def _race(
         self,
@@ -178,12 +167,22 @@ class LoaderTuner:
         """First what differs most, then variations of the best, then the fastest alone."""
         __tracebackhide__ = True
         ways, declined = first_ways(self._loader, seen, Hardware.current().cpu.usable_cores)
+
+        def outcome(chosen: Candidate) -> LoaderTuning:
+            loader: Any = rebuilt(self._loader, chosen.settings)
+            loader.tuning = LoaderTuning(
+                loader, race, chosen, timed.epoch, self._name, self._against, declined,
+                [*_remarks(race, chosen, seen)], source(self._loader, chosen.settings, self._name),
+                environment(self._device), self._command,
+            )  # fmt: skip
+            return loader.tuning
+
         race.admit(ways, timed.enter)
-        self._result = self._outcome(race, race.own, timed.epoch, seen, declined)
-        yield from _rounds(race, budget, NEAR * self.budget_s)
+        self._result = outcome(race.own)
+        yield from _rounds(race, budget, NEAR * self._budget_s)
         best = race.worth_variations().settings
         race.admit(variations(best, self._device.type == "cuda"), timed.enter)
-        yield from _rounds(race, budget, PROOF * self.budget_s)
+        yield from _rounds(race, budget, PROOF * self._budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
         while (rival := race.rival()) is not None and (
             why := samples.difference(self._loader, rival.settings, restore)
@@ -191,24 +190,7 @@ class LoaderTuner:
             rival.leave(why)
         race.narrow(rival)
         yield from _rounds(race, budget, 0.0)
-        self._result = self._outcome(race, race.proven(), timed.epoch, seen, declined)
-
-    def _outcome(
-        self, race: Race, chosen: Candidate, epoch: int, seen: Samples, declined: dict[str, str]
-    ) -> LoaderTuning:
-        loader: Any = rebuilt(self._loader, chosen.settings)
-        tuning = loader.tuning = LoaderTuning(
-            loader=loader,
-            race=race,
-            chosen=chosen,
-            epoch=epoch,
-            declined=declined,
-            remarks=[*_remarks(race, chosen, seen)],
-            source=source(self._loader, chosen.settings, self._words["name"]),
-            environment=environment(self._device),
-            **self._words,
-        )
-        return tuning
+        self._result = outcome(race.proven())
 
 
 def first_ways(
@@ -233,14 +215,7 @@ def first_ways(
         declined[others] = "an iterable data set gives other batches, or another order"
         numbers = [max(own.num_workers, 1)]
     else:
-        most = min(cores, length(loader) or cores)
-        numbers = [number for number in WORKERS if number <= most]
-        if cores < WORKERS[-1]:
-            declined[f"more than {count(most, 'worker')}"] = (
-                f"{count(cores, 'core')} may be used"
-                if most == cores
-                else f"an epoch has {count(most, 'batch')}"
-            )
+        numbers = [one for one in WORKERS if one <= min(cores, length(loader) or cores)]
     found += map(own.with_workers, numbers)
     return [one for one in found if one != own], declined
 
@@ -284,7 +259,7 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def tune_loader(
     loader: DataLoader[Any],
     step: Callable[..., object] | None = None,
@@ -301,15 +276,10 @@ def tune_loader(
     it). Raises StepError where the step can't be measured.
     Everything that it changes is put back, and no worker is left.
     """
-    begun_s = clock.now()
     check_loader(loader)
     against = "" if step is None else getattr(step, "__name__", "step")
     command = f"tune_loader(loader{f', {against}' if against else ''})"
-    measured = step_over(loader, step)
-    tuner = LoaderTuner(
-        measured, loader, device_of(measured), budget_s, against=against, command=command
-    )
-    tuner.begun_s = begun_s
+    tuner = LoaderTuner(step_over(loader, step), loader, budget_s, against=against, command=command)
     for _ in tuner.run():
         pass
     return tuner.result().loader
@@ -327,27 +297,23 @@ def check_loader(loader: Any, name: str = "loader") -> None:
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
     """Return a loop over the loader that gives the step each batch, if it takes one."""
-    if step is not None and not callable(step):
-        raise StepError(f"the step must be a function, not {type(step).__name__}")
     if step is None:
         return Step(lambda _: loop(loader), [], others=[loader])
-    measured, takes = step_of(step), arguments_of(step)
+    measured = step_of(step)
     measured.others = [*measured.others, loader]
-    if takes:
+    if takes := arguments_of(step):
         measured.run = lambda _: loop(loader, step, takes > 1)
     return measured
 
 
 def loop(
-    loader: DataLoader[Any], step: Callable[..., object] | None = None, spread: bool = False
+    loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
 ) -> None:
     """Go through an epoch; a batch of several is `spread` over the arguments of the step."""
     __tracebackhide__ = True
     is_empty = True
     for batch in loader:
         is_empty = False
-        if step is None:
-            continue
         if spread and isinstance(batch, tuple | list):
             step(*batch)
         else:
@@ -364,5 +330,7 @@ def arguments_of(step: Callable[..., object]) -> int:
         return 1
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return 2
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in kinds and one.default is one.empty for one in parameters)
+    return sum(
+        one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+        for one in parameters
+    )

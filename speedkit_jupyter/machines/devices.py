@@ -19,26 +19,21 @@ class Kind:
     """A kind of accelerator, by torch's word for it.
 
     `detect` gives the fields of `hardware.Accelerator` for each that is here (one without a name
-    has the processor's). `is_numbered`: there may be several (`cuda:1`).
-
-    What torch has for it: `has_fused`, fused optimizers but for those in `not_fused`; `has_triton`,
-    by which torch.compile writes kernels; `has_float64`; `has_events`, which time its own work;
-    `attention`, the kernels of scaled_dot_product_attention, by our words. `in_fabric`: Lightning
-    Fabric knows the word.
-
-    `bf16` and `no_bf16` say of one that has it or not why; where a word of its name is among
-    `emulating`, it has it by emulation only.
+    has the processor's). `is_numbered`: there may be several (`cuda:1`). What torch has for it:
+    fused optimizers but for those in `not_fused`; Triton, by which torch.compile writes kernels;
+    float64; events, which time its own work; a choice of attention kernels. `in_fabric`: Lightning
+    Fabric knows the word. `bf16` and `no_bf16` say why bf16 is used or not; where a word of its
+    name is among `emulating`, it has bf16 by emulation only.
     """
 
     name: Name
     detect: Callable[[], list[Fields]]
     is_numbered: bool = True
-    has_fused: bool = True
     not_fused: tuple[str, ...] = ()
     has_triton: bool = True
     has_float64: bool = True
     has_events: bool = False
-    attention: tuple[str, ...] = ()
+    has_attention_kernels: bool = False
     in_fabric: bool = True
     bf16: str = "has bf16 matrix units; whether they pay differs"
     no_bf16: str = "reports no bf16 matrix units"
@@ -110,12 +105,7 @@ def _xpu() -> list[Fields]:
 
 
 _KINDS = (
-    Kind(
-        "cuda",
-        _cuda,
-        has_events=True,
-        attention=("flash", "efficient", "cudnn", "math"),
-    ),
+    Kind("cuda", _cuda, has_events=True, has_attention_kernels=True),
     Kind(
         "mps",
         _mps,
@@ -152,25 +142,21 @@ def words() -> str:
 
 def pattern() -> str:
     """Return a regular expression of every word for a device."""
-    numbers = {kind.name: "(:[0-9]{1,3})?" if kind.is_numbered else "" for kind in KINDS.values()}
-    return "|".join(["cpu", *(f"{name}{number}" for name, number in numbers.items())])
+    return words().replace(", ", "|").replace(":N", ":[0-9]{1,3}")
 
 
 def synchronize(device: torch.device) -> None:
     """Wait until it has finished everything that was asked of it; a CPU has already."""
-    if device.type == "cpu":
-        return
     import torch
 
-    torch.get_device_module(device).synchronize(*_numbered(device))
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def has_fused(device: str, optimizer: str) -> bool:
     """Return whether torch has a fused kernel of this optimizer for `cuda:1`, say."""
     kind = kind_of(device)
-    if kind is None:
-        return device == "cpu"
-    return kind.has_fused and optimizer not in kind.not_fused
+    return device == "cpu" if kind is None else optimizer not in kind.not_fused
 
 
 def has_float64(device: torch.device) -> bool:
@@ -191,8 +177,3 @@ def release_cached() -> None:
     """Give back to the driver what torch's allocators keep for later."""
     for kind in in_use():
         kind.module.empty_cache()
-
-
-def _numbered(device: torch.device) -> tuple[torch.device, ...]:
-    kind = KINDS.get(device.type)
-    return (device,) if kind is not None and kind.is_numbered else ()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import fp32_precision
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.torch_private import flags_can_be_set, moved
+from speedkit_jupyter.support.torch_private import moved
 
 Values = Mapping[str, Any]
 
@@ -30,7 +30,6 @@ class Switch(NamedTuple):
     others: tuple[Any, ...] = ()
 
 
-allowed = flags_can_be_set
 # What gives the switches that an optimization owns; the catalog enters its own when it is loaded.
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
@@ -45,8 +44,7 @@ class Change(NamedTuple):
 
 def snapshot() -> Values:
     """Return the value in force of every switch, by name; writes nothing, not for a moment."""
-    values = {name: switch.read() for name, switch in switches().items()}
-    return MappingProxyType(fp32_precision.read() | values)
+    return MappingProxyType(_read([*switches(), *fp32_precision.NAMES]))
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
@@ -59,11 +57,13 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 
 def restore(values: Values) -> None:
-    """Make every switch what the snapshot says. An interrupt waits until that is done."""
-    with interrupts.uninterrupted(), flags_can_be_set():
-        _write_plain(values)
+    """Make these switches what `values` say. An interrupt waits until that is done."""
+    with interrupts.uninterrupted():
+        for name, switch in switches().items():
+            if name in values and switch.read() != values[name]:
+                switch.write(values[name])
         if values.keys() & set(fp32_precision.NAMES):
-            fp32_precision.restore({**fp32_precision.read(), **values})
+            fp32_precision.restore(values)
 
 
 @dataclass(eq=False)
@@ -86,29 +86,24 @@ class OverrideStack:
 
         If `change` raises, the switches are put back and the exception goes on.
         """
-        layer = Layer()
+        layer, names = Layer(), tuple(names)
         try:
             with interrupts.uninterrupted():
-                self._push(layer, tuple(names), change)
+                before = _read(names)
+                try:
+                    change()
+                except BaseException:
+                    restore(before)
+                    raise
+                self._adopt_changes_by_the_user(before)
+                layer.values.update(_read(names))
+                self._originals = before | self._originals
+                self._layers.append(layer)
         except BaseException:
             if layer in self._layers:  # an interrupt that was held back: nobody could pop it
                 self.pop(layer)
             raise
         return layer
-
-    def _push(self, layer: Layer, names: tuple[str, ...], change: Callable[[], object]) -> None:
-        before = _read(names)
-        try:
-            with flags_can_be_set():
-                change()
-        except BaseException:
-            _write(before)
-            raise
-        self._adopt_changes_by_the_user(before)
-        layer.values.update(_read(names))
-        for name, value in before.items():
-            self._originals.setdefault(name, value)
-        self._layers.append(layer)
 
     def pop(self, layer: Layer) -> tuple[str, ...]:
         """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
@@ -121,7 +116,7 @@ class OverrideStack:
             for name in layer.values:
                 if self._top(name) is None:
                     self._originals.pop(name, None)
-            _write(targets)
+            restore(targets)
         return (*layer.taken_over, *kept)
 
     def _top(self, name: str) -> Layer | None:
@@ -147,32 +142,10 @@ class OverrideStack:
 OVERRIDES = OverrideStack()
 
 
-def _read(names: Iterable[str]) -> Values:
-    """Return exact values, to be put back later: the fp32 switches' own, not inherited ones."""
-    names = tuple(names)
-    table = switches()
-    fp32 = fp32_precision.own() if set(names) & set(fp32_precision.NAMES) else {}
+def _read(names: Iterable[str]) -> dict[str, Any]:
+    names, table = tuple(names), switches()
+    fp32 = fp32_precision.read() if set(names) & set(fp32_precision.NAMES) else {}
     return {name: fp32[name] if name in fp32 else table[name].read() for name in names}
-
-
-def _write(values: Values) -> None:
-    with flags_can_be_set():
-        _write_all(values)
-
-
-def _write_all(values: Values) -> None:
-    fp32 = {name: value for name, value in values.items() if name in fp32_precision.NAMES}
-    if fp32:
-        current = fp32_precision.own()
-        if any(current[name] != value for name, value in fp32.items()):
-            fp32_precision.write(current | fp32)
-    _write_plain(values)
-
-
-def _write_plain(values: Values) -> None:
-    for name, switch in switches().items():
-        if name in values and switch.read() != values[name]:
-            switch.write(values[name])
 
 
 def attribute(owner: Any, name: str, *values: Any) -> Switch:
@@ -181,27 +154,24 @@ def attribute(owner: Any, name: str, *values: Any) -> Switch:
 
 
 def switches() -> dict[str, Switch]:
-    """Return all switches but the fp32 ones, which are coupled and have a module of their own."""
-    owned = {name: switch for owner in OWNERS for name, switch in _of(owner).items()}
-    return _nobodys() | owned
+    """Return all switches but those of float32's precision, which are coupled.
 
-
-def _of(owner: Callable[[], Mapping[str, Switch]]) -> Mapping[str, Switch]:
-    """Return no switches of one that stands on what torch has moved; it is declined then."""
-    try:
-        return owner()
-    except (AttributeError, ImportError) as error:
-        if not moved(error):
-            raise
-        return {}
-
-
-def _nobodys() -> dict[str, Switch]:
-    """Return what no optimization sets itself, and its flags depend on."""
+    An optimization that stands on what torch has moved is declined, and has none.
+    """
     import torch
 
-    dtypes = (torch.float64, torch.float16, torch.bfloat16)
-    return {
-        "default_dtype": Switch(torch.get_default_dtype, torch.set_default_dtype, dtypes),
+    table = {  # what no optimization sets itself, and its flags depend on
+        "default_dtype": Switch(
+            torch.get_default_dtype,
+            torch.set_default_dtype,
+            (torch.float64, torch.float16, torch.bfloat16),
+        ),
         "cudnn.deterministic": attribute(torch.backends.cudnn, "deterministic", True),
     }
+    for owner in OWNERS:
+        try:
+            table |= owner()
+        except (AttributeError, ImportError) as error:
+            if not moved(error):
+                raise
+    return table

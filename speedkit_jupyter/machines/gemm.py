@@ -59,9 +59,7 @@ def use(name: str, least: int | None = None) -> None:
     if name == engine() and (name == BLAS or least == _now.least):
         return
     with interrupts.uninterrupted():
-        if _now.library is not None:
-            torch_private.remove_kernels(_now.library)
-            _now.library = None
+        _now.library = None  # with it go its kernels
         if name == ONEDNN:
             _now.library, _now.least = _installed(least), least
 
@@ -69,23 +67,26 @@ def use(name: str, least: int | None = None) -> None:
 def check_torch() -> None:
     """Raise AttributeError where torch has moved a private name that this stands on."""
     torch_private.linear_by_onednn()
-    torch_private.onednn_is_allowed()
-    torch_private.kernels_of_others()
     torch_private.leave_uncompiled(lambda: None)
 
 
 def _installed(least: int) -> torch.library.Library:
     import torch
 
-    if others := torch_private.kernels_of_others() & {f"aten/{name}/CPU" for name in OPERATORS}:
-        named = ", ".join(sorted(others))
-        raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {named}")
     library = torch.library.Library("aten", "IMPL")
+    taken = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that a kernel was there: so it should
         for name, kernel in kernels(least).items():
-            library.impl(name, kernel, "CPU", with_keyset=True)
-    return library
+            try:
+                library.impl(name, kernel, "CPU", with_keyset=True, allow_override=False)
+            except RuntimeError:
+                taken = f"aten/{name}/CPU"
+                break
+    if not taken:
+        return library
+    del library  # the error would keep it, and the kernels that are placed already
+    raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {taken}")
 
 
 def kernels(least: int) -> dict[str, Kernel]:
@@ -150,7 +151,7 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
     """Return whether oneDNN is given a product: what is wrong with one torch says itself."""
     import torch
 
-    is_allowed, float32 = torch_private.onednn_is_allowed(), torch.float32
+    onednn, float32 = torch.backends.mkldnn, torch.float32
 
     def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.dim() != 2 or b.dim() != 2:
@@ -160,7 +161,7 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
             return False
         if min(rows, inner, columns) < SHORTEST:
             return False
-        return a.dtype is float32 and b.dtype is float32 and is_allowed()
+        return a.dtype is float32 and b.dtype is float32 and onednn.enabled
 
     return suits
 

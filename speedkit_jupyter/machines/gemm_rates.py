@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import takewhile
 
 from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
 
@@ -79,14 +80,10 @@ class GemmRates(BaseModel):
 
 def known(machine: str) -> GemmRates | None:
     """Return what was measured on this machine before; None where nothing was, or can be read."""
-    try:
-        text = database.rates(machine)
-        rates = None if text is None else GemmRates.model_validate_json(text)
-    except (SpeedKitError, ValidationError):  # whoever writes there next says what is wrong
-        return None
-    # What an earlier version has kept says less.
-    is_whole = rates is not None and rates.model_fields_set == GemmRates.model_fields.keys()
-    return rates if is_whole else None
+    with suppress(SpeedKitError, ValidationError):  # whoever writes there next says what is wrong
+        if (rates := database.rates(machine)) is not None:
+            return GemmRates.model_validate(rates)
+    return None
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
@@ -100,7 +97,7 @@ def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> Gemm
         rates = _measure(threads, patience_s)
         if BUSY not in rates.failure:
             with suppress(SpeedKitError):  # measured anew the next time
-                database.keep_rates(machine, rates.model_dump_json())
+                database.keep_rates(machine, rates.model_dump())
     return rates
 
 
@@ -119,25 +116,14 @@ def _measure(threads: int, patience_s: float) -> GemmRates:
     return _rates(json.loads(done.stdout))
 
 
-Row = tuple[int, float, float]  # size, seconds of BLAS and of oneDNN
+def _rates(rows: list[tuple[int, float, float]]) -> GemmRates:
+    """Return rates from rows of size and seconds of BLAS and of oneDNN.
 
-
-def _rates(rows: list[Row]) -> GemmRates:
-    """Return rates from all rows twice, each time the smallest size first; the faster counts."""
+    They hold all sizes twice, each time the smallest first; the faster counts.
+    """
     both = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
     best = [(size, min(a, c), min(b, d)) for (size, a, b), (_, c, d) in both]
     rates = [[PRODUCTS * 2 * size**3 / s for s in seconds] for size, *seconds in best]
     blas, onednn = map(max, zip(*rates, strict=True))
-    return GemmRates(blas=blas, onednn=onednn, least=_least(best))
-
-
-def _least(rows: list[Row]) -> int:
-    """Return the multiply-adds of the smallest size at which oneDNN is ahead, as at all larger
-    ones.
-    """
-    least = 0
-    for side, blas_s, onednn_s in reversed(rows):
-        if blas_s < AHEAD * onednn_s:
-            break
-        least = side**3
-    return least
+    ahead = [size for size, *_ in takewhile(lambda row: row[1] >= AHEAD * row[2], reversed(best))]
+    return GemmRates(blas=blas, onednn=onednn, least=ahead[-1] ** 3 if ahead else 0)

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -130,23 +129,14 @@ class Hardware(_Record):
         return self._pinned
 
     def accelerator(self, device: str) -> Accelerator | None:
-        """Return the accelerator that a device string ("cuda", "cuda:1", "mps") names, if it is
-        here.
-        """
+        """Return what a device string ("cuda", "cuda:1", "mps") names, if it is here."""
         kind, _, index = device.partition(":")
-        accelerators = [
-            accelerator for accelerator in self.accelerators if accelerator.kind == kind
-        ]
-        number = int(index or 0)
-        return accelerators[number] if number < len(accelerators) else None
+        those = [accelerator for accelerator in self.accelerators if accelerator.kind == kind]
+        return dict(enumerate(those)).get(int(index or 0))
 
     @classmethod
     def current(cls) -> Hardware:
-        """Return the machine that plans are made for: what SPEEDKIT_HARDWARE names, or else this
-        one.
-
-        Raises ConfigError, which names the variable, where there is no such machine.
-        """
+        """Return what SPEEDKIT_HARDWARE names, or else this machine; raises ConfigError."""
         word = machines.chosen()
         if not word:
             return cls.detect()
@@ -159,9 +149,7 @@ class Hardware(_Record):
 
     @classmethod
     def detect(cls) -> Hardware:
-        """Read this machine, whatever plans are made for. Takes some milliseconds; makes no CUDA
-        context of its own accord.
-        """
+        """Read this machine, whatever plans are made for; makes no CUDA context."""
         import torch
 
         cpu = _detect_cpu()
@@ -170,17 +158,19 @@ class Hardware(_Record):
             python=platform.python_version(),
             torch=torch.__version__,
             cpu=cpu,
-            accelerators=tuple(_detect_accelerators(cpu)),
+            accelerators=tuple(
+                Accelerator(kind=kind.name, **{"name": cpu.name, **fields})
+                for kind in devices.KINDS.values()
+                for fields in kind.detect()
+            ),
             cxx=probes.cxx(),
             triton=probes.has_triton(),
         )
 
     def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
-        """Return the same with the rates of its engines, measured now where they are not known (2
-        s).
+        """Return the same with the rates of its engines, measured now where unknown (about 2 s).
 
-        Not for a machine that only plans are made for. What takes longer than `patience_s` seconds
-        has failed.
+        Only for this machine. What takes longer than `patience_s` seconds has failed.
         """
         if self.cpu.gemm is not None or self.pinned:
             return self
@@ -198,17 +188,15 @@ class Hardware(_Record):
             name = text
             try:
                 text = machines.find(text).read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
-                raise ConfigError(
-                    [f"{name}: {getattr(error, 'strerror', None) or error}"]
-                ) from None
+            except (OSError, UnicodeError) as error:
+                why = getattr(error, "strerror", None) or error
+                raise ConfigError([f"{name}: {why}"]) from None
         try:
             return cls.model_validate(json.loads(text))
         except json.JSONDecodeError as error:
             raise ConfigError([f"{name}, line {error.lineno}: {error.msg}"]) from None
         except ValidationError as error:
-            problems = [f"{name}: {_problem(detail)}" for detail in error.errors()]
-            raise ConfigError([*dict.fromkeys(problems)]) from None
+            raise ConfigError(f"{name}: {_problem(one)}" for one in error.errors()) from None
 
     def to_json(self) -> str:
         """Return JSON text that `from_json` loads without loss."""
@@ -221,8 +209,8 @@ def _problem(detail: ErrorDetails) -> str:
     where = ".".join(map(str, path)) or "a machine"
     if detail["type"] != "extra_forbidden":
         return f"{where}: {detail['msg']}"
-    records: dict[str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
-    fields = records.get(str(path[0]), Hardware).model_fields
+    record = {"cpu": Cpu, "accelerators": Accelerator}.get(str(path[0]), Hardware)
+    fields = record.model_fields
     return f"{where}: unknown key; allowed: {', '.join(fields)}.{did_you_mean(path[-1], fields)}"
 
 
@@ -247,13 +235,5 @@ def _place(cpu: Cpu) -> str:
     import torch
 
     held_back = (os.environ.get(variable, "") for variable in gemm_rates.VARIABLES)
-    return " · ".join(
-        filter(None, (cpu.name, f"{cpu.usable_cores}", torch.__version__, *held_back))
-    )
-
-
-def _detect_accelerators(cpu: Cpu) -> Iterator[Accelerator]:
-    """Yield those of every kind; one without a name of its own has the processor's."""
-    for kind in devices.KINDS.values():
-        for fields in kind.detect():
-            yield Accelerator(kind=kind.name, **{"name": cpu.name, **fields})
+    parts = (cpu.name, str(cpu.usable_cores), torch.__version__, *held_back)
+    return " · ".join(filter(None, parts))

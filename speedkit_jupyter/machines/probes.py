@@ -38,11 +38,10 @@ def cpu_name(capabilities: dict[str, object]) -> str:
 
 
 def _in_cpuinfo(key: str) -> str:
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        match = re.search(rf"^{key}\s*:\s*(.+)", lines, re.MULTILINE)
-        return match.group(1) if match else ""
-    return ""
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    match = re.search(rf"^{key}\s*:\s*(.+)", text, re.MULTILINE)
+    return match.group(1) if match else ""
 
 
 def memory_bytes() -> int:

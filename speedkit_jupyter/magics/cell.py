@@ -1,4 +1,4 @@
-"""A cell as a step: its code compiled once, and what it reads and assigns."""
+"""A cell as a step: its code compiled once, what it reads, assigns and prints, and its models."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ import copy
 import itertools
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import (
-    AbstractContextManager,
-    ExitStack,
-    contextmanager,
-    redirect_stderr,
-    redirect_stdout,
-)
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import IOBase, TextIOBase
-from typing import Any
+from typing import Any, TypeVar
 
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.magics.namespace import find_model, models, named_optimizers
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
+from speedkit_jupyter.measure.subject.discovery import (
+    bystanders_among,
+    optimizers_among,
+    outermost,
+    reached,
+)
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
+R = TypeVar("R")
 Rewrite = Callable[[ast.Module], ast.Module]
+NO_MODEL = (
+    "the cell uses no model that was there before: make it in an earlier cell, and name it with "
+    "--model where the code hides it"
+)
 
 
 class Cell:
@@ -62,7 +72,7 @@ class Cell:
         self._last = shell.compile(last, self._file, "eval") if last else None
         self._setup = ast.Module([], [])
         self._names = shell.user_ns
-        self._output = _Output()
+        self._is_silent = False
 
     def _parsed(self, code: str) -> ast.Module:
         tree: ast.Module = self._shell.compile.ast_parse(code, self._file)
@@ -80,11 +90,26 @@ class Cell:
             exec(self._code, self._names)
             return None if self._last is None else eval(self._last, self._names)
         finally:
-            self._output.begun()
+            self._is_silent = True
 
-    def quiet(self) -> AbstractContextManager[None]:
+    def _prints(self, record: object = None) -> bool:
+        return not self._is_silent
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
         """Drop what a block of steps prints and logs, but for the first step of all."""
-        return self._output.once()
+        # Handlers that took the notebook's stdout or stderr when they were made, as libraries' do.
+        streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+        handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
+        with ExitStack() as stack:
+            for handler in handlers:
+                if getattr(handler, "stream", None) in streams:
+                    stack.callback(handler.removeFilter, self._prints)
+                    handler.addFilter(self._prints)
+            stack.enter_context(redirect_stdout(_Stream(self._prints, sys.stdout)))
+            stack.enter_context(redirect_stderr(_Stream(self._prints, sys.stderr)))
+            yield
 
     def loop(self, setup: str) -> Callable[[int, Stopwatch], None]:
         """Return a loop over the cell with this code before it, as `%%timeit` has it.
@@ -135,40 +160,10 @@ class Cell:
         return [n for n, one in values.items() if is_a(one, Iterator) and not is_a(one, IOBase)]
 
 
-class _Output:
-    """What a cell prints and logs: of hundreds of steps that of the first, until it has `begun`."""
-
-    def __init__(self) -> None:
-        self._is_silent = False
-
-    def begun(self) -> None:
-        """Note that the first step of all has ended."""
-        self._is_silent = True
-
-    def _passes(self, record: object = None) -> bool:
-        return not self._is_silent
-
-    @contextmanager
-    def once(self) -> Iterator[None]:
-        """Drop what a block of steps prints and logs, but for the first step of all."""
-        # Handlers that took the notebook's stdout or stderr when they were made, as libraries' do.
-        streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-        loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
-        handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
-        with ExitStack() as stack:
-            for handler in handlers:
-                if getattr(handler, "stream", None) in streams:
-                    stack.callback(handler.removeFilter, self._passes)
-                    handler.addFilter(self._passes)
-            stack.enter_context(redirect_stdout(_Stream(self._passes, sys.stdout)))
-            stack.enter_context(redirect_stderr(_Stream(self._passes, sys.stderr)))
-            yield
-
-
 class _Stream(TextIOBase):
     """Writes to another stream as long as text `passes`."""
 
-    def __init__(self, passes: Any, stream: Any) -> None:
+    def __init__(self, passes: Callable[[], bool], stream: Any) -> None:
         self._passes, self._stream = passes, stream
 
     def write(self, text: str) -> int:
@@ -177,6 +172,12 @@ class _Stream(TextIOBase):
     def flush(self) -> None:
         if self._passes():
             self._stream.flush()
+
+
+def _ids(tree: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
+    """The plain names that the code loads, stores or deletes."""
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, contexts)}
 
 
 def _bound(tree: ast.AST) -> set[str]:
@@ -192,8 +193,8 @@ def _bound(tree: ast.AST) -> set[str]:
 def _cached(shell: Any, code: str) -> str:
     """A name under which tracebacks find the lines, with the number of the cell that runs now.
 
-    It is as a shell in a terminal names cells: a kernel's name is that of a file which isn't
-    there, and of those some versions of IPython show the wrong lines.
+    It is as a shell in a terminal names cells: a kernel names a file which isn't there, and for
+    those some versions of IPython show the wrong lines.
     """
     numbers = getattr(shell.compile, "_filename_map", {})  # of each cell, by its name
     number = max(numbers.values(), default=shell.execution_count)
@@ -202,7 +203,71 @@ def _cached(shell: Any, code: str) -> str:
     return name
 
 
-def _ids(tree: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
-    """The plain names that the code loads, stores or deletes."""
-    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return {node.id for node in names if isinstance(node.ctx, contexts)}
+# --- the step ---
+
+
+def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
+    """Return the cell with the models and optimizers that it uses, or those that were named."""
+    import torch
+
+    names = shell.user_ns
+    objects = reached([cell.names()])
+    found, optimizers = outermost(objects), optimizers_among(objects)
+    if not found:  # frozen TorchScript modules have no parameters
+        found = [one for one in objects if is_a(one, torch.jit.ScriptModule)]
+    if arguments.model:
+        found = [find_model(names, name)[1] for name in arguments.model]
+    if not found and (arguments.compare or arguments.tune):
+        raise UsageError(_why_no_model(names, cell))
+    if arguments.optimizer:
+        optimizers = list(named_optimizers(names, arguments.optimizer).values())
+    # The cell's `ctx` is the variant's, unless the user has bound something of that name. The
+    # context of one of these models stands for the variant's anyway.
+    ctx = names.get("ctx")
+    is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
+    lends_context = cell.reads("ctx") and (ctx is None or is_context)
+
+    def step(context: SpeedContext) -> Any:
+        __tracebackhide__ = True
+        if lends_context:
+            names["ctx"] = context
+        return cell.run()
+
+    return Step(
+        step,
+        found,
+        optimizers,
+        bystanders_among(objects, [*found, *optimizers]),
+        names=names,
+        assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
+        others=[cell.names()],
+        iterators=cell.iterators(),
+        around_blocks=cell.quiet,
+        say=messages.debug if quiet else messages.important,
+    )
+
+
+def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
+    """Return the profiler of a cell whose loops tell what they wait for."""
+    from speedkit_jupyter.profiling.instruments import Loops
+    from speedkit_jupyter.profiling.profiler import Profiler
+
+    loops = Loops()
+    step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
+    called = {id(model): name for name, model in models(shell.user_ns).items()}
+    return Profiler(step, budget_s, command, called, loops)
+
+
+def again(make: Callable[..., R], *arguments: Any) -> R:
+    """Call one of the above later, with what the cell's names mean by then; raises StepError."""
+    try:
+        return make(*arguments)
+    except UsageError as error:
+        raise StepError(str(error)) from None
+
+
+def _why_no_model(names: Mapping[str, Any], cell: Cell) -> str:
+    if missing := cell.undefined():
+        hint = did_you_mean(missing[0], [name for name in names if name[:1] != "_"])
+        return f"the name {missing[0]!r} is not defined.{hint}"
+    return NO_MODEL

@@ -10,51 +10,41 @@ if TYPE_CHECKING:
     from speedkit_jupyter.magics.line import Parser
 
 MAGICS = ("%speedkit", "%%speedbench")
+IDENTIFIER = "speedkit"
 
 
 def add_completion(shell: Any) -> None:
-    """Have Tab offer our words on our lines.
+    """Have Tab offer our words on our lines, and nothing else there.
 
-    An IPython before 8.6 has no matchers of others, and mixes Python's own names in.
+    IPython before 8.6 has only a hook, which mixes Python's own names in.
     """
     from IPython.core import completer
 
-    if hasattr(completer, "SimpleCompletion"):
-        shell.Completer.custom_matchers.append(_Matcher(shell))
-    else:
+    if not hasattr(completer, "context_matcher"):
         for name in MAGICS:
             shell.set_hook("complete_command", _completed, str_key=name)
+        return
+
+    @completer.context_matcher(identifier=IDENTIFIER, priority=1000)  # type: ignore[untyped-decorator]
+    def matcher(context: Any) -> dict[str, Any]:
+        line, token = context.text_until_cursor, context.token
+        is_ours = line.lstrip().startswith(MAGICS)
+        words = complete(line[: len(line) - len(token)], shell.user_ns) if is_ours else []
+        found = [completer.SimpleCompletion(word) for word in words if word.startswith(token)]
+        return {"completions": found, "suppress": bool(found), "ordered": True}
+
+    shell.Completer.custom_matchers.append(matcher)
 
 
 def remove_completion(shell: Any) -> None:
     """Take it away again."""
     matchers = getattr(shell.Completer, "custom_matchers", [])
-    matchers[:] = [matcher for matcher in matchers if not isinstance(matcher, _Matcher)]
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != IDENTIFIER]
     for name in MAGICS:
         shell.strdispatchers["complete_command"].strs.pop(name, None)
 
 
-class _Matcher:
-    """What IPython asks before its own matchers, which it drops where this one finds anything."""
-
-    matcher_identifier, matcher_api_version, matcher_priority = "speedkit", 2, 1000
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
-        self.__qualname__ = type(self).__qualname__  # IPython asks a function for it
-
-    def __call__(self, context: Any) -> dict[str, Any]:
-        from IPython.core.completer import SimpleCompletion
-
-        line, token = context.text_until_cursor, context.token
-        is_ours = line.lstrip().startswith(MAGICS)
-        words = complete(line[: len(line) - len(token)], self._shell.user_ns) if is_ours else []
-        found = [SimpleCompletion(word) for word in words if word.startswith(token)]
-        return {"completions": found, "suppress": bool(found), "ordered": True}
-
-
 def _completed(shell: Any, event: Any) -> list[str]:
-    """The same for the hook of an older IPython."""
     return complete(event.line[: len(event.line) - len(event.symbol)], shell.user_ns)
 
 

@@ -176,9 +176,10 @@ class Command:
         """The parser, made at first use."""
         return Parser(f"%speedkit {self.name}", [*self.options, *self.more()])
 
-    def parse(self, line: str) -> argparse.Namespace:
-        """Return its arguments; raises UsageError."""
-        return self.parser.parse_line(line)
+    def run_line(self, names: Names, session: Session, line: str) -> None:
+        """Run it with the arguments of a line; raises UsageError."""
+        __tracebackhide__ = True
+        self.run(names, session, self.parser.parse_line(line))
 
 
 def command(

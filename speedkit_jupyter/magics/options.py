@@ -69,8 +69,9 @@ def configs(names: Mapping[str, Any]) -> list[str]:
     return sorted(str(p) for pattern in ("*.y*ml", "*/*.y*ml") for p in Path().glob(pattern))
 
 
-models = namespace.models_to_name
-MODEL = Option("model", "MODEL", "`net`, `trainer.model`, `models['lm']`", models, nargs="?")
+MODEL = Option(
+    "model", "MODEL", "`net`, `trainer.model`, `models['lm']`", namespace.models_to_name, nargs="?"
+)
 OPTIMIZER = listed("--optimizer", "without it those of the model", namespace.optimizers)
 LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", namespace.loaders)
 RESULT = Option("-v", "NAME", "the variable that the result gets")
@@ -87,7 +88,7 @@ ACCURACY = (
 SPEEDBENCH = (
     Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files, saved", plans),
     budget("for all but compiling (10, for a search 20, or more where a step is long)"),
-    listed("--model", "what gets the plans; without it what the cell uses", models),
+    listed("--model", "what gets the plans; without it what the cell uses", namespace.models),
     listed("--optimizer", "theirs; without it those that the cell uses", namespace.optimizers),
     listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
     *ACCURACY,

@@ -13,9 +13,11 @@ from IPython import get_ipython
 from IPython.display import display
 
 from speedkit_jupyter.magics.line import Names
+from speedkit_jupyter.magics.namespace import check_result_name
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.report.comparison_report import live_line, live_report, waiting
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.live import live_line, live_report, waiting
+from speedkit_jupyter.session import current
 from speedkit_jupyter.support import messages
 
 # Front ends draw each update; more than this many a second only cost time.
@@ -37,6 +39,7 @@ def measured(
     what is known so far, and stops the notebook.
     """
     __tracebackhide__ = True
+    check_result_name(variable, names)
     line, was_stopped = _ProgressLine(title, tried), False
     streams = sys.stdout, sys.stderr
     try:
@@ -53,7 +56,8 @@ def measured(
         if variable:
             names[variable] = value_of(result)
         if not is_quiet:
-            line.replace(result)
+            report = current().last_report = result.report()
+            line.replace(report.brief())
         if was_stopped:
             raise KeyboardInterrupt
         return result

@@ -18,7 +18,7 @@ from IPython.core.magic import (
 )
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.tracebacks import users_part
+from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
 
 R = TypeVar("R")
 STOPPED = "stopped; everything is as before"
@@ -38,12 +38,14 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
     def speedkit(self, line: str, local_ns: Any = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
         __tracebackhide__ = True
-        from speedkit_jupyter.magics.commands import run
+        from speedkit_jupyter.magics.commands import selected
 
         shell: Any = self.shell
         space = shell.user_ns
         names = space if local_ns is None or local_ns is space else _Names(local_ns, space)
-        shown(shell, "%speedkit", lambda: run(names, self._session(), line))
+        command, rest = shown(shell, "%speedkit", lambda: selected(line))
+        run = hide_internal_frames(command.run_line)
+        shown(shell, f"%speedkit {command.name}", lambda: run(names, self._session(), rest))
 
     @cell_magic  # type: ignore[untyped-decorator]
     @no_var_expand  # type: ignore[untyped-decorator]
@@ -68,7 +70,7 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
 def _page(topic: str | None = None) -> str:
     """What `%speedkit?` shows: as help, every option."""
     from speedkit_jupyter.magics.commands import COMMANDS
-    from speedkit_jupyter.magics.commands.help import help_page
+    from speedkit_jupyter.magics.commands.kept import help_page
 
     return help_page(COMMANDS, topic).to_text()
 

@@ -6,28 +6,24 @@ from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.display import display
 
-from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.magics import namespace
-from speedkit_jupyter.magics.cell import Cell
-from speedkit_jupyter.magics.cell_step import again, profiler, step_of_cell
+from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
+from speedkit_jupyter.magics.commands.plans import show_applied
 from speedkit_jupyter.magics.line import split_setup, without_comment
 from speedkit_jupyter.magics.options import accuracy_of, speedbench_parser
 from speedkit_jupyter.magics.progress import measured
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.variants import check_free, parse
-from speedkit_jupyter.report.plan_report import applied_report
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.words import count
-from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
@@ -42,7 +38,7 @@ BELONGS = {
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
@@ -50,11 +46,10 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     line = without_comment(line)
     typed, setup = split_setup(speedbench_parser(), line)
     arguments = speedbench_parser().parse_line(typed)
-    namespace.check_result_name(arguments.v, shell.user_ns)
     _check_options(arguments, setup)
     cell = Cell(shell, source, line)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
-    work, title = _work(shell, cell, arguments, setup, command)
+    work, title = _work(shell, session, cell, arguments, setup, command)
     work.begun_s = begun_s
     session.measured = MeasuredCell(
         next((row.strip() for row in source.splitlines() if row.strip()), ""),
@@ -65,7 +60,10 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
     result = measured(work, title, shell.user_ns, arguments.v, tried=tried, is_quiet=is_quiet)
     if arguments.apply and result.helped:
-        _apply(shell.user_ns, session, result)
+        for number, context in enumerate(result.put_in_force(), 1):
+            name = session.name_of(context.model, f"model_{number}")
+            optimizers = namespace.words_for(shell.user_ns, context.target.optimizers)
+            show_applied(shell.user_ns, session, name, context, optimizers)
     if arguments.save:
         database.save(arguments.save, result.to_dict())
     return result if arguments.o else None
@@ -105,7 +103,9 @@ def _check_options(arguments: Any, setup: str) -> None:
         )
 
 
-def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> tuple[Any, str]:
+def _work(
+    shell: Any, session: Session, cell: Cell, arguments: Any, setup: str, command: str
+) -> tuple[Any, str]:
     """The engine that the options ask for, and its title."""
     mode, names = _mode(arguments), shell.user_ns
     if mode == PROFILE:
@@ -134,7 +134,8 @@ def _work(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> t
         arguments.keep or (),
         arguments.within,
     )
-    search.result().named = namespace.words_of_models(names, list(search.result().models))
+    found = [session.name_of(model, "") for model in search.result().models]
+    search.result().named = tuple(found) if all(found) else ()
     return search, "tuning"
 
 
@@ -146,14 +147,3 @@ def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> 
     digits = 3 if arguments.p is None else arguments.p
     timing = Timing(precision=digits, environment=environment(device), command=command)
     return Timer(step, loop, device, timing, arguments.n or None, arguments.r, arguments.budget)
-
-
-def _apply(names: Any, session: Session, tuning: Tuning) -> None:
-    """--apply: put what was found into force, and show it."""
-    every = namespace.models(names) | namespace.inside_others(names)
-    words = {id(model): name for name, model in every.items()}
-    for number, context in enumerate(tuning.put_in_force(), 1):
-        name = words.get(id(context.model), f"model_{number}")
-        optimizers = namespace.words_for(names, context.target.optimizers)
-        variable = session.keep(name, context)
-        display(applied_report(context, Words(name, optimizers, variable, names)))

@@ -52,7 +52,7 @@ class Allocator(Optimization):
             return {}
         return {NAME: flags.Switch(are_expandable, use, (True,))}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {NAME: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -23,11 +23,7 @@ from speedkit_jupyter.support import torch_private
 if TYPE_CHECKING:
     import torch
 
-# By name: the module, and another value than the usual one.
-SWITCHES = {
-    "dynamo.skip_nnmodule_hook_guards": (torch_private.DYNAMO_CONFIG, False),
-    "compiler.cache_key_tag": ("torch.compiler.config", "another"),
-}
+HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR = "inductor"
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
@@ -53,10 +49,8 @@ class Compile(Optimization):
     page = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
     class Options(Fields):
-        """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself.
-
-        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: those
-        that are alike share what is compiled.
+        """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself, and
+        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time.
         """
 
         enabled: Switch = "auto"
@@ -73,37 +67,28 @@ class Compile(Optimization):
         options = request.value
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
-        if options.enabled is False:
-            return request.leave(False, asked=True)
-        obstacle = _obstacle(hardware, facts, options)
-        if obstacle:
-            return request.decline(False, obstacle)
+        obstacle = _obstacle(hardware, facts, options) or ""
         details = options.model_dump(exclude={"enabled"})
-        if options.enabled is True:
-            number, by = len(facts.block_names), options.backend
-            what = f"its {number} repeated blocks " if options.scope == "blocks" else ""
-            hint = f"compiles {what}at the first step{'' if by == INDUCTOR else f', by {by}'}"
-            return request.obey(True, hint=hint, details=details)
+        gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
+        is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
+        if options.enabled == "auto" and is_usual and not obstacle:
+            name = facts.device if gpu is None else gpu.name
+            return request.apply(True, f"{name} on Linux with Triton", details=details)
+        offer = f"young on {facts.device_type} on {hardware.system}; it is there on request"
         if facts.device_type == "cpu":
-            return request.leave(False, "10 to 20 s of compiling on a CPU: it is there on request")
-        kind = devices.kind_of(facts.device)
-        if kind is None or not kind.has_triton or hardware.system != "Linux":
-            where = f"{facts.device_type} on {hardware.system}"
-            return request.leave(False, f"young on {where}; it is there on request")
-        gpu = hardware.accelerator(facts.device)
-        name = facts.device if gpu is None else gpu.name
-        return request.apply(True, f"{name} on Linux with Triton", details=details)
+            offer = "10 to 20 s of compiling on a CPU: it is there on request"
+        what = f"its {len(facts.block_names)} repeated blocks " if options.scope == "blocks" else ""
+        by = "" if options.backend == INDUCTOR else f", by {options.backend}"
+        hint = f"compiles {what}at the first step{by}"
+        return request.on_request(obstacle, offer, hint=hint, details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return {
-            name: flags.attribute(sys.modules[module], name.partition(".")[2], value)
-            for name, (module, value) in SWITCHES.items()
-            if module in sys.modules
-        }
+        config = sys.modules.get(torch_private.DYNAMO_CONFIG)
+        return {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)} if config else {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         compiled = _observed(target.model, _modules(decision.details, target.model))
-        return {"model.compiled": compiled, "dynamo.skip_nnmodule_hook_guards": False}
+        return {"model.compiled": compiled, HOOKS: False}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -114,7 +99,7 @@ class Compile(Optimization):
             config.skip_nnmodule_hook_guards = False
 
         with (
-            overridden(target, ("dynamo.skip_nnmodule_hook_guards",), change),
+            overridden(target, (HOOKS,), change),
             CALLS.overriding(()) as layer,
         ):
             modules, memo = _modules(decision.details, target.model), target.memo
@@ -127,7 +112,10 @@ class Compile(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return `torch.compile(model)`, which takes torch.nn's own classes, too."""
-        return compiled_source(decision.details, decision.reason, facts, form)
+        options = options_of(decision.details)
+        if decision.details.get("scope") == "blocks":
+            return _blocks(options, decision.reason, facts)
+        return _compiled_model(options, decision.reason, form)
 
     def observe(self, target: Target) -> Mapping[str, Any]:
         return {"model.compiled": _observed(target.model, ())}
@@ -179,22 +167,16 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
 
 def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of torch.compile that are not its defaults."""
-    options: dict[str, Any] = {}
-    for name, default in (("backend", INDUCTOR), ("mode", "default"), ("dynamic", "auto")):
-        if details.get(name, default) != default:
-            options[name] = details[name]
+    names = ("backend", "mode", "dynamic", "fullgraph")
+    usual = Compile.Options().model_dump()
+    options = {n: details[n] for n in names if details.get(n, usual[n]) != usual[n]}
     if "backend" in options:  # a mode is Inductor's
         options.pop("mode", None)
-    if details.get("fullgraph", False):
-        options["fullgraph"] = True
     return options
 
 
-def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form: Form) -> Snippet:
-    """Return the code for a decision with these details."""
-    options = options_of(details)
-    if details.get("scope") == "blocks":
-        return _blocks(options, reason, facts)
+def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snippet:
+    """Return the code that compiles the whole model, in a framework by its own arguments."""
     if form in ("torch", "fabric"):
         comment = f"{reason}; {KEYS}" if form == "torch" else ""
         return Snippet(comment, compiled=call("torch.compile", "model", **options))
@@ -204,7 +186,11 @@ def compiled_source(details: Mapping[str, Any], reason: str, facts: Facts, form:
     if form == "transformers":
         mode = {"torch_compile_mode": source(options["mode"])} if options else {}
         return Snippet(arguments={"torch_compile": "True", **mode})
-    return _for_accelerate(options)
+    if not options:
+        return Snippet(arguments={"dynamo_backend": f'"{INDUCTOR}"'})
+    plugin = call("TorchDynamoPlugin", backend=INDUCTOR, **options)
+    imports = ("from accelerate.utils import TorchDynamoPlugin",)
+    return Snippet(imports=imports, arguments={"dynamo_plugin": plugin})
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
@@ -216,12 +202,3 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
     names = (f"    {source(name)}," for name in facts.block_names)
     loop = ("for name in (", *names, "):", "    block = model.get_submodule(name)")
     return Snippet(reason, model=(*loop, f"    {compiling}"))
-
-
-def _for_accelerate(options: Mapping[str, Any]) -> Snippet:
-    if not options:
-        return Snippet(arguments={"dynamo_backend": f'"{INDUCTOR}"'})
-    return Snippet(
-        imports=("from accelerate.utils import TorchDynamoPlugin",),
-        arguments={"dynamo_plugin": call("TorchDynamoPlugin", backend=INDUCTOR, **options)},
-    )

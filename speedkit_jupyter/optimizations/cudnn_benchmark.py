@@ -50,7 +50,7 @@ class CudnnBenchmark(Optimization):
 
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"cudnn.benchmark": decision.value}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -28,10 +28,7 @@ NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
 )
-TRAINERS = "Trainer makes its AdamW with the fused kernel"
-LATER = (
-    "planned without an optimizer: one that is made later gets its fused kernel at its first step"
-)
+LATER = "no optimizer is there yet: one that is made later gets its fused kernel at its first step"
 
 
 class FusedOptimizer(Optimization):
@@ -57,23 +54,20 @@ class FusedOptimizer(Optimization):
         options = request.value
         if options.enabled is False:
             return request.leave(False, "optimizers stay as they are", asked=True)
-        there_will_be = not facts.optimizers and facts.optimizers_later
-        if there_will_be and devices.has_fused(facts.device, options.name or ""):
-            details = {"name": options.name} if options.name else {}
-            return request.apply(True, LATER, details=details)
+        details = {"name": options.name} if options.name else {}
         if not facts.optimizers:
+            if facts.optimizers_later and devices.has_fused(facts.device, options.name or ""):
+                return request.apply(True, LATER, details=details)
             return request.decline(False, NONE_GIVEN)
         obstacles = [(o.name, _obstacle(o, options)) for o in facts.optimizers]
-        able = [name for name, obstacle in obstacles if obstacle is None]
+        names = list(dict.fromkeys(name for name, obstacle in obstacles if obstacle is None))
         reasons = "; ".join(f"{name}: {why}" for name, why in obstacles if why is not None)
-        if not able:
+        if not names:
             return request.decline(False, reasons)
-        names = list(dict.fromkeys(able))
         has = "has a fused kernel" if len(names) == 1 else "have fused kernels"
         reason = f"{' and '.join(names)} {has} on {facts.device_type}"
-        if options.name:
-            return request.apply(True, reason, details={"name": options.name})
-        return request.apply(True, f"{reason}; {reasons}" if reasons else reason)
+        others = f"; {reasons}" if reasons and not options.name else ""
+        return request.apply(True, f"{reason}{others}", details=details)
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
         options = self.Options(enabled=True, name=decision.details.get("name"))
@@ -125,7 +119,10 @@ class FusedOptimizer(Optimization):
         """Return `fused=True` for every optimizer that can."""
         name = str(decision.details.get("name") or "adamw").lower()  # as Trainer makes by itself
         if not facts.optimizers and form == "transformers" and name == "adamw":
-            return Snippet(TRAINERS, arguments={"optim": '"adamw_torch_fused"'})
+            return Snippet(
+                "Trainer makes its AdamW with the fused kernel",
+                arguments={"optim": '"adamw_torch_fused"'},
+            )
         if not facts.optimizers:
             return Snippet("make the optimizer with fused=True where its class has a fused kernel")
         options = self.Options(enabled=True, name=decision.details.get("name"))
@@ -135,9 +132,8 @@ class FusedOptimizer(Optimization):
     def observe(self, target: Target) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for optimizer in target.optimizers:
-            values = {group.get("fused") for group in optimizer.param_groups}
-            name = f"{type(optimizer).__name__}.fused"
-            found[name] = values.pop() if len(values) == 1 else "mixed"
+            first, *others = {group.get("fused") for group in optimizer.param_groups}
+            found[f"{type(optimizer).__name__}.fused"] = "mixed" if others else first
         return found
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
@@ -152,21 +148,19 @@ def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
 
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
     """Return why this optimizer is not switched, or None."""
-    kinds = "bfloat16", "float"
+    name = options.name or optimizer.name
+    are_real = all(dtype.startswith(("bfloat16", "float")) for dtype in optimizer.dtypes)
+    is_there = all(devices.has_fused(device, optimizer.name) for device in optimizer.devices)
     rules = {
-        f"only {options.name} was asked for.{did_you_mean(options.name or '', [optimizer.name])}": (
-            options.name is not None and options.name.lower() != optimizer.name.lower()
+        f"only {name} was asked for.{did_you_mean(name, [optimizer.name])}": (
+            name.lower() != optimizer.name.lower()
         ),
         "has no fused kernel in torch": not optimizer.has_fused,
         "is fused already": all(optimizer.fused),
         "fused kernels take no sparse gradients": optimizer.sparse_gradients,
         "fused kernels are not differentiable": optimizer.differentiable,
-        f"fused kernels take no {', '.join(optimizer.dtypes)} parameters": not all(
-            dtype.startswith(kinds) for dtype in optimizer.dtypes
-        ),
-        f"has no fused kernel on {', '.join(optimizer.devices)}": not all(
-            devices.has_fused(device, optimizer.name) for device in optimizer.devices
-        ),
+        f"fused kernels take no {', '.join(optimizer.dtypes)} parameters": not are_real,
+        f"has no fused kernel on {', '.join(optimizer.devices)}": not is_there,
         "capturable=True works on a GPU only": optimizer.capturable and "cpu" in optimizer.devices,
         "you set fused=False": options.enabled == "auto" and False in optimizer.fused,
         "you set foreach=True": options.enabled == "auto" and True in optimizer.foreach,

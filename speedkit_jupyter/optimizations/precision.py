@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization, dotted
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, framework_precision
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -46,9 +46,7 @@ class Precision(Optimization):
             return request.decline("fp32", f"this machine has no {facts.device}")
         if request.value != "auto":
             return self._decide_explicit(request, hardware, facts, gpu)
-        if gpu is None:
-            return self._auto_on_cpu(request, hardware)
-        value, reason, always_pays = _native(gpu)
+        value, reason, always_pays = _native(gpu) if gpu else _on_cpu(hardware)
         if value == "fp16" and any(dtype.startswith("complex") for dtype in facts.dtypes):
             return request.leave("fp32", "complex parameters: fp16 gradients could not be scaled")
         if value == "fp32":
@@ -56,14 +54,6 @@ class Precision(Optimization):
         if not always_pays:
             return request.offer("fp32", value, reason)
         return request.apply(value, reason)
-
-    def _auto_on_cpu(self, request: Request, hardware: Hardware) -> Decision:
-        if not hardware.cpu.bf16:
-            why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
-            return request.leave("fp32", why)
-        units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
-        reason = f"this CPU has {units}: faster for some models and not for others"
-        return request.offer("fp32", "bf16", reason)
 
     def _decide_explicit(
         self, request: Request, hardware: Hardware, facts: Facts, gpu: Accelerator | None
@@ -98,7 +88,7 @@ class Precision(Optimization):
 
         cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
         switches = {"autocast.cache_enabled": flags.Switch(*cached)}
-        for kind in _kinds_with_autocast():
+        for kind in filter(torch.amp.is_autocast_available, ("cpu", *devices.KINDS)):
             usual = torch.get_autocast_dtype(kind)
             other = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
             for name, read, write, value in (
@@ -131,7 +121,7 @@ class Precision(Optimization):
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
             dtype = getattr(torch, DTYPES[decision.value])
-            return partial(torch.autocast, device_type, dtype=dtype)
+            return partial(torch.autocast, device_type, dtype)
         if decision.source != "auto" and not decision.declined:
             return partial(torch.autocast, device_type, enabled=False)
         return nullcontext
@@ -153,28 +143,30 @@ class Precision(Optimization):
         gpu = hardware.accelerator(facts.device)
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
-        return (("bf16",) if gpu.bf16 else ()) + (("fp16",) if _has_fp16(gpu) else ())
+        return (("bf16",) if gpu.bf16 else ()) + (
+            ("fp16",) if gpu.tensor_cores or not gpu.is_nvidia else ()
+        )
 
 
-def _has_fp16(gpu: Accelerator) -> bool:
-    """Return whether it multiplies fp16 natively."""
-    return gpu.tensor_cores or not gpu.is_nvidia
+def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
+    """Return the precision that this CPU may be faster in, why, and whether it always is."""
+    if not hardware.cpu.bf16:
+        why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
+        return "fp32", why, True
+    units = " and ".join(one for one in hardware.cpu.features if one.endswith("bf16"))
+    return "bf16", f"this CPU has {units}: faster for some models and not for others", False
 
 
 def _native(gpu: Accelerator) -> tuple[str, str, bool]:
     """Return the precision that this accelerator is built for, why, and whether it always pays."""
-    capability = ".".join(map(str, gpu.capability or ()))
     if not gpu.is_nvidia:
         return _by_kind(gpu)
+    capability = f"compute capability {dotted(gpu.capability or ())}"
     if gpu.bf16:
-        return "bf16", f"compute capability {capability} >= 8.0: bf16 Tensor Cores", True
+        return "bf16", f"{capability} >= 8.0: bf16 Tensor Cores", True
     if gpu.tensor_cores:
-        return (
-            "fp16",
-            f"compute capability {capability}: fp16 Tensor Cores, no bf16 (it would be emulated)",
-            True,
-        )
-    return "fp32", f"{gpu.name} (compute capability {capability}) has no Tensor Cores", True
+        return "fp16", f"{capability}: fp16 Tensor Cores, no bf16 (it would be emulated)", True
+    return "fp32", f"{gpu.name} ({capability}) has no Tensor Cores", True
 
 
 def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
@@ -184,18 +176,3 @@ def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
     if set(kind.emulating) & set(gpu.name.split()):
         return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
     return "bf16", f"{gpu.name} {kind.bf16}", False
-
-
-def _kinds_with_autocast() -> list[str]:
-    """Return the kinds of device that this torch has autocast for, those unknown here with them."""
-    import torch
-
-    kinds = ["cpu", "cuda"]
-    for kind in dict.fromkeys((*devices.KINDS, "hpu", "mtia", "xla", "privateuseone")):
-        if kind in kinds:
-            continue
-        with suppress(RuntimeError):
-            torch.is_autocast_enabled(kind)
-            torch.get_autocast_dtype(kind)
-            kinds.append(kind)
-    return kinds

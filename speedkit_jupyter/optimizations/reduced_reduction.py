@@ -12,7 +12,6 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Reque
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.support import torch_private
 
 SWITCH = "cuda.matmul.allow_fp16_accumulation"
 WORD = "fp16_accumulation"
@@ -46,20 +45,17 @@ class ReducedReduction(Optimization):
         return request.leave("auto", "as torch has it")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the switch, and cuBLAS's others, which a measurement puts back; these are read
-        below torch.backends, whose getters hide whether a sum may be split (since torch 2.11).
-        """
+        """Return the switch, and cuBLAS's others, which a measurement puts back."""
         import torch
 
         matmul, table = torch.backends.cuda.matmul, {}
         for name in REDUCTIONS:
-            read = torch_private.cublas(name)
+            read, write = partial(_reduction, matmul, name), partial(setattr, matmul, name)
             values = ((False, False), (False, True)) if isinstance(read(), tuple) else (False,)
-            write = partial(setattr, matmul, name)
             table[f"cuda.matmul.{name}"] = flags.Switch(read, write, values)
         return table | {SWITCH: flags.attribute(matmul, "allow_fp16_accumulation", True)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {SWITCH: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -79,3 +75,9 @@ def _gains(hardware: Hardware, facts: Facts) -> bool:
 
 def _is_fp16(facts: Facts) -> bool:
     return facts.precision == "fp16" or "float16" in facts.dtypes
+
+
+def _reduction(matmul: Any, name: str) -> Any:
+    """Return the setting; with whether a sum may be split, where torch has that (since 2.11)."""
+    may_split = getattr(matmul, f"{name}_split_k", None)
+    return getattr(matmul, name) if may_split is None else (getattr(matmul, name), may_split)

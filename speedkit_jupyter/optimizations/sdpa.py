@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Reque
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import torch_private
 
@@ -23,7 +23,7 @@ BACKENDS = {
     "cudnn": "CUDNN_ATTENTION",
     "math": "MATH",
 }
-SWITCHES = ("sdp.flash", "sdp.efficient", "sdp.math", "sdp.cudnn", "sdp.priority_order")
+TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
@@ -59,7 +59,7 @@ class Sdpa(Optimization):
             own = "on a CPU torch uses its own fused one already"
             return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
         gpu = hardware.accelerator(facts.device)
-        if gpu is None or not devices.KINDS[gpu.kind].attention:
+        if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
             return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
         if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
             nearest = f"the nearest that {gpu.name} has is 'efficient'"
@@ -68,49 +68,33 @@ class Sdpa(Optimization):
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
+        """Return those of the kernels, and what torch.compile's caches, which don't look at them,
+        are keyed by.
+        """
+        import torch
         from torch.backends import cuda
 
-        off = (False,)
+        kernels = {
+            "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+            "efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+            "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+            "cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        }
+        order = torch_private.attention_order, torch_private.set_attention_order
         return {
-            "sdp.flash": flags.Switch(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, off),
-            "sdp.efficient": flags.Switch(
-                cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp, off
-            ),
-            "sdp.math": flags.Switch(cuda.math_sdp_enabled, cuda.enable_math_sdp, off),
-            "sdp.cudnn": flags.Switch(cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp, off),
-            "sdp.priority_order": flags.Switch(
-                torch_private.attention_order,
-                torch_private.set_attention_order,
-                ([0, 1, 2, 3, 4],),
-            ),
+            **{f"sdp.{name}": flags.Switch(*both, (False,)) for name, both in kernels.items()},
+            "sdp.priority_order": flags.Switch(*order, ([0, 1, 2, 3, 4],)),
+            TAG: flags.attribute(torch.compiler.config, "cache_key_tag", "another"),
         }
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        now = facts.flags.get("sdp.priority_order", ())
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         fused = decision.value != "math"
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
             "sdp.math": True,
-            "sdp.priority_order": order(decision.value, now),
-            "compiler.cache_key_tag": _tag(
-                facts.flags.get("compiler.cache_key_tag", ""), decision.value
-            ),
+            "sdp.priority_order": _order(decision.value, now.get("sdp.priority_order", ())),
+            TAG: f"{now.get(TAG, '')}|sdpa:{decision.value}",
         }
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set the process-wide switches, and tell torch.compile's caches (they don't look)."""
-        import torch.compiler.config as config
-
-        names = (*SWITCHES, "compiler.cache_key_tag")
-        tag = _tag(config.cache_key_tag, decision.value)
-
-        def change() -> None:
-            choose(decision.value)
-            config.cache_key_tag = tag
-
-        with overridden(target, names, change):
-            yield
 
     def around_forward(
         self, decision: Decision, target: Target
@@ -118,17 +102,20 @@ class Sdpa(Optimization):
         """Return the same choice for a block, where another plan is in force."""
         if decision.value == "auto":
             return nullcontext
-        change = partial(choose, decision.value)
-        return lambda: overridden(target, SWITCHES, change)
+        return partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's public context manager, with the same switches and order inside.
 
         Compiled code needs a tag: the choice is not part of its cache's key.
         """
+        from torch.nn.attention import SDPBackend
+
         word = decision.value
-        names = ("MATH",) if word == "math" else in_order(word)
-        kernels = ", ".join(f"SDPBackend.{name}" for name in names)
+        names = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
+        order = [] if word == "math" else _order(word, torch_private.attention_order())
+        chosen = [names[number] for number in order if number in names] or ["MATH"]
+        kernels = ", ".join(f"SDPBackend.{name}" for name in chosen)
         tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
         return Snippet(
             imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
@@ -143,39 +130,14 @@ class Sdpa(Optimization):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Return the kernels of a GPU; on a CPU there is no faster one than torch's own."""
         gpu = hardware.accelerator(facts.device)
-        if gpu is None or not devices.KINDS[gpu.kind].attention:
+        if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
 
 
-def _tag(now: str, backend: str) -> str:
-    return f"{now}|sdpa:{backend}"
-
-
-def choose(word: str) -> None:
-    """Put this one first and the others in torch's own order from now on; beside `math` none."""
-    from torch.backends import cuda
-
-    only_math = word == "math"
-    cuda.enable_flash_sdp(not only_math)
-    cuda.enable_mem_efficient_sdp(not only_math)
-    cuda.enable_cudnn_sdp(not only_math)
-    cuda.enable_math_sdp(True)
-    torch_private.set_attention_order(order(word, torch_private.attention_order()))
-
-
-def order(word: str, now: Sequence[int]) -> list[int]:
-    """Return the numbers of the kernels: the chosen one, and those after it."""
+def _order(word: str, now: Sequence[int]) -> list[int]:
+    """Return the numbers of the kernels: the chosen one, and the others as they were."""
     from torch.nn.attention import SDPBackend
 
     first = int(getattr(SDPBackend, BACKENDS[word]))
     return [first, *(number for number in now if number != first)]
-
-
-def in_order(word: str) -> tuple[str, ...]:
-    """Return the same order in torch's words."""
-    from torch.nn.attention import SDPBackend
-
-    known = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
-    every = order(word, torch_private.attention_order())
-    return tuple(known[number] for number in every if number in known)

@@ -9,17 +9,15 @@ from typing import Any, Literal
 from speedkit_jupyter.machines.fp32_precision import NAMES
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization, dotted
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 
 class Tf32(Optimization):
-    """The words are torch's own (`set_float32_matmul_precision`): highest, high, medium.
-
-    On CUDA `high` and `medium` both mean TF32 for matrix products and convolutions. On a CPU
-    only `medium` changes anything: oneDNN multiplies in bf16 (1.06x to 1.2x where measured).
+    """The words are torch's own: on CUDA `high` and `medium` both mean TF32 for matrix products and
+    convolutions; on a CPU only `medium` changes anything: oneDNN multiplies in bf16.
     """
 
     name = "tf32"
@@ -97,10 +95,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's setting; cuDNN uses TF32 by itself, so only `highest` must say no.
-
-        Trainer switches TF32 on by itself when it compiles.
-        """
+        """Return torch's setting; cuDNN uses TF32 by itself, and Trainer where it compiles."""
         now = facts.flags.get("float32_matmul_precision", "highest")
         full = (decision.value if decision.active else now) == "highest"
         if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):
@@ -132,5 +127,5 @@ def _cudnn_tf32() -> bool | None:
 def _described(gpu: Accelerator | None, facts: Facts) -> str:
     if gpu is None:
         return f"{facts.device_type}, which this machine does not have"
-    old = f" (compute capability {'.'.join(map(str, gpu.capability or ()))} < 8.0)"
+    old = f" (compute capability {dotted(gpu.capability or ())} < 8.0)"
     return gpu.name + (old if gpu.is_nvidia and not gpu.tf32 else "")

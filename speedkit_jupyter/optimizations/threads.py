@@ -54,7 +54,7 @@ class Threads(Optimization):
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"num_threads": decision.value}
 
     def as_is(self, facts: Facts) -> Any:

@@ -1,8 +1,12 @@
-"""Applying a plan to a model, and what is applied to it."""
+"""Applying a plan to a model, what is applied to it, and what its precision needs in the loop.
+
+All else that a plan decides acts on the model, its optimizers or the process, whoever runs the
+loop. Autocast surrounds a block of code, and that code is the user's, or a library's trainer's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +17,22 @@ from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.context import hide as hide
 from speedkit_jupyter.plans.context import show as show
 from speedkit_jupyter.plans.planning import Plan
-from speedkit_jupyter.support import arguments, interrupts
+from speedkit_jupyter.support import arguments, interrupts, lookup
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.support.wrappers import each_once
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 if TYPE_CHECKING:
     import torch
+
+# The argument by which each library's trainer computes in the plan's precision.
+ARGUMENTS = {
+    ("Lightning", "bf16"): 'Trainer(precision="bf16-mixed")',
+    ("Lightning", "fp16"): 'Trainer(precision="16-mixed")',
+    ("transformers", "bf16"): "TrainingArguments(bf16=True)",
+    ("transformers", "fp16"): "TrainingArguments(fp16=True)",
+}
+LIGHTNING = {("lightning", "LightningModule"), ("pytorch_lightning", "LightningModule")}
 
 
 @hide_internal_frames
@@ -42,7 +55,9 @@ def apply_speedups(
         raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
     if config is not None and not isinstance(config, SpeedConfig):
         raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
-    optimizers, context = _each(optimizer), None
+    given = [] if optimizer is None else optimizer
+    listed = list(given) if isinstance(given, Iterable) else given
+    optimizers, context = each_once(arguments.optimizers("optimizer", listed)), None
     try:
         with interrupts.uninterrupted(), hidden(model):
             context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
@@ -98,8 +113,55 @@ def plan_applied_to(model: torch.nn.Module) -> Plan | None:
     return None if context is None else context.own_plan
 
 
-def _each(optimizer: Any) -> list[torch.optim.Optimizer]:
-    if optimizer is None:
-        return []
-    listed = list(optimizer) if isinstance(optimizer, Iterable) else optimizer
-    return each_once(arguments.optimizers("optimizer", listed))
+def to_write(
+    context: SpeedContext, ctx: str = "ctx", names: Mapping[str, Any] | None = None
+) -> str:
+    """Return a line that says what to write so that the precision acts; empty where nothing is.
+
+    `ctx` is the user's word for the context, `names` the notebook, where trainers may be.
+    """
+    precision = context.plan["precision"]
+    if not precision.active:
+        return ""
+    library = trained_by(context.model, names or {})
+    if library:
+        argument = ARGUMENTS[library, precision.value]
+        return f"Write `{argument}`: {library} runs its own loop, outside of `{ctx}.autocast()`."
+    block = f"with {ctx}.autocast():"
+    return f"Write `{block}` around your forward pass: {precision.value} acts only in there."
+
+
+def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
+    """Return the library whose trainer runs the loop of this model; empty where it is the user's.
+
+    A LightningModule is trained by Lightning, as is what is a part of one. transformers trains what
+    one of the notebook's own Trainers holds.
+    """
+    values = [value for name, value in list(names.items()) if name[:1] != "_"]
+    for value in (model, *values):
+        bases = type(value).__mro__
+        classes = {(str(base.__module__).partition(".")[0], base.__name__) for base in bases}
+        if classes & LIGHTNING and any(part is unwrapped(model) for part in value.modules()):
+            return "Lightning"
+        if ("transformers", "Trainer") in classes:
+            held = lookup.attributes_of(value).get("model")
+            if held is not None and unwrapped(held) is unwrapped(model):
+                return "transformers"
+    return ""
+
+
+def unreached(models: Sequence[torch.nn.Module]) -> str:
+    """Return a line about a plan in force whose autocast() the code that ran has not entered.
+
+    `SpeedContext.asked` notes what has been entered; whoever runs the code clears it before.
+    """
+    contexts = [context for model in models if (context := applied_to(model)) is not None]
+    lowered = [context for context in contexts if context.plan["precision"].active]
+    if not lowered or any("autocast" in context.asked for context in contexts):
+        return ""
+    return not_entered(lowered[0].plan["precision"].value)
+
+
+def not_entered(precision: str) -> str:
+    """Return the line for code that runs outside of autocast() although the plan lowers to it."""
+    return f"{precision} acts only inside `ctx.autocast()`, which this step does not enter"

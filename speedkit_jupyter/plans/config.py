@@ -36,7 +36,7 @@ class SpeedConfig(FromCatalog):
     """
 
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)
-    _sources: dict[str, Source] = PrivateAttr(default_factory=dict)
+    _source: Source = PrivateAttr(default="user")
     _why: str = PrivateAttr(default="")
     _left: str = PrivateAttr(default="")
     _alone: bool = PrivateAttr(default=False)
@@ -78,17 +78,16 @@ class SpeedConfig(FromCatalog):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that `from_dict` takes without loss; defaults are left out."""
-        values = self.model_dump(exclude_defaults=True)
-        alone = {ALONE: True} if self._alone else {}
-        return alone | {
-            name: next(iter(value.values())) if _is_bare(name, value) else value
-            for name, value in values.items()
-        }
+        values: dict[str, Any] = self.model_dump(exclude_defaults=True)
+        for name, value in values.items():
+            optimization = find(name)
+            first = next(iter(optimization.fields if optimization else ()), None)
+            if first is not None and list(value) == [first]:
+                values[name] = value[first]
+        return {ALONE: True, **values} if self._alone else values
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return YAML that `from_yaml` reads without loss; also written to `path` where one is
-        given.
-        """
+        """Return YAML that `from_yaml` reads without loss; write it to `path` too, if given."""
         values = self.to_dict()
         text = yaml.safe_dump(values, sort_keys=False) if values else "# everything is auto\n"
         if path is not None:
@@ -98,25 +97,22 @@ class SpeedConfig(FromCatalog):
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
         """Return the same config, said to come from `source`; `why` stands in its reasons."""
         twin = self.model_copy()
-        twin._sources, twin._why = dict.fromkeys(type(self).model_fields, source), why
+        twin._source, twin._why = source, why
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """Return the same options and no others: what is auto is left as it is, not decided by
-        rules.
-
-        `why` is the reason for what is left, where there is a better one than that.
+        """Return the same options and no others: rules decide nothing. `why` is the reason for
+        what is left as it is, where there is a better one than that.
         """
         twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin
 
     def changed(self, path: str, value: Any) -> SpeedConfig:
-        """Return a config with one more option: `path` is its name (`tf32`) or a field
-        (`compile.mode`).
+        """Return a config with one more option: its name (`tf32`) or a field (`compile.mode`).
 
-        As it was typed just now, no environment variable overrides it. None takes a field back
-        to its default. Raises ConfigError.
+        No environment variable overrides it, as it was typed just now. None takes a field back to
+        its default. Raises ConfigError.
         """
         name, _, field = path.partition(".")
         values = self.to_dict()
@@ -159,11 +155,9 @@ class SpeedConfig(FromCatalog):
         value = getattr(self, name)
         if name in self._variables:
             return Request(name, value, "env", self._variables[name])
-        optimization = find(name)
-        assert optimization is not None
-        if value == optimization.default:
+        if value == type(self).model_fields[name].default:
             return Request(name, value)
-        return Request(name, value, self._sources.get(name, "user"), measured=self._why)
+        return Request(name, value, self._source, measured=self._why)
 
 
 def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] = ()) -> SpeedConfig:
@@ -177,9 +171,3 @@ def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] =
 def nothing() -> SpeedConfig:
     """Return a config that leaves everything as it is, whatever rules and environment ask for."""
     return from_arguments({}, "baseline", firm=(entry.name for entry in CATALOG)).alone()
-
-
-def _is_bare(name: str, value: Any) -> bool:
-    optimization = find(name)
-    fields = optimization.fields if optimization else {}
-    return bool(fields) and list(value) == [next(iter(fields))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -14,6 +15,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import flags
@@ -45,22 +47,16 @@ class Entering(ContextDecorator):
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        # By thread: the innermost block that is open, and what is open around it.
-        self._inside: dict[int, tuple[AbstractContextManager[Any], Any]] = {}
+        self._open: dict[int, list[AbstractContextManager[Any]]] = defaultdict(list)  # by thread
 
     def __enter__(self) -> Any:
         chosen = self._make()
         result = chosen.__enter__()
-        inside, here = self._inside, threading.get_ident()
-        inside[here] = chosen, inside.get(here)
+        self._open[threading.get_ident()].append(chosen)
         return result
 
     def __exit__(self, *exception: Any) -> bool | None:
-        here = threading.get_ident()
-        chosen, around = self._inside.pop(here)  # threads come and go
-        if around is not None:
-            self._inside[here] = around
-        return chosen.__exit__(*exception)
+        return self._open[threading.get_ident()].pop().__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entering:
         """Return one that asks the same context, for a copy of a module that keeps it."""
@@ -70,9 +66,10 @@ class Entering(ContextDecorator):
 class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
-    Besides the plan it knows what was found out later (`notes`) and what changed (`changes()`).
     `facts` are those of the original state, `facts_of` each optimizer; `own_plan` is made of them.
-    `asked` notes what code has called on it: `autocast`, `grad_scaler`.
+    `notes` are what was found out after planning, by optimization; `before` the flags and the state
+    of model and optimizers as they were found, by name. `asked` notes what code has called on it:
+    `autocast`, `grad_scaler`.
 
     A context holds neither its model nor the optimizers. Once the user's last name of the model is
     gone, so is the model, and the plan has ended; `model` is None then.
@@ -89,10 +86,11 @@ class SpeedContext:
         will make; a context that has them, or none, is for measuring, and looks for no others.
         """
         self.config = config
-        self.target = Target(model, optimizers)
-        self.target.search, self.target.made = made is None, tuple(made or ())
-        self.restored = False
+        self.target = Target(model, optimizers, search=made is None, made=tuple(made or ()))
+        self.notes = self.target.notes
+        self.before: dict[str, Any] = {}
         self.asked: set[str] = set()
+        self.restored = False
         facts = Facts.read(model, self.target.optimizers)
         self.facts_of = weakref.WeakKeyDictionary(
             dict(zip(self.target.optimizers, facts.optimizers, strict=True))
@@ -102,7 +100,6 @@ class SpeedContext:
         self.own_plan = plan(config, Hardware.current(), self.facts)
         self._entered = False
         self._stack: ExitStack | None = None
-        self._before: dict[str, Any] = {}
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
         self._scaler: torch.amp.GradScaler | None = None
         self._key = id(unwrapped(model))  # a plan on a model is one with that of its wrapper
@@ -124,11 +121,6 @@ class SpeedContext:
         return self._stack is not None
 
     @property
-    def notes(self) -> dict[str, str]:
-        """What was found out after planning, by optimization."""
-        return self.target.notes
-
-    @property
     def kept(self) -> tuple[str, ...]:
         """The flags that the user changed meanwhile, and that were therefore left alone."""
         return tuple(dict.fromkeys(self.target.kept))
@@ -138,15 +130,10 @@ class SpeedContext:
         """Whether `autocast()` has been used since the plan was applied."""
         return self.target.memo.autocast_entered
 
-    @property
-    def before(self) -> dict[str, Any]:
-        """The flags and the state of model and optimizers as they were found, by name."""
-        return dict(self._before)
-
     def changes(self) -> tuple[Change, ...]:
         """Return flags and state of model and optimizers that differ from those found before."""
-        now = self._before if self.model is None else observed(self.target)
-        return flags.diff(self._before, now)
+        now = self.before if self.model is None else observed(self.target)
+        return flags.diff(self.before, now)
 
     # What a training step asks for.
 
@@ -206,28 +193,6 @@ class SpeedContext:
 
     # How it comes into force, and ends.
 
-    def restore(self) -> None:
-        """Put everything back around the values. Calling it again does nothing.
-
-        An interrupt waits until that is done.
-        """
-        model = self.model
-        if self.restored or model is None:
-            return
-        with interrupts.uninterrupted():
-            contexts = contexts_on(model)
-            on_top = contexts[-1:] == [self]
-            try:
-                self._deactivate()
-            finally:  # a part that can't be undone must not keep the rest from it
-                self._finish()
-                if on_top and not self._entered:
-                    _finish_plain(contexts[:-1])
-                left = contexts_on(model)
-                if on_top and left:
-                    left[-1]._activate()
-        CHANGES.tell(model)
-
     def __enter__(self) -> SpeedContext:
         if self.model is None:
             raise SpeedKitError("the model of this context is gone: keep a name for it")
@@ -246,20 +211,35 @@ class SpeedContext:
             self._activate()
             _ON.setdefault(self._key, []).append(self)
             weakref.finalize(unwrapped(model), _end, self._key).atexit = False
-            _restore_all_at_exit()
             if below and not below[-1]._entered:
                 _finish_plain(below[:-1])  # they can't come back: it does not return to them
         CHANGES.tell(model)
 
     def withdraw(self) -> None:
         """Undo `put_in_force`, as far as it came: the plan of before is in force again."""
+        self._entered = True
+        self.restore()
+
+    def restore(self) -> None:
+        """Put everything back around the values. Calling it again does nothing.
+
+        An interrupt waits until that is done.
+        """
+        model = self.model
+        if self.restored or model is None:
+            return
         with interrupts.uninterrupted():
-            self._deactivate()
-            self._finish()
-            left = contexts_on(self.model)
-            if left and not left[-1].active:
-                left[-1]._activate()
-        CHANGES.tell(self.model)
+            contexts = contexts_on(model)
+            on_top = contexts[-1:] == [self]
+            try:
+                self._deactivate()
+            finally:  # a part that can't be undone must not keep the rest from it
+                self._finish()
+                if on_top and not self._entered:
+                    _finish_plain(contexts[:-1])
+                if on_top and (left := contexts_on(model)):
+                    left[-1]._activate()
+        CHANGES.tell(model)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -285,11 +265,10 @@ class SpeedContext:
     def _activate(self, observe: bool = True) -> None:
         with self.target.searched_once(), ExitStack() as stack:
             if observe:
-                self._before = observed(self.target)
+                self.before = observed(self.target)
             for decision in self.own_plan:
                 if decision.active:
-                    optimization = named(decision.name)
-                    stack.enter_context(optimization.applied(decision, self.target))
+                    stack.enter_context(named(decision.name).applied(decision, self.target))
             self._around = {
                 d.name: named(d.name).around_forward(d, self.target) for d in self.own_plan
             }
@@ -374,17 +353,9 @@ def restore_all() -> int:
     return len(contexts)
 
 
-def _restore_all_at_exit() -> None:
-    """Restore before Python shuts down: while it does nothing can be imported any more."""
-    atexit.unregister(restore_all)
-    atexit.register(restore_all)
-
-
 def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
     """End the newest plans, down to the first that a `with` block returns to."""
-    for context in [*contexts][::-1]:
-        if context._entered:
-            break
+    for context in takewhile(lambda context: not context._entered, reversed(contexts)):
         context._finish()
 
 
@@ -400,3 +371,6 @@ def _end(key: int) -> None:
     for context in contexts:
         context.restored = True
     interrupts.soon(close)
+
+
+atexit.register(restore_all)

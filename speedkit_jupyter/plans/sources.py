@@ -20,8 +20,6 @@ from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 
 # The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"
-# A config has a dozen options; what is much longer is another file.
-MOST_BYTES = 64 * 1024
 KeyPath = tuple[str, ...]
 
 FromCatalog: Any = create_model(
@@ -53,11 +51,7 @@ def from_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Origin]:
     """Read YAML, safely; raises ConfigError with the file's name and the line."""
     name = str(arguments.path("path", path))
     try:
-        with open(path, "rb") as file:
-            raw = file.read(MOST_BYTES + 1)
-        if len(raw) > MOST_BYTES:
-            raise ValueError(f"a config has at most {MOST_BYTES // 1024} KiB")
-        text = raw.decode("utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")]
         hint = did_you_mean(Path(path).name, siblings)
@@ -65,10 +59,6 @@ def from_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Origin]:
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
         why = getattr(error, "strerror", None) or error
         raise ConfigError([f"{name}: can't be read: {why}"]) from None
-    return _loaded(text, name)
-
-
-def _loaded(text: str, name: str) -> tuple[dict[str, Any], Origin]:
     lines: dict[KeyPath, int] = {}
     twice: list[str] = []
 
@@ -95,9 +85,8 @@ def _loaded(text: str, name: str) -> tuple[dict[str, Any], Origin]:
         what = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ConfigError([f"{name}{where}: YAML syntax: {what:.300}"]) from None
     if not isinstance(values, dict):
-        must_be = "a config is a mapping, as in 'precision: auto'"
-        shown = arguments.shown(values)
-        raise ConfigError([f"{name}, line 1: {must_be}; this is {shown}"])
+        must_be = "a config is a mapping, as in 'precision: auto'; this is"
+        raise ConfigError([f"{name}, line 1: {must_be} {arguments.shown(values)}"])
     return values, Origin(name, lines, tuple(twice))
 
 
@@ -113,26 +102,23 @@ def prepared(
         if optimization is None:
             names = [*(entry.name for entry in CATALOG), ALONE]
             near = did_you_mean(key, [*names, *(a for entry in CATALOG for a in entry.aliases)])
-            allowed = f"allowed: {', '.join(names)}.{near}"
-            problems.append(f"{origin.where((key,))}{key}: unknown key; {allowed}")
+            wrong = f"unknown key; allowed: {', '.join(names)}.{near}"
         elif optimization.name in known:
-            same = f"the same as {optimization.name!r}, which stands there too"
-            problems.append(f"{origin.where((key,))}{key}: {same}")
+            wrong = f"the same as {optimization.name!r}, which stands there too"
         else:
             known[optimization.name] = value
+            continue
+        problems.append(f"{origin.where((key,))}{key}: {wrong}")
     variables = {entry.variable: entry for entry in CATALOG if entry.variable}
-    others = (database.FOLDER, machines.VARIABLE, messages.VARIABLE)
+    others = (*variables, database.FOLDER, machines.VARIABLE, messages.VARIABLE)
     for name in os.environ:
-        if name.startswith("SPEEDKIT_") and name not in (*variables, *others):
-            hint = did_you_mean(name, (*variables, *others))
-            messages.warn(f"{name}: no such environment variable.{hint}")
-    used = {
-        entry.name: variable
-        for variable, entry in variables.items()
-        if os.environ.get(variable) and entry.name not in origin.firm
-    }
-    for name, variable in used.items():
-        known[name] = from_word(os.environ[variable], variables[variable].words)
+        if name.startswith("SPEEDKIT_") and name not in others:
+            messages.warn(f"{name}: no such environment variable.{did_you_mean(name, others)}")
+    used = {}
+    for variable, entry in variables.items():
+        if os.environ.get(variable) and entry.name not in origin.firm:
+            used[entry.name] = variable
+            known[entry.name] = from_word(os.environ[variable], entry.words)
     return known, used
 
 
@@ -176,23 +162,16 @@ def _mistake(detail: ErrorDetails, path: KeyPath, allowed: str) -> str:
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[KeyPath, str]:
-    """Return the key's path (without pydantic's union branches) and the words that are allowed
-    there.
-    """
-    name, fields = str(location[0]), getattr(find(str(location[0])), "fields", {})
+    """Return the key's path (without pydantic's union branches), and what is allowed there."""
+    name, *inner = map(str, location)
+    fields: Mapping[str, FieldInfo] = getattr(find(name), "fields", {})
     if not fields:
-        return (name,), _described(FromCatalog.model_fields[name])
-    if len(location) == 1:
-        return (name,), _described(next(iter(fields.values())))
-    key = str(location[1])
-    info = next((info for field, info in fields.items() if key in (field, *_aliases(info))), None)
-    return (name, key), _described(info) if info else ", ".join(fields)
-
-
-def _aliases(info: FieldInfo) -> tuple[str, ...]:
-    alias = info.validation_alias
-    return tuple(map(str, alias.choices)) if isinstance(alias, AliasChoices) else ()
-
-
-def _described(info: FieldInfo) -> str:
-    return info.description or str(info.annotation)
+        return (name,), str(FromCatalog.model_fields[name].description)
+    if not inner:
+        return (name,), str(next(iter(fields.values())).description)
+    for field_name, info in fields.items():
+        alias = info.validation_alias
+        others = alias.choices if isinstance(alias, AliasChoices) else ()
+        if inner[0] in (field_name, *others):
+            return (name, inner[0]), str(info.description)
+    return (name, inner[0]), ", ".join(fields)

@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def profile(
     step: Callable[..., object],
     *,

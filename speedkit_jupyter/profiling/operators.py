@@ -238,15 +238,15 @@ class Trace:
 
         if torch_private.is_profiled():
             raise StepError(IN_USE)
-        session = torch_profiler.Session()
-        with session.running(), modules.followed(lambda name: record_function(MODULE + name)):
+        follows = modules.followed(lambda name: record_function(MODULE + name))
+        with torch_profiler.profiled() as trace, follows:
             begun_s = clock.now()
             call()
             synchronize(device)
             total_s = clock.now() - begun_s
-        if not session.was_alone:
+        if not torch_profiler.was_alone(trace):
             raise StepError(IN_USE)
-        events = [one for one in session.trace.events() or () if one.name != torch_profiler.BEGINS]
+        events = [one for one in trace.events() or () if one.name != torch_profiler.BEGINS]
         on_cpu, traced_s = device.type == "cpu", 0.0
         for event, place in _placed(events, modules, operators):
             own_us = event.self_cpu_time_total if on_cpu else event.self_device_time_total
@@ -262,7 +262,7 @@ class Trace:
         self.calls += 1
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "trace.json.gz"
-            session.trace.export_chrome_trace(str(file))
+            trace.export_chrome_trace(str(file))
             self.chrome = file.read_bytes()
 
 

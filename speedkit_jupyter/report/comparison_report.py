@@ -1,12 +1,12 @@
-"""Reports about benchmarks: the table of the variants, and what it means."""
+"""Reports about benchmarks: rows while one runs, then the table of the variants and its lines."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -14,9 +14,10 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import LONGER
+from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Folded, Picture, Row, Table, Tone
+from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import between, operations, ratio, seconds, size, word
 from speedkit_jupyter.report.verification_report import change, judged, shown
 from speedkit_jupyter.support.words import count, share
@@ -31,7 +32,7 @@ TONES: dict[str, Tone] = {
 CHANGES = "changes the results"
 # Up to 2 % longer is not called slower.
 NO_GAIN = 0.98
-# Of an interval that is wider than this share of its median the headline tells the proven end.
+# For an interval that is wider than this share of its median the headline gives the proven end.
 LOOSE = 0.5
 # Lines that stand open under the table; urgent ones always do.
 SHOWN = 2
@@ -40,6 +41,19 @@ SHORT, LONG = 60, 20
 WORDS = ("variant", "verdict", "accuracy")
 # Columns that leave a narrow text.
 LEAVING = ("memory", "first call", "of limit")
+LEGEND = (
+    "Median time of one step, device synchronized; speed-up: median of the ratios within each "
+    "round; first call and warm-up apart. Memory: state and the step's peak beyond it. Model, "
+    "optimizer and random state are as before."
+)
+LIMIT = (
+    "A step is {} of matrix products, convolutions and attention. Of limit: the time they need at "
+    "this machine's own GEMM rate (or the state, read once at its copy rate) as a share of the "
+    "median."
+)
+# Characters of the bar of progress.
+WIDTH = 24
+LIVE = ("variant", "speed-up", INTERVAL, "state")
 
 
 class Urgent(str):
@@ -51,25 +65,36 @@ class Urgent(str):
 def comparison_report(comparison: Comparison) -> Document:
     """Return the table of a benchmark, with what it means in one line."""
     about = [line for record in comparison.records for line in _about(comparison, record)]
-    lines = [*_runner_up(comparison), *about, *_legend(comparison)]
-    ratios = [comparison.ratio(record) for record in comparison.records]
-    picture = _picture(comparison) if any(gain and gain.low > 0 for gain in ratios) else None
-    content = [comparison_table(comparison), picture, *_folded(lines)]
+    lines = sorted(
+        [*_runner_up(comparison), *about, *_legend(comparison)],
+        key=lambda line: not isinstance(line, Urgent),
+    )
+    open_lines = max(SHOWN, sum(isinstance(line, Urgent) for line in lines))
+    if len(lines) == open_lines + 1:  # one line takes no more room than its summary
+        open_lines += 1
+    content = [
+        comparison_table(comparison),
+        _picture(comparison),
+        "\n".join(lines[:open_lines]),
+        Section("\n".join(lines[open_lines:]), folded=True),
+    ]
     return Document(_headline(comparison), content, comparison.to_dict())
 
 
-def _picture(comparison: Comparison) -> Picture:
+def _picture(comparison: Comparison) -> Picture | None:
+    ratios = [comparison.ratio(record) for record in comparison.records]
+    if not any(gain and gain.low > 0 for gain in ratios):
+        return None
     text = "Speed-up of each variant with its interval, as in the table"
     return Picture(cache(lambda: plots.as_png(plots.speedups(comparison))), text)
 
 
 def _headline(comparison: Comparison) -> str:
-    environment, baseline = comparison.environment, comparison.baseline
+    environment, baseline, best = comparison.environment, comparison.baseline, comparison.best
     rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
     if environment.get("planned_for"):
         where += f"; planned {machines.as_for(environment['planned_for'])}"
-    best = comparison.best
     if len(comparison.records) == 1 and baseline.times_s:
         text = f"{baseline.name} takes {seconds(spread(baseline.times_s).median_s)} a step"
     elif best is None:
@@ -96,7 +121,7 @@ def _nothing(comparison: Comparison) -> str:
 def describe_verdict(comparison: Comparison, record: Record) -> str:
     """Return `1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the record must have times.
 
-    Of a loose interval the proven end is told: its median is a matter of luck.
+    A loose interval's median is a matter of luck: there the proven end stands in its place.
     """
     gain = comparison.ratio(record)
     assert gain is not None
@@ -116,30 +141,23 @@ def comparison_table(comparison: Comparison) -> Table:
 
     Columns with nothing in them are left out.
     """
-    groups = _groups(comparison)
-    rows = [_cells(comparison, group) for group in groups]
-    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    groups: dict[str, list[Record]] = {}
+    for record in comparison.records:
+        key = str(id(record)) if _is_timed(comparison, record) else _verdict(comparison, record)
+        groups.setdefault(key, []).append(record)
+    cells = [_cells(comparison, group) for group in groups.values()]
+    tones = [TONES.get(spoken(comparison, group[0]), "plain") for group in groups.values()]
+    titles = tuple(title for title in cells[0] if any(row[title] for row in cells))
     return Table(
-        tuple(titles),
+        titles,
         [
-            Row(
-                tuple(row[title] or BLANK for title in titles),
-                TONES.get(spoken(comparison, group[0]), "plain"),
-            )
-            for row, group in zip(rows, groups, strict=True)
+            Row(tuple(row[title] or BLANK for title in titles), tone)
+            for row, tone in zip(cells, tones, strict=True)
         ],
         numbers=tuple(title for title in titles if title not in WORDS),
         wraps=(*WORDS, INTERVAL),
         optional=tuple(title for title in LEAVING if title in titles),
     )
-
-
-def _groups(comparison: Comparison) -> list[list[Record]]:
-    groups: dict[str, list[Record]] = {}
-    for record in comparison.records:
-        key = str(id(record)) if _is_timed(comparison, record) else _verdict(comparison, record)
-        groups.setdefault(key, []).append(record)
-    return list(groups.values())
 
 
 def _is_timed(comparison: Comparison, record: Record) -> bool:
@@ -148,12 +166,11 @@ def _is_timed(comparison: Comparison, record: Record) -> bool:
 
 def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
     """What stands in a row, by the title of the column; empty for a dash."""
-    record, score = group[0], _score_title(comparison)
+    record, baseline = group[0], comparison.baseline
     times_s, memory = comparison.times_s(record), record.memory
     gain, limit = comparison.ratio(record), comparison.share_of_limit(record)
     if gain is not None and (math.isinf(gain.high) or record.same_as_baseline):
         gain = None  # too few rounds to say anything, or nothing that could differ
-    after = None if record.score is None else record.score.after
     cells = {
         "median": seconds(spread(times_s).median_s) if times_s else "",
         "speed-up": ratio(gain.median) if gain else "",
@@ -162,21 +179,18 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
         "of limit": "" if limit is None else share(limit),
     }
-    if score:
-        cells[score] = shown(after.value) if record.score and after else ""
-    cells["accuracy"] = _accuracy(record)
+    if baseline.score is not None:
+        name = baseline.score.function
+        name = f"{name}()" if name.isidentifier() else name
+        title = name if len(name) <= LONG else f"{name[: LONG - 1]}…"
+        cells[title] = (
+            shown(record.score.after.value) if record.score and record.score.after else ""
+        )
+    cells["accuracy"] = _accuracy(record.accuracy)
     if not _is_timed(comparison, record):
         cells = dict.fromkeys(cells, "")
     names = ", ".join(one.name for one in group)
     return {"variant": names, "verdict": _verdict(comparison, record), **cells}
-
-
-def _score_title(comparison: Comparison) -> str:
-    score = comparison.baseline.score
-    if score is None:
-        return ""
-    name = f"{score.function}()" if score.function.isidentifier() else score.function
-    return name if len(name) <= LONG else f"{name[: LONG - 1]}…"
 
 
 def spoken(comparison: Comparison, record: Record) -> str:
@@ -187,9 +201,8 @@ def spoken(comparison: Comparison, record: Record) -> str:
     return CHANGES if verdict == "other model" else verdict
 
 
-def _accuracy(record: Record) -> str:
+def _accuracy(accuracy: Accuracy | None) -> str:
     """In a word; with the larger relative error, of outputs and gradients, where it is rounding."""
-    accuracy = record.accuracy
     if accuracy is None:
         return ""
     error, verdict = accuracy.output_error, accuracy.verdict
@@ -231,39 +244,32 @@ def _in_short(record: Record) -> str:
 # --- the lines below ---
 
 
-def _folded(lines: Sequence[str]) -> list[Any]:
-    """The lines that matter most; the others folded, unless it is only one."""
-    ordered = sorted(lines, key=lambda line: not isinstance(line, Urgent))
-    shown = max(SHOWN, sum(isinstance(line, Urgent) for line in lines))
-    if len(ordered) <= shown + 1:
-        return ["\n".join(ordered)]
-    return ["\n".join(ordered[:shown]), Folded("\n".join(ordered[shown:]))]
+def _about(comparison: Comparison, record: Record) -> Iterator[str]:
+    """What there is to say about one variant beside its row, each line with its name."""
+    for line in (*_lines(comparison, record), *_compilations(comparison, record)):
+        yield type(line)(f"{record.name}: {line}")
 
 
-def _about(comparison: Comparison, record: Record) -> list[str]:
-    """What is to say about one variant beside its row."""
-    lines: list[str] = []
-    if record.failure and _in_short(record) != _reason(record):
-        lines.append(f"{spoken(comparison, record)}: {_reason(record)}")
+def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
+    failed, score = record.failure, record.score
+    if failed and _in_short(record) != _reason(record):
+        yield f"{spoken(comparison, record)}: {_reason(record)}"
     if record.same_as_baseline:
-        lines.append("changes nothing here, so there is nothing to measure")
+        yield "changes nothing here, so there is nothing to measure"
     words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
     named = [part.partition(":")[0] for part in record.name.split("+")]
-    if words and not record.failure and words != named and "+".join(words) != record.name:
-        lines.append(", ".join(words))
-    if record.is_other_model(comparison.baseline) and not record.failure:
-        lines.append(Urgent(_given_up(record)))
+    if words and not failed and words != named and "+".join(words) != record.name:
+        yield ", ".join(words)
+    if record.is_other_model(comparison.baseline) and not failed:
+        yield Urgent(_given_up(record))
     else:
-        lines += _errors(record.accuracy)
-        if record.score and not record.failure and record is not comparison.baseline:
-            line = judged(record.score)
-            lines.append(Urgent(line) if record.is_refused else line)
+        yield from _errors(record.accuracy)
+        if score and not failed and record is not comparison.baseline:
+            yield Urgent(judged(score)) if record.is_refused else judged(score)
     if not record.declined:
-        lines += [f"{name}: declined: {reason}" for name, reason in record.declines.items()]
+        yield from (f"{name}: declined: {reason}" for name, reason in record.declines.items())
     for name, note in record.notes.items():
-        lines.append(Urgent(f"{name}: {note}") if name == "precision" else f"{name}: {note}")
-    lines += _compilations(comparison, record)
-    return [type(line)(f"{record.name}: {line}") for line in lines]
+        yield Urgent(f"{name}: {note}") if name == "precision" else f"{name}: {note}"
 
 
 def _given_up(record: Record) -> str:
@@ -285,36 +291,33 @@ def _given_up(record: Record) -> str:
     return f"{told}; its loss or your accuracy decides, not its speed: {verify}"
 
 
-def _errors(accuracy: Accuracy | None) -> list[str]:
-    """The reason of a verdict; of a rounding one the relative errors beside the baseline's own."""
+def _errors(accuracy: Accuracy | None) -> Iterator[str]:
+    """The reason of a verdict; for rounding the relative errors beside the baseline's own."""
     if accuracy is None:
-        return []
+        return
     if accuracy.reason:
-        return [Urgent(f"{accuracy.verdict}: {accuracy.reason}")]
-    if accuracy.verdict != "rounding" or accuracy.output_error is None:
-        return []
-    told = (
-        f"output off by {accuracy.output_error:.1g} (baseline {accuracy.baseline_output_error:.1g})"
-    )
-    if accuracy.gradient_cosine is not None:
-        base = accuracy.baseline_gradient_error
-        told += f", gradients by {accuracy.gradient_error:.1g} (baseline {base:.1g})"
-    return [f"{told}, as its dtype rounds"]
+        yield Urgent(f"{accuracy.verdict}: {accuracy.reason}")
+    elif accuracy.verdict == "rounding" and accuracy.output_error is not None:
+        base = accuracy.baseline_output_error
+        told = f"output off by {accuracy.output_error:.1g} (baseline {base:.1g})"
+        if accuracy.gradient_error:
+            base = accuracy.baseline_gradient_error
+            told += f", gradients by {accuracy.gradient_error:.1g} (baseline {base:.1g})"
+        yield f"{told}, as its dtype rounds"
 
 
-def _compilations(comparison: Comparison, record: Record) -> list[str]:
+def _compilations(comparison: Comparison, record: Record) -> Iterator[str]:
     """Graphs, breaks and recompilations, and after how many steps all that is paid back."""
-    found, lines = record.compilations, []
+    found = record.compilations
     if found.graphs:
         counts = {"graph": found.graphs, "break": found.breaks, "recompile": found.recompiles}
         text = "compiled " + ", ".join(count(number, noun) for noun, number in counts.items())
         if (steps := comparison.break_even_steps(record)) is not None:
             text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
-        lines.append(text)
+        yield text
     if found.limit_reached:
         limit = "torch's recompile limit (torch.compiler.config.recompile_limit)"
-        lines.append(Urgent(f"fell back to plain PyTorch at {limit}"))
-    return lines
+        yield Urgent(f"fell back to plain PyTorch at {limit}")
 
 
 def _runner_up(comparison: Comparison) -> list[str]:
@@ -327,27 +330,60 @@ def _runner_up(comparison: Comparison) -> list[str]:
     return [f"{best.name} is {value} as fast as {second.name}{told}."]
 
 
-def _legend(comparison: Comparison) -> list[str]:
-    lines = [
-        "Median time of one step, device synchronized; speed-up: median of the ratios within "
-        "each round; first call and warm-up apart. Memory: state and the step's peak beyond it. "
-        "Model, optimizer and random state are as before."
-    ]
+def _legend(comparison: Comparison) -> Iterator[str]:
+    yield LEGEND
     has_limits = any(comparison.share_of_limit(record) for record in comparison.records)
     if comparison.flops is not None and has_limits:
-        lines.append(
-            f"A step is {operations(comparison.flops)} of matrix products, convolutions and "
-            "attention. Of limit: the time they need at this machine's own GEMM rate (or the "
-            "state, read once at its copy rate) as a share of the median."
-        )
+        yield LIMIT.format(operations(comparison.flops))
     if comparison.dropout_off:
-        lines.append("Dropout was off in the accuracy check: each kernel draws other masks.")
+        yield "Dropout was off in the accuracy check: each kernel draws other masks."
     if comparison.skipped_rounds:
         rounds = count(comparison.skipped_rounds, "round")
-        why = "the GradScaler skipped the optimizer's step in them"
-        lines.append(Urgent(f"{rounds} left out: {why}."))
+        yield Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
     said = [line[:1].upper() + line[1:] for line in (comparison.busy, comparison.repeats)]
-    lines += [Urgent(f"{line}.") for line in (*said, *comparison.unrestorable) if line]
+    yield from (Urgent(f"{line}.") for line in (*said, *comparison.unrestorable) if line)
     if comparison.has_too_few_rounds:
-        lines.append(Urgent(f"Too few rounds for an interval: {LONGER}."))
-    return lines
+        yield Urgent(f"Too few rounds for an interval: {LONGER}.")
+
+
+# --- while it runs ---
+
+
+def live_report(progress: Progress, title: str = "") -> Document:
+    """Return what notebooks and the panel show; without a title the bar is somebody else's."""
+    rows = [_live_row(status) for status in progress.known]
+    table = Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
+    if not title:
+        return Document(progress.text, [table])
+    return Document(f"{bar(progress.done)} {title}", [progress.text, table])
+
+
+def live_line(progress: Progress, title: str) -> str:
+    """Return the same in one line of a terminal: with the best so far."""
+    faster = {s.name: s.speedup or 0.0 for s in progress.known if s.state == "faster"}
+    best = max(faster, key=lambda name: faster[name], default=None)
+    ahead = "" if best is None else f"; {best} {ratio(faster[best])}"
+    return f"{bar(progress.done)} {title}: {progress.text}{ahead}"
+
+
+def waiting(progress: Progress, names: Sequence[str]) -> Progress:
+    """Return the progress with a row for each variant from the start: the table grows no more."""
+    if progress.known or len(names) < 2:
+        return progress
+    state = "measuring" if progress.done > 0 else "waiting"
+    rows = tuple(VariantStatus(name, None, None, None, state) for name in names)
+    return replace(progress, known=rows)
+
+
+def bar(done: float) -> str:
+    """Return `██████░░░░`; never full, since something is left."""
+    filled = min(round(done * WIDTH), WIDTH - 1)
+    return f"{'█' * filled}{'░' * (WIDTH - filled)}"
+
+
+def _live_row(status: VariantStatus) -> Row:
+    low, high = status.low, status.high
+    is_known = low and high is not None and high < float("inf")
+    interval = f"{low:.2f}× to {high:.2f}×" if is_known else BLANK
+    gain = BLANK if status.speedup is None else f"{status.speedup:.2f}×"
+    return Row((status.name, gain, interval, status.state), TONES.get(status.state, "plain"))

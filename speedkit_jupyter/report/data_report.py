@@ -25,6 +25,7 @@ WARNING = (
     "learning rate has to be found anew (often it grows with the size, or with its root). Nothing "
     "was changed."
 )
+COUNTED = "The table counts tensors and arrays that Python knows of; what graphs kept is gone too."
 GRAPHS = "with a graph: .detach() lets go of what it keeps"
 
 
@@ -39,8 +40,7 @@ def loader_report(tuning: LoaderTuning) -> Document:
         UNDONE.format(tuning.epoch),
     ]
     step = f"with `{tuning.against}`" if tuning.against else "loading alone"
-    found = tuning.ratio
-    if found is not None:
+    if found := tuning.ratio:
         headline = f"`{tuning.name}`, {tuning.chosen.settings.words}: {ratio(found.median)} as fast"
         headline += f" {step}, {INTERVAL} {between(found.low, found.high)}"
     else:
@@ -51,15 +51,16 @@ def loader_report(tuning: LoaderTuning) -> Document:
 
 
 def _loader_row(tuning: LoaderTuning, one: Candidate) -> Row:
-    own, chosen, found = one is tuning.own, one is tuning.chosen, tuning.race.ratio(one)
+    own, chosen = one is tuning.own, one is tuning.chosen
+    found = None if own else tuning.race.ratio(one)
     notes = ["taken"] * chosen + [one.failure or one.why_out or "as it is" * own]
     cells = (
         "→" if chosen else "",
         one.words,
         seconds(one.batch_s) if one.times_s else BLANK,
         share(one.waiting) if one.times_s else BLANK,
-        "" if own or found is None else ratio(found.median),
-        "" if own or found is None else between(found.low, found.high),
+        ratio(found.median) if found else "",
+        between(found.low, found.high) if found else "",
         ", ".join(filter(None, notes)),
     )
     return Row(cells, "bad" if one.failure else "good" if chosen and not own else "plain")
@@ -124,33 +125,27 @@ def _batch_row(found: BatchSizes, one: Size) -> Row:
 
 def free_report(freed: Freed) -> Document:
     """Return what held memory, and who holds what is left."""
-    let_go = []
+    columns = ("held by", "held", "the largest of it", "gone with it")
+    named = ("name", "holds", "the largest of it", "remark")
+    let_go, kept = [], []
     for held in freed.let_go:
         number = f", {count(held.number, 'value')}" if held.number else ""
         let_go.append((held.holder, size(held.bytes), held.what + number, held.loses or BLANK))
-    kept = []
     for own in freed.kept:
         graphs = f"{count(own.graphs, 'tensor')} {GRAPHS}" if own.graphs else BLANK
         kept.append((own.name, size(own.bytes), own.what, graphs))
-    columns = ("held by", "held", "the largest of it", "gone with it")
-    named = ("name", "holds", "the largest of it", "remark")
     before, after = freed.process_bytes
     lines = [f"This process: {size(before)} of main memory before, {size(after)} now."]
     headline = "Nothing to let go of: only your own names hold tensors"
-    if freed.let_go:
-        lines.append(
-            "The table counts tensors and arrays that Python knows of; what graphs kept beside "
-            "them is gone too."
-        )
+    if let_go:
+        lines.append(COUNTED)
         headline = f"Let go of {size(max(sum(one.bytes for one in freed.let_go), before - after))}"
         for name, (was, now) in freed.devices_bytes.items():
             headline += f"; on {name} {size(was)} became {size(now)}"
+    names = Table(named, kept, named[1:2], wraps=named[2:3])
     content = [
         Table(columns, let_go, columns[1:2], wraps=columns[2:3]),
-        Section(
-            Table(named, kept, named[1:2], wraps=named[2:3]),
-            "Your own names, which were not touched",
-        ),
+        Section(names, "Your own names, which were not touched"),
         "\n".join(lines),
     ]
     return Document(headline, content, freed.to_dict())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "quiet"]
@@ -16,15 +16,12 @@ BLANK = "–"
 class Cell(str):
     """A cell with a look: `changed` marks it with ●, `code` is monospaced, `hint` is a tooltip."""
 
-    changed: bool
-    code: bool
-    hint: str
+    changed = code = False
+    hint = ""
 
-    def __new__(
-        cls, text: str, *, changed: bool = False, code: bool = False, hint: str = ""
-    ) -> Cell:
-        cell = super().__new__(cls, f"● {text}" if changed else text)
-        cell.changed, cell.code, cell.hint = changed, code, hint
+    def __new__(cls, text: str, **look: Any) -> Cell:
+        cell = super().__new__(cls, f"● {text}" if look.get("changed") else text)
+        vars(cell).update(look)
         return cell
 
 
@@ -59,17 +56,14 @@ class Table:
     def __bool__(self) -> bool:
         return bool(self.rows)
 
-    def without(self, name: str) -> Table:
+    def without_last_optional(self) -> Table:
         """Return the table without one of its columns."""
+        *optional, name = self.optional
         at = self.columns.index(name)
-
-        def rest(cells: tuple[str, ...]) -> tuple[str, ...]:
-            return cells[:at] + cells[at + 1 :]
-
-        rows = [Row(rest(row.cells), row.tone) for row in self.rows]
-        optional = tuple(one for one in self.optional if one != name)
-        columns = rest(self.columns)
-        return Table(columns, rows, self.numbers, self.wraps, optional, self.least_last)
+        cut = [(*cells[:at], *cells[at + 1 :]) for cells in (row.cells for row in self.rows)]
+        rows = [Row(cells, row.tone) for cells, row in zip(cut, self.rows, strict=True)]
+        columns = (*self.columns[:at], *self.columns[at + 1 :])
+        return replace(self, columns=columns, rows=rows, optional=tuple(optional))
 
 
 @dataclass(frozen=True)
@@ -89,28 +83,18 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Folded:
-    """Lines, or a table with a title, of which a brief report shows the `summary` alone."""
+class Section:
+    """A part of a report under an optional title; a brief report folds those that are `folded`."""
 
-    body: Table | str
+    body: Any  # Table | Code | Picture | str, or nothing
     title: str = ""
+    folded: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.body)
 
     @property
     def summary(self) -> str:
-        """What stands in their place."""
+        """What stands in place of folded lines."""
         number = len(str(self.body).splitlines())
         return self.title or f"{number} more note{'s' if number > 1 else ''}"
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of a report under an optional title."""
-
-    body: Any  # Table | Code | Picture | Folded | str, or nothing
-    title: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.body)

@@ -18,7 +18,6 @@ from speedkit_jupyter.report.elements import (
     GREY,
     Cell,
     Code,
-    Folded,
     Picture,
     Row,
     Section,
@@ -50,15 +49,11 @@ def _rgba(colour: str, opacity: float) -> str:
     return f"rgba({red},{green},{blue},{opacity:g})"
 
 
-def _tint(colour: str, opacity: float) -> str:
-    """A background that leaves any text on it legible."""
-    return f"background:{_rgba(colour, opacity)};"
-
-
+# Backgrounds leave any text on them legible.
 TONES = {
     "plain": "background:transparent;",
-    "good": _tint(GOOD, 0.16),
-    "bad": _tint(BAD, 0.16),
+    "good": f"background:{_rgba(GOOD, 0.16)};",
+    "bad": f"background:{_rgba(BAD, 0.16)};",
     "quiet": "opacity:.72;",
 }
 FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
@@ -71,10 +66,10 @@ CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
 HEAD = f"{CELL}border-bottom:1px solid {_rgba(GREY, 0.45)};vertical-align:bottom;"
 INLINE = "background:none;color:inherit"
 ASKS = "text-decoration:underline dotted;text-underline-offset:3px;cursor:help"
-MARKED = _tint(CHANGED, 0.2) + "border-radius:3px;padding:0 5px;margin-left:-5px"
+MARKED = f"background:{_rgba(CHANGED, 0.2)};border-radius:3px;padding:0 5px;margin-left:-5px"
 CODE = (
-    f"{_tint(GREY, 0.12)}border-left:3px solid {_rgba(GREY, 0.5)};padding:6px 10px;margin:4px 0;"
-    "white-space:pre;overflow-x:auto;color:inherit;font-family:monospace"
+    f"background:{_rgba(GREY, 0.12)};border-left:3px solid {_rgba(GREY, 0.5)};padding:6px 10px;"
+    "margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;font-family:monospace"
 )
 # A line must not break inside an option.
 OPTION = re.compile(r"--\w+( \d+)?")
@@ -106,11 +101,15 @@ def page(headline: str, report: str, data: str, command: str) -> str:
 
 
 def _section(section: Section, is_brief: bool) -> str:
-    title = f'<div style="font-weight:600;margin:10px 0 2px">{_text(section.title)}</div>'
-    return (title if section.title else "") + _body(section.body, is_brief)
+    title, body = _text(section.title), _body(section.body)
+    if section.folded:
+        summary = f'<summary style="cursor:pointer;opacity:.8">{_text(section.summary)}</summary>'
+        opened = "" if is_brief else " open"
+        return f'<details{opened} style="margin:4px 0">{summary}{body}</details>'
+    return f'<div style="font-weight:600;margin:10px 0 2px">{title}</div>' * bool(title) + body
 
 
-def _body(body: object, is_brief: bool) -> str:
+def _body(body: object) -> str:
     if isinstance(body, Table):
         return _table(body)
     if isinstance(body, Code):
@@ -119,11 +118,6 @@ def _body(body: object, is_brief: bool) -> str:
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
         return f'<img alt="{alt}" style="max-width:100%;width:48em" src="{source}">'
-    if isinstance(body, Folded):
-        summary = f'<summary style="cursor:pointer;opacity:.8">{_text(body.summary)}</summary>'
-        opened = "" if is_brief else " open"
-        inside = _body(body.body, is_brief)
-        return f'<details{opened} style="margin:4px 0">{summary}{inside}</details>'
     lines = "".join(f"<div>{_text(line)}</div>" for line in str(body).splitlines())
     return f'<div style="margin:4px 0">{lines}</div>'
 
@@ -147,7 +141,7 @@ def _coloured(code: Code) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(
-        f'<th scope="col"{_title(HINTS.get(name, ""))} style="{HEAD}text-align:'
+        f'<th scope="col"{_hint(HINTS.get(name, ""))} style="{HEAD}text-align:'
         f'{_side(table, name)};{ASKS if name in HINTS else ""}">'
         f"{_text(name).replace('-', '&#8209;')}</th>"
         for name in table.columns
@@ -163,28 +157,29 @@ def _table(table: Table) -> str:
 def _row(table: Table, row: Row) -> str:
     cells = []
     for name, cell in zip(table.columns, row.cells, strict=True):
-        wraps = name == table.columns[-1] or name in table.wraps
-        style = f"text-align:{_side(table, name)};white-space:{'normal' if wraps else 'nowrap'};"
-        hint = _title(HINTS[name] if name in ASKED else "")
-        cells.append(f'<td{hint} style="{CELL}{style}">{_cell(cell, name in table.wraps)}</td>')
+        space = "normal" if name in (table.columns[-1], *table.wraps) else "nowrap"
+        style = f"{CELL}text-align:{_side(table, name)};white-space:{space};"
+        hint = _hint(HINTS[name] if name in ASKED else "")
+        cells.append(f'<td{hint} style="{style}">{_cell(cell, name in table.wraps)}</td>')
     return f'<tr style="{TONES[row.tone]}">{"".join(cells)}</tr>'
 
 
 def _cell(cell: str, wraps: bool) -> str:
-    if isinstance(cell, Cell) and cell.code:
+    look = cell if isinstance(cell, Cell) else Cell("")
+    if look.code:
         style = f"{INLINE};font-family:monospace;white-space:pre-wrap"
         return f'<code style="{style}">{escape(cell)}</code>'
-    if isinstance(cell, Cell) and cell.hint:
-        return f'<span{_title(cell.hint)} style="{ASKS}">{_text(cell)}</span>'
-    if isinstance(cell, Cell) and cell.changed:
+    if look.hint:
+        return f'<span{_hint(look.hint)} style="{ASKS}">{_text(cell)}</span>'
+    if look.changed:
         return f'<strong class="speedkit-changed" style="{MARKED}">{_text(cell)}</strong>'
     text = OPTION.sub(r'<span style="white-space:nowrap">\g<0></span>', _text(cell))
     # Names as `bf16+channels_last` break too, intervals don't.
     return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to ") if wraps else text
 
 
-def _title(hint: str) -> str:
-    return f' title="{escape(hint)}"' if hint else ""
+def _hint(text: str) -> str:
+    return f' title="{escape(text)}"' if text else ""
 
 
 def _side(table: Table, name: str) -> str:

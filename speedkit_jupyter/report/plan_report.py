@@ -1,29 +1,39 @@
-"""Reports about plans and the catalog: what is decided and why, and what an entry does."""
+"""Reports about plans: what is decided and why, the catalog, and what a panel shows."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter import machines
+from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.codegen.training_loop import Words, loop
-from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.plans.applying import to_write, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
-from speedkit_jupyter.plans.reaching import to_write, trained_by
+from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table, Tone
 from speedkit_jupyter.report.units import size, word
 from speedkit_jupyter.session import Found, Session
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.words import count
+
+if TYPE_CHECKING:
+    import torch
 
 # Names in one line.
 MOST_NAMES = 12
-SOURCES = {"auto": "auto", "user": "you", "env": "environment", "measured": "measured"}
+COLUMNS = ("optimization", "state", "value", "by", "why")
+IN_CATALOG = ("optimization", "what it does", "state", "value", "why")
+IN_PANEL = ("optimization", "state", "value", "why")
+SOURCES = {"user": "you", "env": "environment"}
 NO_MODEL = (
     "No model here yet. Define one, then `%speedkit apply model`; `%speedkit help` lists the rest."
 )
@@ -48,10 +58,8 @@ def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
 
 def plan_report(plan: Plan, name: str = "model", found: Found | None = None) -> Document:
     """Return what would be decided for a model; nothing is applied."""
-    return Document(
-        f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
-        [decisions(plan), worth_measuring(plan, found)],
-    )
+    headline = f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}"
+    return Document(headline, [decision_table(plan), worth_measuring(plan, found)])
 
 
 def context_report(
@@ -59,9 +67,9 @@ def context_report(
 ) -> Document:
     """Return each decision with its reason, and the flags before and after."""
     content = [
-        decisions(context.plan, context.restored),
+        decision_table(context.plan, restored=context.restored),
         worth_measuring(context.plan, found),
-        Section(changed(context.changes()), "Before and after"),
+        _changed(context),
         _notes(context, ctx),
     ]
     return Document(_headline(context, name), content)
@@ -76,13 +84,12 @@ def applied_report(context: SpeedContext, words: Words) -> Document:
         _of_interest(plan),
         f"{left.capitalize()}. {again}" if left else _as_is(plan),
         worth_measuring(plan),
-        Section(changed(context.changes()), "Before and after"),
+        _changed(context),
         _notes(context, words.ctx),
         _loop(context, words),
     ]
     write = to_write(context, words.ctx, words.names)
-    headline = f"{write} {_headline(context, words.model)}".lstrip()
-    return Document(headline, content)
+    return Document(f"{write} {_headline(context, words.model)}".lstrip(), content)
 
 
 def _loop(context: SpeedContext, words: Words) -> Section:
@@ -91,9 +98,8 @@ def _loop(context: SpeedContext, words: Words) -> Section:
     if library := trained_by(context.model, words.names):
         text = f"{library} runs its own loop."
         if library == "transformers":
-            text += (
-                f" `%speedkit code {words.model} --as transformers` writes the plan as arguments."
-            )
+            line = f"`%speedkit code {words.model} --as transformers`"
+            text += f" {line} writes the plan as arguments."
         return Section(text, title)
     lines = loop(context, words)
     nothing = "Nothing to edit: it runs under the plan as it is."
@@ -125,19 +131,41 @@ def status_report(
     return Document(f"SpeedKit · {hardware_line(hardware, device)}", content or [NO_MODEL])
 
 
-def decisions(plan: Iterable[Decision], restored: bool = False) -> Table:
-    """Return one row per optimization: state, value, who decided, and why."""
+def decision_table(
+    made: Iterable[Decision],
+    columns: tuple[str, ...] = COLUMNS,
+    restored: bool = False,
+    marked: Callable[[Decision, str], tuple[str, str]] = lambda one, state: (
+        state,
+        word(one.value),
+    ),
+    **more: Any,
+) -> Table:
+    """Return one row for each decision; `marked` gives its state and value."""
     rows = []
-    for one in plan:
+    for one in made:
         state, tone = outcome(one, restored)
-        cells = (called(one), state, word(one.value), SOURCES[one.source], one.reason)
-        rows.append(Row(cells, tone))
-    return Table(("optimization", "state", "value", "by", "why"), rows)
+        summary = named(one.name).summary
+        state, value = marked(one, state)
+        cells = {
+            "optimization": Cell(one.name, hint=summary),
+            "what it does": summary,
+            "state": state,
+            "value": value,
+            "by": SOURCES.get(one.source, one.source),
+            "why": one.reason,
+        }
+        rows.append(Row(tuple(cells[name] for name in columns), tone))
+    return Table(columns, rows, **more)
 
 
-def called(decision: Decision) -> Cell:
-    """Return the name of an optimization, with what it does as a tooltip."""
-    return Cell(decision.name, hint=named(decision.name).summary)
+def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
+    """Return the state of a decision, with a sign before the word, and its tone."""
+    if decision.active and restored:
+        return "○ was on", "quiet"
+    if decision.active:
+        return ("◐ replaced", "plain") if decision.declined else ("● on", "good")
+    return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
 
 
 def worth_measuring(plan: Plan, found: Found | None = None) -> str:
@@ -158,7 +186,7 @@ def worth_measuring(plan: Plan, found: Found | None = None) -> str:
 
 def _of_interest(plan: Plan) -> Table:
     """The decisions that do something, or that somebody has asked for."""
-    return decisions(decision for decision in plan if decision.active or decision.declined)
+    return decision_table(decision for decision in plan if decision.active or decision.declined)
 
 
 def _as_is(plan: Plan) -> str:
@@ -169,20 +197,12 @@ def _as_is(plan: Plan) -> str:
     return f"As is: {listed}. `%speedkit report` has every reason." if names else ""
 
 
-def changed(changes: Sequence[Change]) -> Table | str:
-    """Return every flag and piece of state that differs."""
-    rows = [(c.name, word(c.before), word(c.after)) for c in changes]
+def _changed(context: SpeedContext) -> Section:
+    """Every flag and piece of state that differs."""
+    rows = [(one.name, word(one.before), word(one.after)) for one in context.changes()]
     same = "Every flag, the model and its optimizers are as they were."
-    return Table(("flag or state", "before", "after"), rows) if rows else same
-
-
-def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
-    """Return the state of a decision, with a sign before the word, and its tone."""
-    if decision.active and restored:
-        return "○ was on", "quiet"
-    if decision.active:
-        return ("◐ replaced", "plain") if decision.declined else ("● on", "good")
-    return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
+    table = Table(("flag or state", "before", "after"), rows)
+    return Section(table or same, "Before and after")
 
 
 def _headline(context: SpeedContext, name: str) -> str:
@@ -208,24 +228,15 @@ def _notes(context: SpeedContext, ctx: str) -> Section:
     return Section("\n".join(lines), "Please note")
 
 
+# --- the catalog ---
+
+
 def catalog_report(plan: Plan, name: str) -> Document:
     """Return every entry: what it does, and what would be on, as is or declined here."""
-    rows = []
-    for one in plan:
-        state, tone = outcome(one)
-        rows.append(
-            Row((one.name, named(one.name).summary, state, word(one.value), one.reason), tone)
-        )
-    columns = ("optimization", "what it does", "state", "value", "why")
+    table = decision_table(plan, IN_CATALOG, wraps=("what it does",), least_last=38)
     more = "`%speedkit explain NAME` says where one helps, its risk, and how it is undone."
-    return Document(
-        f"The catalog for {name} on {hardware_line(plan.hardware, plan.facts.device)}",
-        [
-            Table(columns, rows, wraps=("what it does",), least_last=38),
-            worth_measuring(plan),
-            more,
-        ],
-    )
+    headline = f"The catalog for {name} on {hardware_line(plan.hardware, plan.facts.device)}"
+    return Document(headline, [table, worth_measuring(plan), more])
 
 
 def explain_report(optimization: Optimization, decision: Decision, name: str) -> Document:
@@ -246,3 +257,105 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
     }
     headline = f"{optimization.name}: {optimization.summary}"
     return Document(headline, [Table(("", ""), list(about.items()))])
+
+
+# --- the panel ---
+
+
+def state_report(preview: Preview, name: str, found: Found | None = None) -> Document:
+    """Return what is applied, what the choice would change, and why."""
+    plan, applied = preview.plan, preview.applied
+    would = spoken(plan) or "nothing"
+    if applied is None:
+        headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
+    else:
+        headline = f"Applied to `{name}`: {spoken(applied.plan) or 'nothing'}"
+        headline += f". Apply would make it: {would}" if preview.pending else ""
+    if plan.hardware.pinned:
+        headline += f" ({machines.as_for(plan.hardware.pinned)})"
+    content = [_changes(preview), *_reasons(preview), worth_measuring(plan, found)]
+    return Document(headline, content, is_brief=True)
+
+
+def panel_report(
+    preview: Preview,
+    name: str,
+    message: str = "",
+    result: Document | None = None,
+    found: Found | None = None,
+) -> Document:
+    """Return all that a panel shows, for front ends without widgets."""
+    state = state_report(preview, name, found)
+    content = [message, *state.content]
+    if result is not None and result.sections:
+        first, *tail = result.sections
+        content += [replace(first, title=result.headline), *tail]
+    return Document(f"SpeedKit · {state.headline}", content, is_brief=True)
+
+
+def _changes(preview: Preview) -> Table | str:
+    """Flags and state: as found, as they are, and as they would be."""
+    titles = ("flag or state", "before", "now", "after Apply")
+    hidden = 2 if preview.applied is None else None if preview.pending else 3
+
+    def shown(cells: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(cell for at, cell in enumerate(cells) if at != hidden)
+
+    rows = [
+        shown((name, word(before), _marked(before, now), _marked(now, after)))
+        for name, before, now, after in preview.rows()
+    ]
+    same = "Every flag, the model and its optimizers would stay as they are."
+    return Table(shown(titles), rows, wraps=shown(titles)) or same
+
+
+def _marked(before: Any, after: Any) -> str:
+    return word(after) if before == after else Cell(word(after), changed=True)
+
+
+def _reasons(preview: Preview) -> list[Section]:
+    """One row for each decision; those that leave something as it is lie folded."""
+    now = preview.applied.plan if preview.applied else None
+
+    def marked(one: Decision, state: str) -> tuple[str, str]:
+        """`● on` is what is in force, `→ on` what would be; what differs is marked."""
+        value, was_on = word(one.value), now is not None and now[one.name].active
+        if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
+            state = "→ on" if one.active else "→ off" if was_on else state
+            value = Cell(value, changed=True) if now is not None or one.active else value
+        return state, value
+
+    shown, left = [], []
+    for one in preview.plan:
+        is_shown = one.active or one.declined or (now is not None and now[one.name].active)
+        (shown if is_shown else left).append(one)
+    tables = [decision_table(some, IN_PANEL, marked=marked) for some in (shown, left)]
+    title = f"{len(left)} left as they are, and why"
+    return [Section(tables[0], "Why"), Section(tables[1], title, folded=True)]
+
+
+def unavailable(decisions: Mapping[str, Decision]) -> list[tuple[list[str], str]]:
+    """Return the words that can't be had here, those with one reason together."""
+    groups: dict[str, tuple[list[str], str]] = {}
+    for asked, decision in decisions.items():
+        if decision.declined:
+            key = decision.reason.replace(repr(asked), "")
+            groups.setdefault(key, ([], decision.reason))[0].append(asked)
+    return list(groups.values())
+
+
+def as_code(
+    plan: Plan,
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: torch.nn.Module | None = None,
+    name: str = "model",
+) -> Document:
+    """Return the plan to take along, in the user's word for the model."""
+    text: Any
+    try:
+        written = code(plan, "torch", optimizers, model=model, name=name)
+        text = Code(written.rstrip(), "python")
+    except SpeedKitError as error:
+        text = str(error)
+    yaml = Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
+    return Document("The plan", [Section(text, "As plain PyTorch"), yaml])

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from speedkit_jupyter.advice.advice import Advice, Opportunity
-from speedkit_jupyter.profiling.costs import Cost, Costs
+from speedkit_jupyter.profiling.costs import Cost
 from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Part
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Cell, Folded, Section, Table
+from speedkit_jupyter.report.elements import Cell, Section, Table
 from speedkit_jupyter.report.units import operations, seconds, size
 from speedkit_jupyter.support.words import count, share
 
@@ -55,9 +55,8 @@ def profile_report(profile: Profile) -> Document:
         for part, of in shares.items()
         if of >= LEAST_PART or part == "rest"
     ]
-    parts = Table(("part", *TIME, "", "what it is"), rows, TIME, optional=("what it is",))
     content = [
-        parts,
+        Table(("part", *TIME, "", "what it is"), rows, TIME, optional=("what it is",)),
         Section(_waits(profile), "Synchronizations"),
         Section(_lines(profile), "Lines of your code, each without the lines that it calls"),
         *_costs(profile),
@@ -65,10 +64,8 @@ def profile_report(profile: Profile) -> Document:
     ]
     first, second = sorted(PARTS, key=profile.share, reverse=True)[:2]
     of_a_call = f" ({profile.steps} in a call)" if profile.steps > 1 else ""
-    headline = (
-        f"{seconds(profile.step_s)} a step{of_a_call}: {share(shares[first])} {first}, "
-        f"{share(shares[second])} {second}"
-    )
+    most = f"{share(shares[first])} {first}, {share(shares[second])} {second}"
+    headline = f"{seconds(profile.step_s)} a step{of_a_call}: {most}"
     return Document(headline, content, profile.to_dict())
 
 
@@ -106,7 +103,7 @@ def _notes(profile: Profile) -> Iterator[str]:
         return
     yield f"{calls}, each of them {profile.cost:.2f} times as long as a plain one in between."
     if profile.cost > DEAR:
-        yield "Seconds are those of the plain calls; of so short parts the shares are rough."
+        yield "Seconds are those of the plain calls; the shares of such short parts are rough."
     if profile.first is not None and (compiling_s := profile.first.seconds["compiling"]) > 0:
         yield f"Before, the first call compiled for {seconds(compiling_s)}."
 
@@ -117,67 +114,62 @@ def _costs(profile: Profile) -> list[Any]:
     if costs is None:
         why = profile.why_no_costs
         return [f"Modules and operators: {why}." if why else ""]
-    outermost = [f"{name} {share(part)}" for name, part in roots(costs).items()]
-    modules, busy = _modules(profile, costs), costs.busy
+    outermost = [name for name in costs.tree if "." not in name]
+    inclusive = ", ".join(f"{name} {share(costs.tree[name])}" for name in outermost)
+    # A module is called by the path inside the model, where there is one model with parts.
+    models = [root for root in outermost if any(n.startswith(f"{root}.") for n in costs.tree)]
+    modules = [
+        {
+            "module": (len(models) == 1 and cost.name.partition(".")[2]) or cost.name,
+            "class": cost.kind,
+            **_time(profile, cost),
+            "backward": share(cost.backward / cost.share),
+            "operations": _operations(profile, cost),
+            "of limit": _limit(cost),
+        }
+        for cost in _listed(costs.modules)
+    ]
+    operators = [
+        {
+            "operator": _operator(cost.name),
+            "times a step": f"{cost.times / profile.steps:.3g}" if cost.times else "",
+            **_time(profile, cost),
+            "operations": _operations(profile, cost),
+            "moves": size(cost.moved_bytes / profile.steps) if cost.moved_bytes else "",
+            "of limit": _limit(cost),
+        }
+        for cost in _listed(costs.operators)
+    ]
+    busy = ""
+    if costs.busy is not None:
+        busy = f"The device was busy {share(costs.busy)} of the time, and idle for the rest."
     return [
-        Section(modules, "Modules, each without those inside of it"),
-        f"With all inside of them: {', '.join(outermost)}." if modules else "",
-        Section(_operators(profile, costs.operators), "Operators"),
-        ""
-        if busy is None
-        else f"The device was busy {share(busy)} of the time, and idle for the rest.",
-        Folded(NOTES),
+        Section(_table(modules, "backward", "class"), "Modules, each without those inside of it"),
+        f"With all inside of them: {inclusive}." if modules else "",
+        Section(_table(operators, "times a step"), "Operators"),
+        busy,
+        Section(NOTES, folded=True),
     ]
 
 
-def roots(costs: Costs) -> dict[str, float]:
-    """Return the outermost modules with their shares, all inside of them included."""
-    return {name: part for name, part in costs.tree.items() if "." not in name}
+def _table(rows: Sequence[dict[str, str]], *optional: str) -> Table:
+    columns = tuple(rows[0]) if rows else ()
+    return Table(columns, [tuple(row.values()) for row in rows], NUMBERS, columns[:1], optional)
 
 
-def _modules(profile: Profile, costs: Costs) -> Table:
-    """By the path inside the model, where there is one model with parts."""
-    models = [root for root in roots(costs) if any(n.startswith(f"{root}.") for n in costs.tree)]
-    rows = []
-    for cost in _listed(costs.modules):
-        path = cost.name.partition(".")[2]
-        name = path if path and len(models) == 1 else cost.name
-        backward = share(cost.backward / cost.share)
-        rows.append(
-            (
-                name,
-                cost.kind,
-                *_time(profile, cost),
-                backward,
-                _operations(profile, cost),
-                _limit(cost),
-            )
-        )
-    columns = ("module", "class", *TIME, "backward", "operations", "of limit")
-    return Table(columns, rows, NUMBERS, ("module",), ("backward", "class"))
-
-
-def _operators(profile: Profile, costs: Sequence[Cost]) -> Table:
+def _operator(name: str) -> str:
     """`addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it."""
-    rows = []
-    for cost in _listed(costs):
-        name = cost.name.rpartition("#")[2].removeprefix("aten::")
-        name = "DataLoader" if cost.name.startswith(LOADER) else name
-        times = f"{cost.times / profile.steps:.3g}" if cost.times else ""
-        moved = size(cost.moved_bytes / profile.steps) if cost.moved_bytes else ""
-        rows.append(
-            (name, times, *_time(profile, cost), _operations(profile, cost), moved, _limit(cost))
-        )
-    columns = ("operator", "times a step", *TIME, "operations", "moves", "of limit")
-    return Table(columns, rows, NUMBERS, ("operator",), ("times a step",))
+    if name.startswith(LOADER):
+        return "DataLoader"
+    return name.rpartition("#")[2].removeprefix("aten::")
 
 
 def _listed(costs: Sequence[Cost]) -> list[Cost]:
     return [cost for cost in costs[:MOST] if cost.share >= LEAST_COST]
 
 
-def _time(profile: Profile, cost: Cost) -> tuple[str, str]:
-    return seconds(cost.share * profile.step_s), share(cost.share)
+def _time(profile: Profile, cost: Cost) -> dict[str, str]:
+    return {TIME[0]: seconds(cost.share * profile.step_s), TIME[1]: share(cost.share)}
 
 
 def _operations(profile: Profile, cost: Cost) -> str:
@@ -231,16 +223,16 @@ def advice_report(advice: Advice) -> Document:
         Section(remedies, "What to write"),
         f"The step: {', '.join(f'{part} {share(of)}' for part, of in parts.items())}.",
         "\n".join(_advice_notes(advice)),
-        Folded("\n".join([HOW, *waits])),
+        Section("\n".join([HOW, *waits]), folded=True),
     ]
-    subject = f" of `{advice.subject}`" if advice.subject else ""
-    why = "no known reason why it would be slow"
-    if profile.is_interrupted:
-        why = "interrupted before reasons were looked for"
-    headline = f"{seconds(profile.step_s)} a step{subject}: {why}"
+    told = "no known reason why it would be slow"
     if every:
         number = "1 opportunity" if len(every) == 1 else f"{len(every)} opportunities"
-        headline = f"{seconds(profile.step_s)} a step{subject}: {number}, the first {every[0].gain}"
+        told = f"{number}, the first {every[0].gain}"
+    elif profile.is_interrupted:
+        told = "interrupted before reasons were looked for"
+    subject = f" of `{advice.subject}`" if advice.subject else ""
+    headline = f"{seconds(profile.step_s)} a step{subject}: {told}"
     return Document(headline, content, advice.to_dict())
 
 
@@ -249,12 +241,12 @@ def try_line(one: Opportunity, number: int) -> str:
     return f"%speedkit advise --try {number}" if one.variant or one.trial else BY_HAND
 
 
-def _advice_notes(advice: Advice) -> list[str]:
-    more = len(advice.opportunities) - MOST
-    lines = [f"{more} more gain less: in the result's rows()."] if more > 0 else []
+def _advice_notes(advice: Advice) -> Iterator[str]:
+    if (more := len(advice.opportunities) - MOST) > 0:
+        yield f"{more} more gain less: in the result's rows()."
     if advice.opportunities:
         expected = "Expected is what the split allows (Amdahl), not a promise"
-        lines.append(f"{expected}: the comparison measures.")
+        yield f"{expected}: the comparison measures."
     switches = "What switches bring (precision, compile, layouts)"
-    lines.append(f"{switches} is measured by %%speedbench --tune.")
-    return [*lines, *(f"{rule}: not looked at ({why})" for rule, why in advice.skipped.items())]
+    yield f"{switches} is measured by %%speedbench --tune."
+    yield from (f"{rule}: not looked at ({why})" for rule, why in advice.skipped.items())

@@ -7,11 +7,17 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-from speedkit_jupyter.report.elements import Code, Folded, Picture, Section, Table
+from speedkit_jupyter.report.elements import Code, Picture, Section, Table
 
 # Columns of a page without a terminal: a saved notebook, a pipe.
 WIDTH = 100
 GAP = "  "
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Break cells at blanks and behind a `+`, as in `bf16+channels_last`."""
+
+    wordsep_simple_re = re.compile(r"([ \n]+)|(?<=\+)")
 
 
 def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
@@ -23,19 +29,16 @@ def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
 
 
 def _section(section: Section, width: int, is_brief: bool) -> str:
-    body, title = section.body, section.title
-    if isinstance(body, Folded):
-        folded = body
-        if is_brief and not folded.title:
-            return f"… {folded.summary}: in the result's report(), which -v NAME keeps"
-        body, title = folded.body, folded.title
+    body = section.body
+    if is_brief and section.folded and not section.title:
+        return f"… {section.summary}: `%speedkit report --notes`, or the result's report()"
     if isinstance(body, Table):
         text = table(body, width)
     elif isinstance(body, Code):
         text = body.text if body.language else textwrap.indent(body.text, "    ")
     else:
         text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())
-    return f"{title}\n{text}" if title else text
+    return f"{section.title}\n{text}" if section.title else text
 
 
 def table(found: Table, width: int) -> str:
@@ -43,7 +46,7 @@ def table(found: Table, width: int) -> str:
     are optional go.
     """
     while (widths := _widths(found, width)) is None:
-        found = found.without(found.optional[-1])
+        found = found.without_last_optional()
     head, *lines = (
         _row(cells, widths, found) for cells in (found.columns, *(row.cells for row in found.rows))
     )
@@ -56,7 +59,7 @@ def _widths(found: Table, width: int) -> list[int] | None:
     columns = list(zip(found.columns, *(row.cells for row in found.rows), strict=True))
     widths = [max(map(len, cells)) for cells in columns]
     least = [
-        max(len(piece.strip()) for cell in cells for piece in _pieces(cell))
+        max(len(word) for cell in cells for word in re.split(r"[ \n]+|(?<=\+)", cell))
         if name in found.wraps
         else natural
         for name, cells, natural in zip(found.columns, columns, widths, strict=True)
@@ -73,10 +76,12 @@ def _widths(found: Table, width: int) -> list[int] | None:
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], found: Table) -> str:
-    columns = [_wrapped(cell, size) for cell, size in zip(cells[:-1], widths[:-1], strict=True)]
-    columns.append(textwrap.wrap(cells[-1], widths[-1]) or [""])
+    columns = [
+        _Wrapper(max(size, 1), break_on_hyphens=False).wrap(cell)
+        for cell, size in zip(cells, widths, strict=True)
+    ]
     lines = []
-    for number in range(max(map(len, columns))):
+    for number in range(max(1, *map(len, columns))):
         texts = [column[number] if number < len(column) else "" for column in columns]
         padded = [
             text.rjust(size) if name in found.numbers else text.ljust(size)
@@ -84,18 +89,3 @@ def _row(cells: Sequence[str], widths: Sequence[int], found: Table) -> str:
         ]
         lines.append(GAP.join(padded).rstrip())
     return "\n".join(lines)
-
-
-def _wrapped(cell: str, width: int) -> list[str]:
-    lines = [""]
-    for piece in _pieces(cell):
-        if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
-            lines.append(piece.lstrip())
-        else:
-            lines[-1] += piece
-    return [line.rstrip() for line in lines]
-
-
-def _pieces(cell: str) -> list[str]:
-    """What a line may hold: cells break at blanks and behind a `+`."""
-    return re.findall(r"\s*[^\s+]*\+|\s*[^\s+]+", cell) or [cell]

@@ -43,12 +43,8 @@ def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:
 
 
 def day(moment: datetime.datetime) -> str:
-    """Return `12 May`, with the time on the same day and the year in another; in local time."""
-    local, today = moment.astimezone(), datetime.datetime.now().astimezone()
-    if local.date() == today.date():
-        return f"today {local:%H:%M}"
-    text = f"{local.day} {local:%b}"
-    return text if local.year == today.year else f"{text} {local.year}"
+    """Return `2026-05-12 14:03`, in local time."""
+    return f"{moment.astimezone():%Y-%m-%d %H:%M}"
 
 
 def ratio(value: float) -> str:

@@ -29,72 +29,72 @@ UNDONE = "All that the runs did to model, optimizer and random state is undone."
 
 def verification_report(result: Verification) -> Document:
     """Return the verdict with its numbers, the curves, and some steps of them."""
-    score, curves = result.score, result.curves
+    score, runs = result.score, result.runs.baseline
     headline = f"{result.subject}: " if result.subject else ""
     headline += f"{result.name}: {WORDS[result.verdict]}"
     if score is not None and not result.failure:
         headline += f": {change(score)}"
-    if result.runs.baseline:
-        calls = count(len(result.runs.baseline), "call")
-        headline += f" {'over' if score is None else 'after'} {calls} of the step"
+    if runs:
+        headline += (
+            f" {'over' if score is None else 'after'} {count(len(runs), 'call')} of the step"
+        )
     if result.failure:
         return Document(headline, [result.failure], result.to_dict())
-    content: list[Any] = [score_table(score, result.name)] if score else []
-    content += _given_up(result)
-    for curve in curves:
-        content += _curve(result, curve, is_alone=len(curves) == 1)
-    return Document(headline, [*content, UNDONE], result.to_dict())
+    content = [
+        score_table(score, result.name) if score else None,
+        _given_up(result),
+        *(body for curve in result.curves for body in _curve(result, curve)),
+        UNDONE,
+    ]
+    return Document(headline, content, result.to_dict())
 
 
-def _given_up(result: Verification) -> list[Any]:
+def _given_up(result: Verification) -> str:
     """What another model is, and what its losses show of that: at once, and at the end."""
     if not result.changes_model:
-        return []
-    words, loss = " and ".join(result.changes_model), result.loss
-    lines = [f"{words} changes the results."]
+        return ""
+    loss = result.loss
+    lines = [f"{' and '.join(result.changes_model)} changes the results."]
     lines += [f"{name}: {note}." for name, note in result.notes.items()]
     if loss.baseline and loss.planned:
         ends = f"{loss.end_of(loss.baseline):.5g} → {loss.end_of(loss.planned):.5g}"
         lines.append(f"The mean of the last {loss.last} losses: {ends}.")
-    return ["\n".join(lines)]
+    return "\n".join(lines)
 
 
-def _curve(result: Verification, curve: Curve, is_alone: bool) -> list[Any]:
+def _curve(result: Verification, curve: Curve) -> list[Any]:
+    """Its distance and what is allowed, the picture, and the losses of five calls."""
+    is_alone = len(result.curves) == 1
     hint = HINT if curve.what == RAN_ON and is_alone else ""
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
-    label = "a baseline with another seed"
-    drawn = "baseline, other seed"
+    label, drawn = "a baseline with another seed", "baseline, other seed"
     if result.by_weights:
         label = "a baseline whose weights were rounded once (the step draws no random numbers)"
         drawn = "baseline, rounded weights"
     if len(curve.others) > 1:
         label += f": the farthest of {len(curve.others)}"
-    columns = ("distance from the baseline's losses", "root mean square")
     rows = [
         Row((result.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
         (label, f"{curve.yardstick:.3g}"),
         (ALLOWED, f"{curve.allowed:.3g}"),
     ]
-    content: list[Any] = [
-        f"Compared is {curve.what}{verdict}{hint}.",
-        Table(columns, rows, columns[1:], wraps=columns[:1]),
-    ]
-    if curve.planned:
-        figure = lambda: plots.as_png(plots.loss_curves(curve, result.name, drawn))  # noqa: E731
-        content += [Picture(figure, f"The curves of {curve.what}"), _steps(result.name, curve)]
-    return content
-
-
-def _steps(name: str, curve: Curve) -> Table:
-    """The losses of five calls."""
+    columns = ("distance from the baseline's losses", "root mean square")
+    distances = Table(columns, rows, columns[1:], wraps=columns[:1])
+    content = [f"Compared is {curve.what}{verdict}{hint}.", distances]
+    if not curve.planned:
+        return content
     last = min(len(curve.baseline), len(curve.planned)) - 1
     runs = (curve.baseline, curve.planned, curve.other)
-    rows = [
+    calls = [
         (str(at + 1), *(f"{run[at]:.6g}" if at < len(run) else BLANK for run in runs))
         for at in sorted({0, last // 4, last // 2, 3 * last // 4, last})
     ]
-    columns = ("call", "baseline", name, "other baseline")
-    return Table(columns, rows, columns)
+    titles = ("call", "baseline", result.name, "other baseline")
+    picture = Picture(
+        lambda: plots.as_png(plots.loss_curves(curve, result.name, drawn)),
+        f"The curves of {curve.what}",
+    )
+    return [*content, picture, Table(titles, calls, titles)]
 
 
 # --- the number that the user has named ---

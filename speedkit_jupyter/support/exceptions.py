@@ -32,6 +32,13 @@ class ArgumentError(SpeedKitError, TypeError):
     """What a function was given is of the wrong kind."""
 
 
+def in_a_line(error: BaseException) -> str:
+    """Return an error's kind and the first line of what it says; of ours, that line alone."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    is_ours = isinstance(error, SpeedKitError)
+    return first if is_ours else f"{type(error).__name__}: {first:.200}".rstrip(": ")
+
+
 def printable(text: str) -> str:
     """Return text in one line, and without what a terminal would act on: `\\x1b` as it is spelt."""
     return "".join(

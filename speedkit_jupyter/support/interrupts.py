@@ -122,7 +122,7 @@ def held_back() -> Iterator[None]:
             yield
 
 
-def in_windows(function: Callable[P, R]) -> Callable[P, R]:
+def interruptible(function: Callable[P, R]) -> Callable[P, R]:
     """Have signals arrive in the user's own code only, while `function` runs: in a `window()`.
 
     In ours they wait for the next window, or for the end. Of Ctrl-C pressed twice, one arrives.
@@ -167,6 +167,18 @@ def in_a_window(function: Callable[[], R]) -> R:
         return function()
     finally:
         gate.close()
+
+
+def is_here(here: int) -> bool:
+    """Return whether this is the thread of that number."""
+    return threading.get_ident() == here
+
+
+def is_pythons() -> bool:
+    """Return whether Python code began this thread: autograd's own, on a GPU, are none of these."""
+    here = threading.get_ident()
+    known = [thread for thread in threading.enumerate() if thread.ident == here]
+    return any(not isinstance(thread, threading._DummyThread) for thread in known)
 
 
 # One thread at a time applies or restores. What the garbage collector sets off waits for its end.

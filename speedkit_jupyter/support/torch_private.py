@@ -1,7 +1,7 @@
 """torch's private names: what it does not promise, in one place.
 
-Tested on torch 2.9, 2.11 and 2.13 (`make versions`): `tests/support/test_torch_private.py` calls
-each, and allows no private name elsewhere. All these versions have all of the names, unless a line
+Tested on torch 2.9, 2.11 and 2.13 (`make versions`): `tests/support/test_torch_private.py` lists
+the names, calls each, and allows none elsewhere. All these versions have all of them, unless a line
 says otherwise. Where torch has moved one, `moved` tells which: the entry of the catalog that needs
 it is declined, and anything else raises the AttributeError or ImportError.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -51,45 +50,6 @@ def _function(home: str, name: str) -> Callable[..., Any]:
 C, AUTOGRAD, FUNCTORCH = "torch._C", "torch._C._autograd", "torch._C._functorch"
 PYTREE, DISPATCH = "torch.utils._pytree", "torch.utils._python_dispatch"
 
-# Precision of float32 products: of (backend, operation), what is in force, of one that follows its
-# parent the parent's value. torch's own attributes have no way to write `none`, which follows it.
-fp32_precision = _function(C, "_get_fp32_precision_getter")
-set_fp32_precision = _function(C, "_set_fp32_precision_setter")
-
-
-def allows_tf32(library: str) -> bool:
-    """Return the old setting of `cublas`, `cudnn` or `onednn`; RuntimeError where the new disagree.
-
-    The public `allow_tf32` of oneDNN is missing, and that of cuBLAS warns.
-    """
-    return bool(_found(C, f"_get_{library}_allow_tf32")())
-
-
-def allow_tf32(library: str, value: bool) -> None:
-    """Set the old setting of `cudnn` or `onednn`."""
-    _found(C, f"_set_{library}_allow_tf32")(value)
-
-
-def flags_can_be_set() -> AbstractContextManager[None]:
-    """Let flags of backends be set, also where torch's own tests were imported, which forbid it.
-
-    A torch without the name forbids nothing.
-    """
-    import torch
-
-    allowed: Any = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)
-    return allowed()  # type: ignore[no-any-return]
-
-
-# Whether oneDNN may be used. The public attribute takes ten times as long, and the public `flags()`
-# writes precisions, too.
-allow_onednn = _function(C, "_set_mkldnn_enabled")
-
-
-def onednn_is_allowed() -> Callable[[], bool]:
-    """Return what tells so, to be asked at each product."""
-    return _found(C, "_get_mkldnn_enabled")  # type: ignore[no-any-return]
-
 
 def linear_by_onednn() -> Callable[..., torch.Tensor]:
     """Return oneDNN's float32 product of two matrices; AttributeError in a build without oneDNN."""
@@ -99,27 +59,23 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
     return product.default  # type: ignore[no-any-return]
 
 
-def kernels_of_others() -> set[str]:
-    """Return the kernels that users have put on the dispatcher, as `aten/mm/CPU`."""
-    return {str(name) for name in _found("torch.library", "_impls")}
-
-
-def remove_kernels(library: torch.library.Library) -> None:
-    """Take a library's kernels off the dispatcher; it would do so when it is collected."""
-    library._destroy()
-
-
 def leave_uncompiled(function: Callable[..., Any]) -> None:
     """Have torch.compile run this function, and what it calls, as it is, at no cost for a call.
 
     `torch.compiler.disable` wraps it, which takes a microsecond a call.
     """
-    import torch
-
-    frames = torch._C._dynamo.eval_frame
+    frames: Any = _found(C, "_dynamo").eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
 
+
+# The product of two int8 matrices in int32, as torchao's layers call it.
+int8_product = _function("torch", "_int_mm")
+
+# The order in which attention kernels are tried, as numbers of SDPBackend; the public `sdpa_kernel`
+# sets it for a block only.
+attention_order = _function(C, "_get_sdp_priority_order")
+set_attention_order = _function(C, "_set_sdp_priority_order")
 
 # The settings of CUDA's allocator, as text: since 2.10.
 allocator_settings = _function(C, "_accelerator_getAllocatorSettings")
@@ -136,33 +92,12 @@ def users_of_storage(tensor: torch.Tensor) -> int:
     return int(_found(C, "_storage_Use_Count")(tensor.untyped_storage()._cdata))
 
 
-def cublas(name: str) -> Callable[[], Any]:
-    """Return what reads this setting of cuBLAS; the public getters hide the second half of some."""
-    return _found(C, f"_get_cublas_{name}")  # type: ignore[no-any-return]
-
-
-def default_device() -> Any:
-    """Return the default device; None, as no public name does, where torch wraps no functions."""
-    mode = getattr(_found("torch", "_GLOBAL_DEVICE_CONTEXT"), "device_context", None)
-    return None if mode is None else mode.device
-
-
-# The order in which attention kernels are tried, as numbers of SDPBackend; the public `sdpa_kernel`
-# sets it for a block only.
-attention_order = _function(C, "_get_sdp_priority_order")
-set_attention_order = _function(C, "_set_sdp_priority_order")
-
-# The product of two int8 matrices in int32, as torchao's layers call it.
-int8_product = _function("torch", "_int_mm")
-
 # Containers as torch's own transformations see them; there is no public name.
 tree_leaves = _function(PYTREE, "tree_leaves")
 tree_map = _function(PYTREE, "tree_map")
-tree_flatten = _function(PYTREE, "tree_flatten")
-tree_unflatten = _function(PYTREE, "tree_unflatten")
 
-# Modes: those that see every operation, having none see the block, and the innermost of those that
-# see torch's functions.
+# Modes: having none of those that see every operation, and the innermost of those that see torch's
+# functions.
 without_dispatch_modes = _function(DISPATCH, "_disable_current_modes")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
 
@@ -210,8 +145,9 @@ def loader_iterator() -> type:
 
 
 def end_workers(iterator: Any) -> None:
-    """End the workers of a DataLoader's iterator, if it has some; its destructor does so later."""
-    getattr(iterator, "_shutdown_workers", lambda: None)()
+    """End the workers of a DataLoader's iterator, if it has some, as its destructor does."""
+    if isinstance(iterator, loader_iterator()):
+        getattr(iterator, "__del__", lambda: None)()
 
 
 # torch.compile. `torch.compiler.config` has some of Dynamo's settings only.
@@ -225,8 +161,11 @@ def dynamo_config() -> Any:
 def lookups() -> list[Any]:
     """Return the caches by which torch finds the functions that modes see, as far as loaded."""
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
-    values = [value for module in modules if module for value in vars(module).values()]
-    return [one for one in values if hasattr(one, "cache_clear") and hasattr(one, "cache_info")]
+    return [one for module in modules if module for one in _caches(module)]
+
+
+def _caches(owner: Any) -> list[Any]:
+    return [one for one in vars(owner).values() if hasattr(one, "cache_clear")]
 
 
 def compile_counters() -> Any:
@@ -259,14 +198,15 @@ def is_compiler_error(error: BaseException) -> bool:
 
 
 def forget_builds() -> None:
-    """Have Inductor look anew for libraries and instructions that it remembers as failed."""
-    codecache, vectors = (
-        import_module(f"{COMPILERS[1]}.{n}") for n in ("codecache", "cpu_vec_isa")
-    )
-    codecache.CppCodeCache.cache_clear()
-    codecache.CppPythonBindingsCodeCache.cache_clear()
-    # A killed probe of the vector instructions is remembered as "there are none".
-    for holder in (vectors, vectors.VecISA):
-        for remembered in list(vars(holder).values()):
-            if hasattr(remembered, "cache_clear"):
-                remembered.cache_clear()
+    """Have Inductor look anew for libraries and instructions that it remembers as failed.
+
+    A killed probe of the vector instructions is remembered as "there are none".
+    """
+    built, vectors = (import_module(f"{COMPILERS[1]}.{n}") for n in ("codecache", "cpu_vec_isa"))
+    for cache in (
+        built.CppCodeCache,
+        built.CppPythonBindingsCodeCache,
+        *_caches(vectors),
+        *_caches(vectors.VecISA),
+    ):
+        cache.cache_clear()

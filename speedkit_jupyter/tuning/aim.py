@@ -1,26 +1,39 @@
-"""What a search is for, how much better a candidate is, and why it was not taken."""
+"""What a search is for: how much better a plan is, what each part is worth, why not to take it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from speedkit_jupyter import optimizations
 from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import Ratio, spread
+from speedkit_jupyter.measure.results.record import Record, ratio_of
+from speedkit_jupyter.measure.results.statistics import (
+    PRECISE,
+    SAME,
+    Ratio,
+    bonferroni_share,
+    spread,
+)
+from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
 
 # A plan that saves less memory than this share is not worth a change.
 LEAST_SAVED = 0.01
-# What is slower by so much while warming up is not timed, nor does less memory make up for it.
+# A plan that is this many times slower while warming up is not timed, and saves no memory at that
+# price unless the user allows it.
 FAR_SLOWER = 3.0
-# What is slower in each of so many rounds is not worth more of them.
+# A plan that is slower in each of this many rounds gets no more of them.
 FAR_ROUNDS = 3
+# A part that lowers precision, or compiles for seconds at every start, has to bring this much.
+WORTH_IT = 1.02
+# A part that seems to bring this much is not idle, even after few rounds.
+MUCH = 1.05
 
 
 @dataclass(frozen=True)
 class Aim:
-    """Less time of a step, of so many `steps` with compiling, or of `memory` that may take `within`
-    times the time.
+    """Less time of a step, of `steps` of them with compiling, or less `memory`, which may take
+    `within` times the time.
     """
 
     memory: bool = False
@@ -32,7 +45,7 @@ class Aim:
         not be chosen.
         """
         ratio = comparison.ratio(record)
-        if is_out(comparison, record) or record.same_as_baseline or ratio is None:
+        if ratio is None or record.same_as_baseline or is_out(comparison, record):
             return 0.0
         if proven and record.accuracy is None:
             return 0.0
@@ -43,47 +56,48 @@ class Aim:
         fell_behind = len(record.times_s) < len(comparison.baseline.times_s)
         if fell_behind or (proven and comparison.verdict(record) != "faster"):
             return 0.0
-        return self._in_all(comparison, record, ratio.median)
+        if self.steps is None:
+            return ratio.median
+        before = comparison.baseline
+        steps_s = self.steps * spread(before.times_s).median_s
+        compiling_s = before.settling_s if before.is_compiled else 0.0
+        return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
+
+    def why_not(self, comparison: Comparison, record: Record, best: str) -> str:
+        """Return why it is not in the plan, with its number; `best` names what is."""
+        if reason := _why_out(comparison, record):
+            return reason
+        baseline, ratio = comparison.baseline, comparison.ratio(record)
+        if self.memory and (saved := memory_saved(baseline, record)):
+            return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._why_too_slow(ratio)}"
+        if ratio is None:
+            return record.why_not_measured or "not measured"
+        verdict = comparison.verdict(record)
+        if verdict == "faster":
+            taken = next((row for row in comparison.records if row.name == best), None)
+            other = taken and comparison.ratio(taken)
+            is_equal = other and other.median <= ratio.median
+            if is_equal and best.count("+") < record.name.count("+"):
+                return f"helps ({ratio}), {best} as much, with fewer parts"
+            return f"helps ({ratio}), {best} more"
+        if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
+            return f"slower: {ratio}"
+        if len(record.times_s) < len(baseline.times_s):
+            return f"falls behind what is faster: {ratio}"
+        return f"not proven faster: {ratio}"
 
     def _is_quick(self, speedup: float) -> bool:
         return speedup * (self.within or FAR_SLOWER) >= 1
 
-    def _in_all(self, comparison: Comparison, record: Record, speedup: float) -> float:
-        """Return the same over all the steps, what compiling takes included."""
-        if self.steps is None:
-            return speedup
-        before = comparison.baseline
-        steps_s = self.steps * spread(before.times_s).median_s
-        compiling_s = before.settling_s if before.is_compiled else 0.0
-        return (compiling_s + steps_s) / (record.settling_s + steps_s / speedup)
-
-    def why_not(self, comparison: Comparison, record: Record, best: str) -> str:
-        """Return why it is not in the plan, with its number; `best` names what is."""
-        if reason := _not_right(comparison, record):
-            return reason
-        ratio, verdict = comparison.ratio(record), comparison.verdict(record)
-        if self.memory and (saved := memory_saved(comparison.baseline, record)):
-            return f"its peak is {1 / saved:.0%} of {comparison.baseline.name}'s" + self._time(
-                ratio
-            )
-        if ratio is None:
-            return record.why_not_measured or "not measured"
-        if verdict == "faster":
-            return f"helps ({ratio}), {_beside(comparison, ratio, record, best)}"
-        if verdict == "slower" or is_behind(comparison.baseline.times_s, record.times_s, 1.0):
-            return f"slower: {ratio}"
-        if len(record.times_s) < len(comparison.baseline.times_s):
-            return f"falls behind what is faster: {ratio}"
-        return f"not proven faster: {ratio}"
-
-    def _time(self, ratio: Ratio | None) -> str:
-        """Return what it takes for the memory; nothing where that is no matter."""
+    def _why_too_slow(self, ratio: Ratio | None) -> str:
+        """Return what the memory costs in time; nothing where that is allowed."""
         if ratio is None or self._is_quick(ratio.low):
             return ""
-        text = f", but it takes {1 / ratio.median:.2f} times the time"
-        if self._is_quick(ratio.median):
-            return f"{text}, not proven to be {self.within or FAR_SLOWER:g} at most"
-        return f"{text}, more than {self.within or FAR_SLOWER:g}"
+        most = f"{self.within or FAR_SLOWER:g}"
+        proof = f"not proven to be {most} at most" if self._is_quick(ratio.median) else ""
+        return (
+            f", but it takes {1 / ratio.median:.2f} times the time, {proof or f'more than {most}'}"
+        )
 
 
 def is_out(comparison: Comparison, record: Record) -> bool:
@@ -92,40 +106,97 @@ def is_out(comparison: Comparison, record: Record) -> bool:
     return refused or not record.is_checked or record.is_other_model(comparison.baseline)
 
 
-def _not_right(comparison: Comparison, record: Record) -> str:
+def _why_out(comparison: Comparison, record: Record) -> str:
     """Return why no speed counts; empty where it does."""
-    verdict = comparison.verdict(record)
     if record.failure:
-        return f"{verdict}: {record.failure}"
+        return f"{comparison.verdict(record)}: {record.failure}"
     if record.same_as_baseline:
         return "changes nothing here"
     if record.is_other_model(comparison.baseline):
         return "another model: speed alone does not decide about it"
-    if record.accuracy is not None and (verdict == "wrong" or not record.is_checked):
+    if record.accuracy is not None and is_out(comparison, record):
         return f"{record.accuracy.verdict}: {record.accuracy.reason}"
     return ""
 
 
-def _beside(comparison: Comparison, own: Ratio, record: Record, best: str) -> str:
-    """Return what the plan that was taken does where both help."""
-    taken = next((row for row in comparison.records if row.name == best), None)
-    ratio = taken and comparison.ratio(taken)
-    if ratio and ratio.median <= own.median and best.count("+") < record.name.count("+"):
-        return f"{best} as much, with fewer parts"
-    return f"{best} more"
-
-
 def is_behind(baseline_s: Sequence[float], times_s: Sequence[float], times: float) -> bool:
-    """Return whether every one of some rounds was so many `times` slower: no verdict, but not
-    worth waiting for one.
-    """
+    """Return whether every one of some rounds was this many `times` slower."""
     pairs = list(zip(baseline_s, times_s, strict=False))
     return len(pairs) >= FAR_ROUNDS and all(slow > times * base for base, slow in pairs)
 
 
 def memory_saved(baseline: Record, record: Record) -> float:
-    """Return how many times less memory it needs at its fullest moment; 0 where not known."""
+    """Return how many times lower its peak memory is; 0 where that is not known."""
     before, now = baseline.memory, record.memory
     if not (before and now and before.peak_bytes and now.peak_bytes):
         return 0.0
     return before.peak_bytes / now.peak_bytes
+
+
+def row_of(comparison: Comparison, plan: Candidate) -> Record:
+    """Return the plan's row."""
+    return next(record for record in comparison.records if record.name == plan.name)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One optimization of a plan; `ratio` is how many times as fast the plan is with it as without
+    it.
+    """
+
+    name: str
+    word: str
+    ratio: Ratio
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether leaving it out costs something, and enough for what it costs itself."""
+        return self.ratio.low > 1 and self.ratio.median >= least(self.name)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more rounds would change nothing: proven, worth too little, or measured well."""
+        is_too_little = self.ratio.high < least(self.name)
+        return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is not proven, and does not seem to bring much either."""
+        return not self.is_proven and self.ratio.median < MUCH
+
+
+def least(name: str) -> float:
+    """Return what an optimization has to bring."""
+    return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
+
+
+def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
+    """Return each part of the plan that was measured: with it against without it."""
+    error = bonferroni_share(comparison.error, 2 * len(whole.values))
+    records = {record.name: record for record in comparison.records if not record.failure}
+    after, parts = records.get(whole.name), []
+    for name in whole.values:
+        before = records.get(whole.without(name).name)
+        if before and after and (ratio := ratio_of(before, after, error)):
+            parts.append(Part(name, whole.part(name).name, ratio))
+    return parts
+
+
+def idlest(whole: Candidate, comparison: Comparison) -> str:
+    """Return the idle part that brings least; empty without one, or where it is the only part."""
+    idle = [part for part in parts_of(whole, comparison) if part.is_idle]
+    if len(whole.values) < 2 or not idle:
+        return ""
+    return min(idle, key=lambda part: part.ratio.median).name
+
+
+def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
+    """Return whether it leads each plan that lacks some of its parts by what these have to bring.
+
+    `gains` are how many times better each plan looks, by its name.
+    """
+    return all(
+        gains[plan.name] > gains[other.name] * max(map(least, plan.values.keys() - other.values))
+        for other in others
+        if other.values.items() < plan.values.items()
+    )

@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.subject.variants import CURRENT, config_of, varian
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def tune(
     step: Callable[..., object],
     *,
@@ -73,7 +73,7 @@ def tune(
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def verify(
     step: Callable[..., object],
     plan: str | SpeedConfig = CURRENT,

@@ -1,4 +1,4 @@
-"""What is worth trying here, every value that the catalog offers, and what the parts are worth."""
+"""Plans to try: every value that the catalog offers here, joined and varied."""
 
 from __future__ import annotations
 
@@ -8,22 +8,14 @@ from typing import Any
 
 from speedkit_jupyter import optimizations
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import ratio_of
-from speedkit_jupyter.measure.results.statistics import PRECISE, SAME, Ratio, bonferroni_share
 from speedkit_jupyter.measure.subject.variants import Variant, named, words
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.planning import plan
 
-# One of these is enough to begin with.
+# A plan begins with one of these at most.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# A gain below this is not worth a change. Compiling has to bring it over the best plan without it,
-# since it takes seconds at every start.
-WORTH_IT = 1.02
-# What seems to bring so much is no idle part, however few the rounds are that say it.
-MUCH = 1.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +34,12 @@ class Candidate:
         """The words of a variant, joined by plus."""
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"
 
+    @property
+    def is_consistent(self) -> bool:
+        """Whether no part excludes another."""
+        every = self.values.keys()
+        return not any(optimizations.named(name).excludes & every for name in every)
+
     def variant(self) -> Variant:
         """Return the plan as the benchmark takes it."""
         return named(self.name, self.values) if self.values else Variant("baseline")
@@ -52,13 +50,22 @@ class Candidate:
 
     def part(self, name: str) -> Candidate:
         """Return what it asks of one optimization, alone."""
-        return self.without(*(key for key in self.values if key != name))
+        return Candidate({name: self.values[name]})
+
+    def without_each(self) -> list[Candidate]:
+        """Return the plan without each of its parts: first those that need proof the most."""
+
+        def order(name: str) -> tuple[bool, bool]:
+            return name not in LOWERING, not optimizations.named(name).costly
+
+        names = sorted(self.values, key=order) if len(self.values) > 1 else ()
+        return [self.without(name) for name in names]
 
     def __add__(self, other: Candidate) -> Candidate:
         """Return both; the other's value where they name the same optimization."""
         values = {**self.values, **other.values}
-        order = [optimization.name for optimization in CATALOG if optimization.name in values]
-        return Candidate({name: values[name] for name in order})
+        return Candidate({entry.name: values[entry.name] for entry in CATALOG
+                          if entry.name in values})  # fmt: skip
 
 
 BASELINE = Candidate({})
@@ -83,9 +90,10 @@ def candidates(
         for one in every:
             values = [*entry.candidates(hardware, one)]
             values += entry.saving(hardware, one) if objective == "memory" else ()
-            for value in values:
-                single = Candidate({entry.name: value})
-                if any(_changes_something(single, hardware, facts) for facts in every):
+            for single in (Candidate({entry.name: value}) for value in values):
+                config = single.variant().config
+                assert config is not None
+                if any(d.active for facts in every for d in plan(config, hardware, facts)):
                     found.setdefault(single.name, single)
     return list(found.values())
 
@@ -94,43 +102,30 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
     """Return the combination that the machine suggests: the first value of all that may be joined.
 
     Without what is a choice among equals (how many threads, which attention kernel), without what
-    means nothing beside what is there, and without a second lowering of precision.
+    the rest excludes, and without a second lowering of precision.
     """
-    whole = Candidate({})
+    whole = BASELINE
     for single in singles:
         (name,) = single.values
         lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
         joins = not optimizations.named(name).rivals and not lowers_twice
-        if joins and name not in whole.values and means_something(whole + single):
+        if joins and name not in whole.values and (whole + single).is_consistent:
             whole = whole + single
     return whole
 
 
-def joined(plan: Candidate, single: Candidate) -> Candidate:
-    """Return both, without the parts of the plan that mean nothing beside it."""
+def joined(whole: Candidate, single: Candidate) -> Candidate:
+    """Return both, without the parts of the whole that exclude the single one."""
     (name,) = single.values
     beside = optimizations.named(name).excludes
-    idle = [n for n in plan.values if n in beside or name in optimizations.named(n).excludes]
-    return plan.without(*idle) + single
+    idle = [n for n in whole.values if n in beside or name in optimizations.named(n).excludes]
+    return whole.without(*idle) + single
 
 
-def neighbours(plan: Candidate, singles: Sequence[Candidate]) -> list[Candidate]:
-    """Return the plan with each single change that it does not have, what it excludes left out."""
-    return [
-        joined(plan, single)
-        for single in singles
-        if not single.values.items() <= plan.values.items()
-    ]
-
-
-def means_something(plan: Candidate) -> bool:
-    """Whether each part does something beside the others."""
-    return not any(optimizations.named(name).excludes & plan.values.keys() for name in plan.values)
-
-
-def _changes_something(candidate: Candidate, hardware: Hardware, facts: Facts) -> bool:
-    config = candidate.variant().config
-    return config is not None and any(d.active for d in plan(config, hardware, facts))
+def neighbours(whole: Candidate, singles: Sequence[Candidate]) -> list[Candidate]:
+    """Return the plan without each of its parts, then with each single change that it has not."""
+    new = [single for single in singles if not single.values.items() <= whole.values.items()]
+    return [*whole.without_each(), *(joined(whole, single) for single in new)]
 
 
 def _word(name: str, value: Any) -> str:
@@ -141,13 +136,11 @@ def _word(name: str, value: Any) -> str:
             return word
     if not isinstance(value, Mapping):
         return name if value is True else f"{name}:{value}"
-    default = optimizations.named(name).Options().model_dump()
-    first, *rest = default
-    other = {
-        field: value[field] for field in rest if value.get(field, default[field]) != default[field]
-    }
+    first, *rest = defaults = optimizations.named(name).Options().model_dump()
+    other = {key: value[key] for key in rest if value.get(key, defaults[key]) != defaults[key]}
     fields = [
-        f if v is True else f"without {f}" if v is False else str(v) for f, v in other.items()
+        key if one is True else f"without {key}" if one is False else str(one)
+        for key, one in other.items()
     ]
     return f"{name}:{'/'.join(fields) or value[first]}"
 
@@ -155,81 +148,6 @@ def _word(name: str, value: Any) -> str:
 def _spelled_out(name: str, value: Any) -> Any:
     """Return all fields of a value, since `compile` is its default mode too."""
     optimization = optimizations.named(name)
-    if optimization.fields:
-        return optimization.Options.model_validate(value)
-    return type(value), value
-
-
-# What the parts of a plan are worth.
-
-
-@dataclass(frozen=True)
-class Part:
-    """One optimization of a plan. `ratio` is how many times as fast the plan is with it as without
-    it; None where that was not measured.
-    """
-
-    name: str
-    word: str
-    ratio: Ratio | None
-
-    @property
-    def is_proven(self) -> bool:
-        """Whether leaving it out costs something, and enough for what it costs itself."""
-        return (
-            self.ratio is not None and self.ratio.low > 1 and self.ratio.median >= least(self.name)
-        )
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether more rounds would change nothing: proven, worth too little, or measured well."""
-        ratio = self.ratio
-        if ratio is None or self.is_proven:
-            return True
-        return ratio.high < least(self.name) or ratio.is_precise(PRECISE)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it is measured, not proven, and does not seem to bring much either."""
-        return self.ratio is not None and not self.is_proven and self.ratio.median < MUCH
-
-
-def least(name: str) -> float:
-    """Return what an optimization has to bring: more where it lowers precision or costs seconds."""
-    return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
-
-
-def pays(candidate: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
-    """Return whether it leads each plan that lacks some of its parts by what these have to bring.
-
-    `gains` are how many times better each plan looks, by its name.
-    """
-    return all(
-        gains[candidate.name]
-        > gains[plan.name] * max(map(least, candidate.values.keys() - plan.values))
-        for plan in others
-        if plan.values.items() < candidate.values.items()
+    return (
+        optimization.Options.model_validate(value) if optimization.fields else (type(value), value)
     )
-
-
-def without_each(whole: Candidate) -> list[Candidate]:
-    """Return the whole without each of its parts: first those that need proof the most."""
-
-    def order(name: str) -> tuple[bool, bool]:
-        return name not in LOWERING, not optimizations.named(name).costly
-
-    return [
-        whole.without(name) for name in sorted(whole.values, key=order) if len(whole.values) > 1
-    ]
-
-
-def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
-    """Return each part of the plan, by the rounds that have the plan with and without it."""
-    error = bonferroni_share(comparison.error, 2 * len(whole.values))
-    records = {record.name: record for record in comparison.records if not record.failure}
-    after, parts = records.get(whole.name), []
-    for name in whole.values:
-        before = records.get(whole.without(name).name)
-        ratio = ratio_of(before, after, error) if before and after else None
-        parts.append(Part(name, whole.part(name).name, ratio))
-    return parts

@@ -1,32 +1,175 @@
-"""Plans that were proven once: kept, found again for the same model, shapes and machine."""
+"""Plans that were proven once: kept, and found again for the same models, shapes and machine."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
+from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
+from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.subject.repeats import optimizers_made
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
-from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.interrupts import is_here
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.tuning.tasks import Task, setting
+from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
     import torch
 
+# A step is run again until its calls took this long, or this often, or this share of the budget.
+SHORT_S, MOST_LOOKS, LOOKING = 1.0, 5, 0.1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a step does with its models, and what a plan for it aims at.
+
+    `model` is the first one's class; `inputs` are the shapes and dtypes of the tensors that the
+    first call of a model got; `trains` says whether an optimizer made a step; `kept` are the
+    optimizations that it was to leave as they are.
+    """
+
+    model: str = ""
+    inputs: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    trains: bool = False
+    objective: str = "time"
+    steps: int | None = None
+    kept: tuple[str, ...] = ()
+
+    def key(self) -> str:
+        """Return the same for the same task."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What single steps show: the `setting`, the task, and the seconds of the fastest one."""
+
+    setting: str
+    task: Task
+    step_s: float
+
+
+def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
+    """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
+    torch; the same for each order of the models.
+
+    Values of parameters are no part of it. The models must be in their original state. What was
+    measured here for another machine's plans holds on this one, for those plans.
+    """
+    import torch
+
+    device = Facts.read(models[0]).device
+    machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
+    lines = [line for machine in machines for line in (describe(machine, device), machine.torch)]
+    lines += [str(torch.get_num_threads()), *sorted(map(_structure, map(unwrapped, models)))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _structure(model: torch.nn.Module) -> str:
+    modules = [f"{n} {type(m).__qualname__} {_extra(m)}" for n, m in model.named_modules()]
+    tensors = [
+        f"{name} {tuple(getattr(one, 'shape', ()))} {one.dtype} {one.device} {one.requires_grad}"
+        for name, one in (*model.named_parameters(), *model.named_buffers())
+    ]
+    return "\n".join([*modules, *tensors])
+
+
+def _extra(module: torch.nn.Module) -> str:
+    try:
+        return module.extra_repr()
+    except Exception:  # the user's own code: a fingerprint is no reason to fail
+        return ""
+
+
+def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked:
+    """Run a step, and undo it; run a short one several times, since the first call is slower.
+
+    Raises what the step raises. A model that the user compiled runs no hooks: its inputs stay
+    unknown.
+    """
+    __tracebackhide__ = True
+    calls: list[tuple[str, ...]] = []
+    stepped: list[bool] = []
+    with ExitStack() as stack:
+        for model in step.models:
+            stack.enter_context(hidden(model))
+        where = setting(step.models, hardware)
+        facts = Facts.read(step.models[0], step.optimizers)
+        watched = step.models if facts.compiled == "no" else ()
+        start = stack.enter_context(step.guarded()).state
+        contexts = [prepare(model, None, step.holders(model)) for model in step.models]
+        runner = Runner(step, contexts, Record("baseline"))
+        short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
+        with runner.applied():
+            with (
+                optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers),
+                _watched(watched, calls),
+                optimizers_made(step.models) as made,
+            ):
+                times_s = [clock.timed(runner.once, runner.device)]
+            step.made = step.made or made
+            while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:
+                times_s.append(clock.timed(runner.once, runner.device))
+            runner.warm = runner.state()
+        if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
+            step.repeats = compared_calls(runner, start)
+        if step.afresh:
+            times_s = [runner.restarted(start)]
+    name, inputs = type(unwrapped(step.models[0])).__name__, calls[0] if calls else ()
+    optimizers = tuple(map(str, facts.stepped_by(step.made).optimizers))
+    return Looked(where, Task(name, inputs, optimizers, bool(stepped)), min(times_s))
+
+
+@contextmanager
+def _watched(models: Sequence[torch.nn.Module], calls: list[tuple[str, ...]]) -> Iterator[None]:
+    """Note the tensors of each call in this thread: `32x3x224x224 float32`."""
+    import torch
+
+    from speedkit_jupyter.support.torch_private import tree_leaves
+
+    here = threading.get_ident()
+
+    def called(module: Any, *given: Any) -> None:
+        if is_here(here):
+            tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+            shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
+            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+            calls.append(tuple(map(" ".join, zip(shapes, dtypes, strict=True))))
+
+    with ExitStack() as stack:
+        for model in models:
+            stack.callback(model.register_forward_pre_hook(called, with_kwargs=True).remove)
+        yield
+
+
+# --- what is kept ---
+
 
 def find(where: str, task: Task) -> database.Learned | None:
-    """The plan that was learned for this very setting and task. Raises SpeedKitError."""
+    """Return the plan that was learned for this very setting and task. Raises SpeedKitError."""
     entries = database.learned(where)
-    return next((o for o in entries if o.task == task.key() and not o.is_earlier), None)
+    return next((e for e in entries if e.task == task.key() and not e.is_earlier), None)
 
 
 def newest(
@@ -51,9 +194,7 @@ def newest(
 
 
 def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
-    """Whether it saves memory for time, as only those want it who ask for just that; or says that
-    nothing saves memory, which says nothing about time.
-    """
+    """Return whether it saves memory at the cost of time, or says that nothing saves memory."""
     is_for_memory = str(plan.get("objective")).startswith("memory")
     return is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
 
@@ -66,25 +207,21 @@ def keep(
     No values say that nothing helped. Raises SpeedKitError where the store can't be written.
     """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
-    database.learn(
-        where,
-        task.key(),
-        {
-            "name": name,
-            "values": dict(values),
-            "speedup": None if ratio is None else ratio.median,
-            "low": None if ratio is None else ratio.low,
-            "high": None if ratio is None or ratio.high == float("inf") else ratio.high,
-            "parameters": plan.facts.parameters,
-            "device": describe(measured_on, plan.facts.device),
-            "torch": measured_on.torch,
-            **asdict(task),
-        },
-    )
+    found = {
+        "name": name,
+        "values": dict(values),
+        "speedup": None if ratio is None else ratio.median,
+        "low": None if ratio is None else ratio.low,
+        "high": None if ratio is None or math.isinf(ratio.high) else ratio.high,
+        "parameters": plan.facts.parameters,
+        "device": describe(measured_on, plan.facts.device),
+        "torch": measured_on.torch,
+    }
+    database.learn(where, task.key(), found | asdict(task))
 
 
 def config_of(learned: database.Learned) -> SpeedConfig:
-    """The plan as a config: what it names and no more, its decisions `measured`."""
+    """Return the plan as a config: what it names and no more, its decisions `measured`."""
     if not learned.plan["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
     config = named(learned.plan["name"], learned.plan["values"]).config
@@ -93,10 +230,9 @@ def config_of(learned: database.Learned) -> SpeedConfig:
 
 
 def why(learned: database.Learned) -> str:
-    """The number behind it, when it was found and for which inputs."""
-    plan = learned.plan
-    text = proof(plan["name"], plan["speedup"], plan["low"], plan["high"])
-    return f"{text} {_when(learned)}"
+    """Return the number behind it, when it was found and for which inputs."""
+    name, *numbers = (learned.plan[key] for key in ("name", "speedup", "low", "high"))
+    return f"{proof(name, *numbers)} {_when(learned)}"
 
 
 def _when(learned: database.Learned) -> str:
@@ -105,7 +241,7 @@ def _when(learned: database.Learned) -> str:
 
 
 def proof(name: str, speedup: float | None, low: float | None, high: float | None) -> str:
-    """`measured: bf16+compile 1.31x [1.25, 1.38]`."""
+    """Return `measured: bf16+compile 1.31x [1.25, 1.38]`."""
     if speedup is None:
         return f"measured: {name}"
     if not low or high is None or math.isinf(high):
@@ -118,7 +254,7 @@ def or_learned(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> SpeedConfig:
-    """What applying goes by: where nothing definite is asked for, the plan that was learned.
+    """Return the config to apply: the learned plan where nothing definite is asked for.
 
     Raises SpeedKitError where the store can't be read.
     """
@@ -130,21 +266,18 @@ def tuned(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
 ) -> SpeedConfig | None:
-    """The plan that tuning learned for this model on this machine, or None.
+    """Return the plan that tuning learned for this model on this machine, or None.
 
-    For several models it is the plan of a step that uses them together. One that changes nothing
-    where a search found that nothing helps.
+    For several models it is the plan of a step that uses them together. It changes nothing where a
+    search found that nothing helps.
     `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
-    Raises SpeedKitError where the store can't be read, TypeError for what is no model.
+    Raises SpeedKitError where the store can't be read, ArgumentError for what is no model.
     """
     import torch
 
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
-    for model in models:
-        if not isinstance(model, torch.nn.Module):
-            raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(model).__name__}")
-    if not models:
-        raise ArgumentError("tuned() needs a torch.nn.Module, not an empty list")
+    if wrong := [m for m in models or [None] if not isinstance(m, torch.nn.Module)]:
+        raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(wrong[0]).__name__}")
     optimizers = arguments.optimizers("optimizer", optimizer)
     learned = newest(models, optimizers, Hardware.current())
     return None if learned is None else config_of(learned)

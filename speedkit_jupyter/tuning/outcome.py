@@ -1,10 +1,10 @@
-"""What a search found: the plan, the proof, and what was rejected with its reason."""
+"""What a search knows, and what it found: the plan, the proof, and why other plans lost."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import InitVar, asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
@@ -13,11 +13,10 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL, SAME, TICK_S, 
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.plans.applying import applied_to, apply_speedups
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan, together
-from speedkit_jupyter.plans.reaching import to_write
 from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Learned
@@ -25,30 +24,28 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.aim import is_out, memory_saved
-from speedkit_jupyter.tuning.candidates import Candidate, Part, parts_of
+from speedkit_jupyter.tuning.aim import Part, is_out, memory_saved, parts_of
+from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
 
 if TYPE_CHECKING:
     from speedkit_jupyter.machines.hardware import Hardware
     from speedkit_jupyter.optimizations.facts.model import Facts
 
-# Whose upper bound is below this is nothing to gain.
+# A plan whose upper bound is below this has nothing to gain.
 LIKELY = 1.05
 # Fewer rounds than these on a busy machine do not show that a plan brings nothing.
 FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """One benchmark of the search."""
 
     title: str
     comparison: Comparison
 
 
-@dataclass(frozen=True)
-class Rejected:
+class Rejected(NamedTuple):
     """A candidate that is not part of the plan, and why."""
 
     name: str
@@ -57,13 +54,20 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Timed:
-    """The last that a search has seen of a candidate. `ratio` is its speed-up; None where that is
-    not known, or where it can't be the plan.
-    """
+    """The last that a search has seen of a candidate."""
 
     comparison: Comparison
     record: Record
-    ratio: Ratio | None
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it can't be the plan."""
+        return self.record.same_as_baseline or is_out(self.comparison, self.record)
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """Its speed-up; None where that is not known, or where it can't be the plan."""
+        return None if self.is_out else self.comparison.ratio(self.record)
 
     @property
     def words(self) -> set[str]:
@@ -77,7 +81,7 @@ class Timed:
 
     @property
     def range(self) -> tuple[float, float]:
-        """From where to where it may be: the interval, or the single rounds where there is none."""
+        """The interval of the speed-up, or the range of its rounds where there is none."""
         if self.ratio is not None and self.ratio.is_bounded:
             return self.ratio.low, self.ratio.high
         pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
@@ -86,13 +90,11 @@ class Timed:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it works, and no round, or few on a busy machine, show whether it helps."""
-        record = self.record
-        refused = record.same_as_baseline or is_out(self.comparison, record)
-        is_slow = "far slower" in record.notes.get("left out", "")
+        """Whether it works, and there are too few rounds to show whether it helps."""
+        is_slow = "far slower" in self.record.notes.get("left out", "")
         pairs = self.ratio.pairs if self.ratio is not None else 0
         enough = FEW_ROUNDS if self.comparison.busy else 1
-        return pairs < enough and not refused and not is_slow
+        return pairs < enough and not self.is_out and not is_slow
 
     @property
     def may_help(self) -> bool:
@@ -104,6 +106,50 @@ class Timed:
         low, high = self.range
         number = f"{self.speedup:.2f}× as fast ({low:.2f}× to {high:.2f}× in {rounds})"
         return f"{self.record.name} is probably about {number}, not proven"
+
+
+@dataclass
+class Known:
+    """What a search knows of the plans for a step.
+
+    `stages` are its benchmarks, with all timed rounds; `tried` are the plans that raced, by name,
+    `refused` those that failed or are wrong, `left` those that there was no time for; `reasons` say
+    why a plan or a part was not taken.
+    """
+
+    stages: list[Stage] = field(default_factory=list)
+    tried: dict[str, Candidate] = field(default_factory=dict)
+    refused: list[Candidate] = field(default_factory=list)
+    left: list[Candidate] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> list[Timed]:
+        """Return the last that was seen of each candidate."""
+        found = [(s.comparison, record) for s in self.stages for record in s.comparison.records[1:]]
+        return list({record.name: Timed(within, record) for within, record in found}.values())
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note why it is not in the plan, in place of an earlier reason."""
+        self.reasons.pop(name, None)
+        self.reasons[name] = reason
+
+    def is_new(self, plan: Candidate) -> bool:
+        """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
+        slow = {row.record.name for row in self.rows() if "dropped" in row.record.notes}
+        is_slow = slow & {plan.part(name).name for name in plan.values}
+        is_wrong = any(other.values.items() <= plan.values.items() for other in self.refused)
+        return not (plan.name in self.tried or is_slow or is_wrong)
+
+    def likeliest(self, by_memory: bool) -> Timed | None:
+        """Return what may help most, of equals that of fewest parts; None without one."""
+        rows = self.rows()
+        refused = [row.words for row in rows if is_out(row.comparison, row.record)]
+        rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
+        if by_memory:
+            rows = [row for row in rows if memory_saved(row.comparison.baseline, row.record) > 1]
+        most = max((row.speedup for row in rows), default=0.0)
+        equal = [row for row in rows if row.speedup * (1 + SAME) >= most]
+        return min(equal, key=lambda row: len(row.words), default=None)
 
 
 @dataclass(repr=False)
@@ -125,82 +171,67 @@ class Tuning(Shown):
     step: InitVar[Step]
     hardware: Hardware
     facts: Facts
+    facts_of_others: tuple[Facts, ...] = ()
     objective: str = "time"
     within: float | None = None
     steps: int | None = None
-    winner: Candidate = field(default_factory=lambda: Candidate({}))
-    confirmed: bool = False
-    comparison: Comparison | None = None
-    likely: str = ""
-    unclear: str = ""
-    parts_found: list[Part] = field(default_factory=list)
-    learned: Learned | None = None
-    stages: list[Stage] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     kept: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
+    known: Known = field(default_factory=Known)
+    winner: Candidate = BASELINE
+    comparison: Comparison | None = None
+    parts_found: list[Part] = field(default_factory=list)
+    likely: str = ""
+    unclear: str = ""
+    learned: Learned | None = None
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     compiling_s: float = 0.0
-    facts_of_others: tuple[Facts, ...] = ()
 
     def __post_init__(self, step: Step) -> None:
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
 
-    def last_rows(self) -> list[Timed]:
-        """Return the last that was seen of each candidate."""
-        rows = {}
-        for stage in self.stages:
-            found = stage.comparison
-            for record in found.records[1:]:
-                no_plan = record.same_as_baseline or is_out(found, record)
-                rows[record.name] = Timed(found, record, None if no_plan else found.ratio(record))
-        return list(rows.values())
-
     def take(self, plan: Candidate, comparison: Comparison) -> None:
         """Note a plan that is proven by these rounds."""
-        self.winner, self.comparison, self.confirmed = plan, comparison, True
-        self.likely = self.unclear = ""
+        self.winner, self.comparison = plan, comparison
         self.parts_found = parts_of(plan, comparison)
-        self.rejected = [other for other in self.rejected if other.name != plan.name]
-
-    def refuse(self, name: str, reason: str) -> None:
-        """Note why it is not in the plan, in place of an earlier reason."""
-        rest = [candidate for candidate in self.rejected if candidate.name != name]
-        self.rejected = [*rest, Rejected(name, reason)]
+        self.known.reasons.pop(plan.name, None)
 
     def conclude(self, why: str) -> None:
         """Without a proven plan say what is likely, and why (interrupted, say) it is not known.
 
         Where `why` is empty and no candidate may help, the answer is that nothing does.
         """
-        if self.confirmed:
-            unproven = [part.word for part in self.parts_found if part.ratio and not part.is_proven]
+        if self.helped:
+            unproven = [part.word for part in self.parts_found if not part.is_proven]
             if unproven and len(self.winner.values) > 1:
                 names = " and ".join(unproven)
                 self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
             return
-        self.winner, self.comparison, self.learned = Candidate({}), None, None
-        rows = self.last_rows()
+        rows, self.learned = self.known.rows(), None
         undecided = [row for row in rows if row.is_undecided]
         if not why and 2 * len(undecided) > len(rows):
             why = "too few undisturbed rounds for most of the plans"
-        refused = [row.words for row in rows if is_out(row.comparison, row.record)]
-        rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
-        if self.objective == "memory":
-            rows = [row for row in rows if memory_saved(row.comparison.baseline, row.record) > 1]
-        most = max((row.speedup for row in rows), default=0.0)
-        equal = [row for row in rows if row.speedup * (1 + SAME) >= most]
-        best = min(equal, key=lambda row: len(row.words), default=None)
+        best = self.known.likeliest(by_memory=self.objective == "memory")
         if best is None:
-            ends = "" if why == INTERRUPTED else f"; {LONGER}"
-            self.unclear = f"{why}{ends or ' before anything helped'}" if why else ""
+            ends = " before anything helped" if why == INTERRUPTED else f"; {LONGER}"
+            self.unclear = f"{why}{ends}" if why else ""
             return
         self.likely = best.record.name
         reasons = [why, best.comparison.busy.partition(":")[0]]
         self.unclear = "; ".join(filter(None, [str(best), *reasons, LONGER]))
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The benchmarks of the search: races, then the proof."""
+        return self.known.stages
+
+    @property
+    def rejected(self) -> list[Rejected]:
+        """What is not in the plan, and why."""
+        return [Rejected(*reason) for reason in self.known.reasons.items()]
 
     @property
     def aim(self) -> str:
@@ -211,6 +242,11 @@ class Tuning(Shown):
     def helped(self) -> bool:
         """Whether there is a plan that was proven better than leaving everything as it is."""
         return bool(self.winner.values)
+
+    @property
+    def confirmed(self) -> bool:
+        """The same."""
+        return self.helped
 
     @property
     def record(self) -> Record | None:
@@ -227,16 +263,15 @@ class Tuning(Shown):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the search came to an answer: a confirmed plan, or that nothing helps."""
-        return self.confirmed or bool(self.seconds and not (self.helped or self.unclear))
+        """Whether the search came to an answer: a proven plan, or that nothing helps."""
+        return self.helped or bool(self.seconds and not self.unclear)
 
     @property
     def found(self) -> Found:
         """What the session remembers of the search, so that every view speaks of it."""
         proof, ratio = self.winner.name if self.helped else "", self.ratio
-        if self.helped and ratio is not None and self.comparison is not None:
-            against = f"as fast as {self.comparison.baseline.name}"
-            proof += f" is {ratio.median:.2f}× {against}"
+        if ratio is not None and self.comparison is not None:
+            proof += f" is {ratio.median:.2f}× as fast as {self.comparison.baseline.name}"
             proof += f", {INTERVAL} {ratio.low:.2f}× to {ratio.high:.2f}×" * ratio.is_bounded
         return Found(self.config, proof, ",".join(self.named))
 
@@ -246,9 +281,10 @@ class Tuning(Shown):
         if not self.helped:
             told = "the search could not tell" if self.unclear else "nothing was proven faster"
             return SpeedConfig().alone(f"left as it is: {told}")
-        config = self.winner.variant().config
+        config, ratio = self.winner.variant().config, self.ratio
         assert config is not None
-        return config.with_source("measured", self._why())
+        numbers = (None, None, None) if ratio is None else (ratio.median, ratio.low, ratio.high)
+        return config.with_source("measured", learning.proof(self.winner.name, *numbers))
 
     @property
     def plan(self) -> Plan:
@@ -276,7 +312,7 @@ class Tuning(Shown):
         return contexts
 
     def put_in_force(self) -> list[SpeedContext]:
-        """As `apply`, for whoever names the contexts and says the rest."""
+        """Do as `apply` does, for a caller that names the contexts and says the rest."""
         models = list(self.models)
         if self.helped:
             if len(models) < self._number:
@@ -298,51 +334,32 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Each part of the winner, with how many times as fast the plan is with it as without it;
-        all from the rounds that confirmed. Empty until then, and without what was not measured.
+        """Return each part that was measured, with how many times as fast the plan is with it as
+        without it; all from the rounds that confirmed.
         """
-        return [(part.word, part.ratio) for part in self.parts_found if part.ratio is not None]
-
-    def _why(self) -> str:
-        ratio = self.ratio
-        if ratio is not None:
-            return learning.proof(self.winner.name, ratio.median, ratio.low, ratio.high)
-        return "measured" if self.learned is None else learning.why(self.learned)
+        return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each variant of each stage: races, then the proof."""
+        """Return one for each variant of each stage: races, then the proof."""
         return [{"stage": s.title, **row} for s in self.stages for row in s.comparison.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
+        plain = ("objective", "within", "steps", "seconds", "compiling_s", "confirmed", "likely")
         return {
             "winner": self.winner.name,
             "plan": dict(self.winner.values),
-            "objective": self.objective,
-            "within": self.within,
-            "steps": self.steps,
+            **{name: getattr(self, name) for name in (*plain, "unclear")},
             "kept": list(self.kept),
-            "seconds": self.seconds,
-            "compiling_s": self.compiling_s,
-            "confirmed": self.confirmed,
-            "likely": self.likely,
-            "unclear": self.unclear,
             "parts": [_row(word, ratio) for word, ratio in self.parts()],
             "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
-            "rejected": [
-                {"name": candidate.name, "reason": candidate.reason} for candidate in self.rejected
-            ],
+            "rejected": [rejected._asdict() for rejected in self.rejected],
         }
 
 
 def _row(word: str, ratio: Ratio) -> dict[str, Any]:
     high = None if math.isinf(ratio.high) else ratio.high
     return {"part": word, **asdict(ratio), "high": high}
-
-
-def row_of(comparison: Comparison, plan: Candidate) -> Record:
-    """Return the plan's row."""
-    return next(record for record in comparison.records if record.name == plan.name)

@@ -6,37 +6,56 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.tuning.aim import FAR_SLOWER, LEAST_SAVED, Aim, is_behind, memory_saved
-from speedkit_jupyter.tuning.candidates import WORTH_IT, Candidate, parts_of
+from speedkit_jupyter.measure.rounds.sampler import Policy
+from speedkit_jupyter.tuning.aim import (
+    FAR_SLOWER,
+    LEAST_SAVED,
+    WORTH_IT,
+    Aim,
+    idlest,
+    is_behind,
+    memory_saved,
+    parts_of,
+)
+from speedkit_jupyter.tuning.candidates import Candidate
 
 if TYPE_CHECKING:
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.measure.results.record import Record
 
-# In a race what is behind the fastest by so much after so many rounds leaves at once; later on
-# what is behind by so many standard errors of the median, and by at least this share.
+# After RACE_ROUNDS, what is behind the fastest by RACE_BEHIND leaves a race. So does what is behind
+# by RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
-# What is left after so many rounds is as fast; or where intervals are as narrow as this share.
+# After this many rounds those left are equally fast; or once intervals are as narrow as this share.
 MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 40, 0.08
-# Nothing leaves before the steps have taken so many seconds in all: what disturbs a machine for a
-# moment would else be all that a race of short steps has seen.
+# Nothing leaves before all steps together took this long: else a moment's disturbance decides.
 LEAST_RACE_S = 0.25
 # A standard error is never taken to be smaller: three rounds may agree by chance.
 LEAST_SCATTER = 0.005
-# What is slower than the baseline by so much in each of some rounds leaves a proof.
+# What is this many times slower than the baseline in each of some rounds leaves a proof.
 BEHIND = 1.1
-# The whole plan's interval has to be as narrow as this share of its median, or as this one of what
-# it gains: of a plan that is 3 times as fast nobody asks for the second digit.
+# The interval of the whole plan has to be as narrow as the larger of these shares: of its median,
+# and of what it gains, since the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
 
 
-class Race(Policy):
+class Grid(Policy):
+    """Times each variant for its own sake, but for what is far slower in the first rounds."""
+
+    has_limits = False
+    times = 2.0
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return what is hopeless by its times alone."""
+        first = racing[0].times_s
+        return [row for row in racing[1:] if is_behind(first, row.times_s, self.times)]
+
+
+class Race(Grid):
     """Chooses the fastest by successive halving; proves and checks nothing."""
 
     far_slower = FAR_SLOWER
     checked = 0
-    has_limits = False
 
     def least_rounds(self, others: int) -> int:
         """Return after how many rounds the first leave."""
@@ -60,24 +79,13 @@ class Race(Policy):
         yield from ()
 
 
-class Grid(Policy):
-    """Times each variant for its own sake, but for what is far slower in the first rounds."""
-
-    has_limits = False
-
-    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what is hopeless by its times alone."""
-        first = racing[0].times_s
-        return [row for row in racing[1:] if is_behind(first, row.times_s, 2.0)]
-
-
 class Lightest(Race):
     """Chooses by memory, which may cost `within` times the time."""
 
     weighs = True
 
     def __init__(self, within: float | None) -> None:
-        self._times = within or FAR_SLOWER
+        self.times = within or FAR_SLOWER
 
     def why_too_heavy(self, baseline: Record, record: Record) -> str:
         """Return why memory speaks against it, if it does."""
@@ -85,10 +93,7 @@ class Lightest(Race):
         is_lighter = saved == 0 or saved > 1 + LEAST_SAVED
         return "" if is_lighter else f"its peak is {1 / saved:.0%} of {baseline.name}'s"
 
-    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what costs too much time."""
-        first = racing[0].times_s
-        return [row for row in racing[1:] if is_behind(first, row.times_s, self._times)]
+    leaving = Grid.leaving  # what takes too much time
 
 
 class Proof(Grid):
@@ -97,6 +102,7 @@ class Proof(Grid):
     """
 
     checks_winner = True
+    times = BEHIND
 
     def __init__(self, plans: Sequence[Candidate], aim: Aim, checks: bool) -> None:
         self._whole, self._aim = plans[0], aim
@@ -106,8 +112,7 @@ class Proof(Grid):
         """Return what is slower than the baseline, at a look also a whole that gains nothing."""
         if self._aim.memory:
             return ()
-        gone = [row for row in racing[1:] if is_behind(racing[0].times_s, row.times_s, BEHIND)]
-        whole = next((row for row in racing[1:] if row.name == self._whole.name), None)
+        gone, whole = super().leaving(racing, comparison), self._row(racing)
         ratio = comparison.ratio(whole) if comparison and whole else None
         return [*gone, whole] if whole and ratio and ratio.median <= 1 else gone
 
@@ -115,8 +120,7 @@ class Proof(Grid):
         """Return whether nothing is left to prove."""
         if comparison is None or len(racing) == 1:
             return len(racing) == 1
-        whole = next((row for row in racing[1:] if row.name == self._whole.name), None)
-        if whole is None:
+        if (whole := self._row(racing)) is None:
             return super().is_over(racing, comparison)
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
@@ -126,9 +130,7 @@ class Proof(Grid):
         return ratio.is_precise(precise) and all(part.is_clear for part in parts)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the whole, what is left where its idlest part goes, and the others until one is
-        right.
-        """
+        """Yield the whole, what is left without its idlest part, then others until one is right."""
         records = {record.name: record for record in comparison.records[1:]}
         first = [records[self._whole.name]]
         if idle := idlest(self._whole, comparison):
@@ -139,15 +141,8 @@ class Proof(Grid):
             if record.times_s and (number < len(first) or not is_done):
                 yield record
 
-
-def idlest(whole: Candidate, comparison: Comparison) -> str:
-    """Return the part that brings the least of those that are idle; empty where none is, or where
-    it is the only one.
-    """
-    idle = [part for part in parts_of(whole, comparison) if part.is_idle]
-    if len(whole.values) < 2 or not idle:
-        return ""
-    return min(idle, key=lambda part: part.ratio.median if part.ratio else 0.0).name
+    def _row(self, racing: Sequence[Record]) -> Record | None:
+        return next((row for row in racing[1:] if row.name == self._whole.name), None)
 
 
 def _is_early(records: Sequence[Record]) -> bool:
@@ -160,8 +155,8 @@ def _is_early(records: Sequence[Record]) -> bool:
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
     """Return those that the fastest leaves behind; all have as many times.
 
-    Paired within the rounds, those that others held up left out where there are enough without;
-    the scatter of one round is taken from all records together.
+    Times are paired within the rounds. Rounds that others held up are left out if enough remain.
+    The scatter of one round is taken from all records together.
     """
     import numpy as np
 

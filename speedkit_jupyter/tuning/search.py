@@ -9,54 +9,52 @@ this very step earlier is only confirmed.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from statistics import median
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
-from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.budget import few_digits
+from speedkit_jupyter.measure.rounds.sampler import Policy, Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning, tasks
+from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, pays, row_of
 from speedkit_jupyter.tuning.allowance import Allowance
 from speedkit_jupyter.tuning.candidates import (
     BASELINE,
-    WORTH_IT,
     Candidate,
     candidates,
     joined,
-    means_something,
     neighbours,
-    pays,
     strongest,
-    without_each,
 )
-from speedkit_jupyter.tuning.outcome import INTERRUPTED, Tuning, row_of
-from speedkit_jupyter.tuning.proof import Prover
-from speedkit_jupyter.tuning.races import Lightest, Race
+from speedkit_jupyter.tuning.outcome import INTERRUPTED, Stage, Tuning
+from speedkit_jupyter.tuning.races import RACE_ROUNDS, Lightest, Proof, Race
 
-# Compiling is not tried for less than so many seconds of budget, or of all the user's steps.
+# Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
+# less.
 COMPILE_S = 20.0
-# So often what is near the best so far races with it.
+# What is near the best so far races with it this often.
 MOST_TURNS = 3
-# What lost a race by no more than this gets rounds enough to tell whether it helps after all.
+# A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
-# The engines of float32 products are not measured for less than so many seconds of budget; that
-# takes two seconds, and at most this share of it. What took less than this goes without saying.
+# The engines of float32 products are measured if the budget has this many seconds. That takes two
+# seconds, and at most this share of the budget. Less than NOTICED_S goes without saying.
 ENGINES_S, ENGINES_SHARE, NOTICED_S = 12.0, 0.25, 0.5
-# So many of the plans that were left out are named.
+# This many of the plans that were left out are named.
 MOST_NAMES = 4
 
 
@@ -65,9 +63,9 @@ class Search:
 
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
-    the total time of so many steps, what comes before the first one included. `fresh` searches
-    although a plan is known; the optimizations in `keep` stay as they are. The budget begins when
-    it runs, or began at `begun_s` on the clock, where that is set. Raises StepError.
+    the total time of this many steps, compiling included. `fresh` searches although a plan is
+    known; the optimizations in `keep` stay as they are. The budget begins when the search runs, or
+    began at `begun_s` on the clock, where that is set. Raises StepError.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Search:
         keep: Collection[str] = (),
         within: float | None = None,
     ) -> None:
-        if not isinstance(objective, str) or objective not in ("time", "memory"):
+        if objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
         if within is not None and objective != "memory":
             raise StepError("within belongs to the objective memory: how much slower it may get")
@@ -88,32 +86,25 @@ class Search:
             raise StepError(f"within must be 1 or more, as in 1.2, not {within:g}")
         if steps is not None and steps < 1:
             raise StepError(f"steps must be 1 or more, not {steps}")
+        names = [entry.name for entry in CATALOG]
+        if unknown := [name for name in keep if name not in names]:
+            every = ", ".join(names)
+            raise StepError(f"keep: there is no optimization {unknown[0]!r:.100}: {every}")
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self._fresh = step, fresh
         with ExitStack() as stack:
             for model in step.models:
                 stack.enter_context(hidden(model))
             facts, *others = [Facts.read(model, step.holders(model)) for model in step.models]
-        self.tuning = Tuning(step, Hardware.current(), facts, objective, within, steps)
-        self.tuning.facts_of_others = tuple(others)
-        self.tuning.kept = _known(keep)
-        self.allowance = Allowance(budget_s)
-        self.prover = Prover(step, self.tuning, self.allowance)
+        kept = tuple(name for name in names if name in keep)
+        self.step, self._fresh = step, fresh
+        self.tuning = Tuning(
+            step, Hardware.current(), facts, tuple(others), objective, within, steps, kept
+        )
+        self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
-        self._looked: tasks.Looked | None = None
-        self._left_out: list[Candidate] = []
-
-    @property
-    def budget_s(self) -> float:
-        """Seconds for all of it but compiling; known for good once one step was looked at."""
-        return self.allowance.budget.seconds
-
-    @property
-    def budget(self) -> Budget:
-        """The clock of the whole search."""
-        return self.allowance.budget
+        self._budget_s, self.budget = budget_s, Allowance(budget_s)
 
     def result(self) -> Tuning:
         """Return what is known so far."""
@@ -121,103 +112,94 @@ class Search:
 
     def has_results(self) -> bool:
         """Return whether there is anything to show already."""
-        return self.allowance.step_s > 0
-
-    def recall(self) -> Tuning:
-        """Return the result with the plan learned for this step, if one was; not yet checked.
-
-        Runs a step once or a few times, which is undone: it says also how long one takes, which
-        optimizers it makes. Raises what the step raises.
-        """
-        __tracebackhide__ = True
-        tuning = self.tuning
-        if self._looked is not None:
-            return tuning
-        self._looked = looked = tasks.look(self.step, tuning.hardware, self.budget)
-        self.allowance.is_known_to_take(looked.step_s)
-        made, others = self.step.made, tuning.facts_of_others
-        tuning.facts = tuning.facts.stepped_by(made)
-        tuning.facts_of_others = tuple(facts.stepped_by(made) for facts in others)
-        learned = None if self._fresh else learning.find(looked.setting, self._task(looked))
-        if learned is not None and learned.plan["values"]:  # where nothing helped, search again
-            tuning.learned, tuning.winner = learned, Candidate(learned.plan["values"])
-        return tuning
-
-    def _task(self, looked: tasks.Looked) -> tasks.Task:
-        tuning = self.tuning
-        return replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
+        return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         __tracebackhide__ = True
-        start, tuning, interrupted = time.perf_counter(), self.tuning, True
-        self.allowance.begin(self.begun_s)
+        tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
+        self.budget = Allowance(self._budget_s, self.begun_s)
         yield Progress(0.0, "looking at one step")
         try:
-            learned = self.recall().winner
-            yield Progress(self.budget.share, self.allowance.ahead())
-            if learned.values:
-                yield from self._check_learned(learned)
-            if not tuning.confirmed:
+            looked = self._look()
+            yield Progress(self.budget.share, self.budget.ahead())
+            if tuning.learned is not None:
+                yield from self._check_learned(tuning.learned)
+            is_to_keep = not tuning.helped
+            if is_to_keep:
                 yield from self._search()
-                tuning.conclude(self._why_short())
-                self._keep()
-            interrupted = False
+            why = self._why_short()
         finally:
-            if interrupted and not tuning.confirmed:
-                tuning.conclude(INTERRUPTED)
-            tuning.seconds = time.perf_counter() - start
+            tuning.conclude(why)
+            tuning.seconds = clock.now() - start_s
             self.step.kept.clear()
-            self._looked = None
             if tuning.is_settled:
                 current(notebook()).tuned(tuning.models, tuning.found)
+        if is_to_keep:
+            self._keep(looked)
 
-    def _check_learned(self, known: Candidate) -> Generator[Progress, None, None]:
+    def _look(self) -> learning.Looked:
+        """Return what a step does and how long it takes; note the plan that was learned for it."""
+        __tracebackhide__ = True
+        tuning, step = self.tuning, self.step
+        looked = learning.look(step, tuning.hardware, self.budget)
+        self.budget.follow(looked.step_s)
+        tuning.facts, *others = [
+            facts.stepped_by(step.made) for facts in (tuning.facts, *tuning.facts_of_others)
+        ]
+        tuning.facts_of_others = tuple(others)
+        task = replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
+        learned = None if self._fresh else learning.find(looked.setting, task)
+        if learned is not None and learned.plan["values"]:  # where nothing helped, search again
+            tuning.learned = learned
+        return replace(looked, task=task)
+
+    def _check_learned(self, learned: database.Learned) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
         __tracebackhide__ = True
-        yield from self.prover.prove(known, "checking the learned plan", with_parts=False)
-        tuning, learned = self.tuning, self.tuning.learned
-        if tuning.confirmed or learned is None:
+        plan, tuning = Candidate(learned.plan["values"]), self.tuning
+        yield from self.prove(plan, "checking the learned plan", with_parts=False)
+        if tuning.helped:
             return
-        rows = [row for row in tuning.last_rows() if row.record.name == known.name]
+        rows = [row for row in self.known.rows() if row.record.name == plan.name]
         is_refuted = bool(rows) and not any(row.may_help for row in rows)
         if is_refuted:
             with suppress(SpeedKitError):  # a store that can't be written is no reason to stop
                 database.unlearn([learned.number])
         outcome = "was dropped" if is_refuted else "could not be checked"
-        reasons = [rejected.reason for rejected in tuning.rejected if rejected.name == known.name]
-        tuning.notes.append("; ".join([f"The learned plan {known.name} {outcome}", *reasons]))
+        reason = self.known.reasons.get(plan.name)
+        tuning.notes.append(
+            f"The learned plan {plan.name} {outcome}{f'; {reason}' if reason else ''}"
+        )
         tuning.learned = None
 
-    def _search(self) -> Generator[Progress, None, None]:
+    def _search(self) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         __tracebackhide__ = True
-        tuning, allowance = self.tuning, self.allowance
         yield from self._measure_engines()
+        tuning, known, budget = self.tuning, self.known, self.budget
         singles = candidates(
             tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others, tuning.objective
         )
-        queue, proven, tried = self._first(singles), set[str](), self.prover.tried
-        while queue and not tuning.confirmed and allowance.budget.allows(allowance.step_s):
-            room = max(allowance.room(), 1)
-            asked, queue = queue[:room], queue[room:]
+        known.left, proven = self._first(singles), set[str]()
+        while known.left and not tuning.helped and budget.allows(budget.step_s):
+            room = max(budget.room(), 1)
+            asked, known.left = known.left[:room], known.left[room:]
             best = asked[0]
             if len(asked) > 1:
                 best = yield from self._raced(asked, singles)
-            tried |= {plan.name: plan for plan in asked}
+            known.tried |= {plan.name: plan for plan in asked}
             if best.values and best.name not in proven:
                 proven.add(best.name)
-                yield from self.prover.prove(best)
-                if best in self.prover.refused:  # what lost to it may be right
-                    queue = [*asked, *queue]
+                yield from self.prove(best)
+                if best in known.refused:  # what lost to it may be right
+                    known.left = [*asked, *known.left]
                     for plan in asked:
-                        tried.pop(plan.name, None)
-            queue = [plan for plan in queue if self._is_new(plan)]
-            if not allowance.can_check():  # nothing more could be proven
+                        known.tried.pop(plan.name, None)
+            known.left = [plan for plan in known.left if known.is_new(plan)]
+            if not budget.can_check():  # nothing more could be proven
                 break
-        self._left_out = queue
-        if queue:
-            names = [plan.name for plan in queue]
+        if names := [plan.name for plan in known.left]:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             listed = f"{', '.join(names[:MOST_NAMES])}{more}"
             tuning.notes.append(f"Left out, since the budget is short: {listed}")
@@ -248,8 +230,25 @@ class Search:
         start = strongest(cheap)
         compiled = [joined(start, single) for single in costly[:1]]
         alone = [start.part(name) for name in start.values]
-        near = [*without_each(start), *neighbours(start, cheap)]
-        return self._worth_trying([start, *compiled, *alone, *near, *cheap, *costly])
+        return self._worth_trying(
+            [start, *compiled, *alone, *neighbours(start, cheap), *cheap, *costly]
+        )
+
+    def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
+        """Return each once that is consistent and can pay; note why the others can't."""
+        able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
+        steps, seconds = self.tuning.steps, self.budget.seconds
+        steps_s = math.inf if steps is None else steps * self.budget.step_s
+        why = ""
+        if steps_s <= COMPILE_S:
+            why = f"{steps} steps take {steps_s:.1f} s, compiling alone takes longer"
+        elif seconds < COMPILE_S:
+            short = f"{few_digits(seconds)} s are less than what compiling takes"
+            why = f"{short}: --budget 30 tries it"
+        for plan in able.values():
+            if why and plan.costly:
+                self.known.refuse(plan.name, why)
+        return [plan for plan in able.values() if not (why and plan.costly)]
 
     def _raced(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
@@ -258,9 +257,10 @@ class Search:
         __tracebackhide__ = True
         best = yield from self._race("what the machine suggests", asked)
         for _ in range(MOST_TURNS):
-            near = self._worth_trying([*without_each(best), *neighbours(best, singles)])
-            new = [plan for plan in near if self._is_new(plan)][: max(self.allowance.room() - 1, 0)]
-            if not best.values or not new or not self.allowance.has_time(len(new) + 1):
+            near = self._worth_trying(neighbours(best, singles))
+            new = [plan for plan in near if self.known.is_new(plan)]
+            new = new[: max(self.budget.room() - 1, 0)]
+            if not best.values or not new or not self.budget.has_time(len(new) + 1):
                 break
             better = yield from self._race("what is near it", [best, *new])
             if better.name == best.name or not better.values:
@@ -271,95 +271,129 @@ class Search:
     def _race(self, title: str, asked: Sequence[Candidate]) -> Generator[Progress, None, Candidate]:
         """Return the one that leads at the end, or lost narrowly; else BASELINE."""
         __tracebackhide__ = True
-        self.prover.tried |= {plan.name: plan for plan in asked}
-        policy = Lightest(self.tuning.within) if self.prover.aim.memory else Race()
-        comparison = yield from self.prover.benchmark(title, asked, self.allowance.race_s, policy)
+        self.known.tried |= {plan.name: plan for plan in asked}
+        policy = Lightest(self.aim.within) if self.aim.memory else Race()
+        comparison = yield from self._benchmark(title, asked, self.budget.race_s, policy)
         best = self._best_of(comparison, asked)
         for plan in asked:
             if plan.name != best.name:
-                why = self.prover.aim.why_not(comparison, row_of(comparison, plan), best.name)
-                self.tuning.refuse(plan.name, why)
+                why = self.aim.why_not(comparison, row_of(comparison, plan), best.name)
+                self.known.refuse(plan.name, why)
         return best
 
-    def _best_of(self, comparison: Comparison, tried: Sequence[Candidate]) -> Candidate:
+    def _best_of(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
         """Return the best by its gain; of those that are as good, the one of fewest parts.
 
         Each part has to bring what it costs, compiling more.
         """
-        gains = {
-            plan.name: self.prover.aim.gain(comparison, row_of(comparison, plan)) for plan in tried
-        }
-        plain = max([1.0, *(gains[plan.name] for plan in tried if not plan.costly)])
+        gains = {plan.name: self.aim.gain(comparison, row_of(comparison, plan)) for plan in asked}
+        plain = max([1.0, *(gains[plan.name] for plan in asked if not plan.costly)])
         able = [
             plan
-            for plan in tried
+            for plan in asked
             if gains[plan.name] > (WORTH_IT * plain if plan.costly else NARROW)
-            and pays(plan, gains, tried)
+            and pays(plan, gains, asked)
         ]
         most = max([0.0, *(gains[plan.name] for plan in able)])
         equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
         return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
 
-    def _is_new(self, plan: Candidate) -> bool:
-        """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
-        slow = {
-            record.name
-            for stage in self.tuning.stages
-            for record in stage.comparison.records[1:]
-            if "dropped" in record.notes
-        }
-        is_slow = slow & {plan.part(name).name for name in plan.values}
-        is_wrong = any(other.values.items() <= plan.values.items() for other in self.prover.refused)
-        return not (plan.name in self.prover.tried or is_slow or is_wrong)
+    def prove(
+        self, whole: Candidate, title: str = "confirming", with_parts: bool = True
+    ) -> Iterator[Progress]:
+        """Measure the baseline and a plan in rounds that took no part in choosing it, beside the
+        plan without each of its parts: what each is worth, and what is left where the whole fails.
+        """
+        __tracebackhide__ = True
+        known, budget = self.known, self.budget
+        plans = [whole, *(whole.without_each() if with_parts else ())]
+        known.tried |= {plan.name: plan for plan in plans}
+        budget.leave_time_for_a_proof(1 + len(plans))
+        policy = Proof(plans, self.aim, checks=budget.can_check())
+        comparison = yield from self._benchmark(title, plans, budget.left_s, policy)
+        rows = {plan.name: row_of(comparison, plan) for plan in plans}
+        known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
+        gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
+        best = whole if gains[whole.name] > 1 else max(plans, key=lambda plan: gains[plan.name])
+        if best is not whole or gains[best.name] <= 1:
+            why = self.aim.why_not(comparison, rows[whole.name], best.name)
+            known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
+        if gains[best.name] > 1:
+            self.tuning.take(best, comparison)
+            yield from self._drop_idlest(comparison, gains)
 
-    def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
-        """Return each once that means something and can pay; why the others can't is noted."""
-        able = {plan.name: plan for plan in plans if plan.values and means_something(plan)}
-        return [plan for plan in able.values() if self._can_pay(plan)]
+    def _drop_idlest(
+        self, comparison: Comparison, gains: Mapping[str, float]
+    ) -> Iterator[Progress]:
+        """Leave out the part that brings least, if it brings nothing.
 
-    def _can_pay(self, plan: Candidate) -> bool:
-        steps, step_s = self.tuning.steps, self.allowance.step_s
-        why = ""
-        if plan.costly and steps is not None and steps * step_s <= COMPILE_S:
-            why = f"{steps} steps take {steps * step_s:.1f} s, compiling alone takes longer"
-        elif plan.costly and self.budget_s < COMPILE_S:
-            short = f"{few_digits(self.budget_s)} s are less than what compiling takes"
-            why = f"{short}: --budget 30 tries it"
-        if why:
-            self.tuning.refuse(plan.name, why)
-        return not why
+        If others bring nothing either the rest is proven anew: together they may be worth much.
+        """
+        tuning, whole = self.tuning, self.tuning.winner
+        name = "" if self.aim.memory else idlest(whole, comparison)
+        rest = whole.without(name)
+        if not name or gains.get(rest.name, 0.0) <= 1:
+            return
+        before = {part.name: part for part in tuning.parts_found}
+        gone = before.pop(name)
+        tuning.take(rest, comparison)
+        self.known.refuse(gone.word, f"left out: with it the plan is {gone.ratio} as fast")
+        tuning.parts_found = list(
+            (before | {part.name: part for part in tuning.parts_found}).values()
+        )
+        again = len(rest.values) > 1 and any(part.is_idle for part in tuning.parts_found)
+        if again and self.budget.has_time(len(rest.values) + 1):
+            yield from self.prove(rest, "without what is not proven")
+
+    def _benchmark(
+        self, title: str, asked: Sequence[Candidate], seconds: float, policy: Policy
+    ) -> Generator[Progress, None, Comparison]:
+        """Compare the baseline and what is asked: a stage of the result, also if cut short."""
+        __tracebackhide__ = True
+        variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
+        benchmark = Benchmark(self.step, variants, max(seconds, 0.01), policy=policy, within=budget)
+        is_known = False
+        try:
+            with closing(benchmark.run()) as run:
+                for progress in run:
+                    here = guard.in_progress()
+                    paused_s = here.paused_s if here else 0.0
+                    yield Progress(budget.share, f"{title}: {progress.text}", progress.known)
+                    if here:  # turns that were given up
+                        budget.exclude(here.paused_s - paused_s)
+                    times_s = benchmark.result().baseline.times_s
+                    if not is_known and len(times_s) >= RACE_ROUNDS:
+                        is_known = True
+                        budget.follow(median(times_s))
+        finally:
+            self.tuning.compiling_s += benchmark.budget.excluded_s
+            comparison = benchmark.result()
+            if benchmark.has_results():
+                self.known.stages.append(Stage(title, comparison))
+        return comparison
 
     def _why_short(self) -> str:
         """Return why the time was too short to tell anything; empty where it was not."""
-        rows = [row.record for row in self.tuning.last_rows()]
+        known, rows = self.known, [row.record for row in self.known.rows()]
         timed = any(row.times_s or row.failure or "dropped" in row.notes for row in rows)
-        if not timed and (self.prover.tried or self._left_out):
-            return f"one step takes {self.allowance.step_s:.2g} s"
-        if len(self._left_out) > len(self.prover.tried):
-            return f"{len(self._left_out)} plans were left out"
-        return ""
+        if not timed and (known.tried or known.left):
+            return f"one step takes {self.budget.step_s:.2g} s"
+        left = len(known.left)
+        return f"{left} plans were left out" if left > len(known.tried) else ""
 
-    def _keep(self) -> None:
+    def _keep(self, looked: learning.Looked) -> None:
         """Remember what was found, also that nothing helped: rules shall not turn it on then.
 
         Not so where the search could not tell, nor where something was not to be tried, which may
         help. A store that can't be written is said, and no more.
         """
-        tuning, looked = self.tuning, self._looked
-        if looked is None or not (tuning.confirmed or not (tuning.unclear or tuning.kept)):
+        tuning = self.tuning
+        if not tuning.helped and (tuning.unclear or tuning.kept):
             return
-        plan, winner = tuning.plan, tuning.winner
+        winner = tuning.winner
         try:
-            task = self._task(looked)
-            learning.keep(looked.setting, task, plan, winner.values, winner.name, tuning.ratio)
+            learning.keep(
+                looked.setting, looked.task, tuning.plan, winner.values, winner.name, tuning.ratio
+            )
         except SpeedKitError as error:
             tuning.notes.append(f"the plan was not kept for the next time: {error}")
-
-
-def _known(keep: Collection[str]) -> tuple[str, ...]:
-    """Return the names in the catalog's order; raises StepError for others."""
-    names = [entry.name for entry in CATALOG]
-    for name in keep:
-        if name not in names:
-            raise StepError(f"keep: there is no optimization {name!r:.100}: {', '.join(names)}")
-    return tuple(name for name in names if name in keep)

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Score, Scored
-from speedkit_jupyter.measure.subject.observed import optimizers_made
+from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.replay import Replays
 from speedkit_jupyter.measure.undo.snapshot import Snapshot

@@ -12,7 +12,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import choices
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import from_word
-from speedkit_jupyter.report.panel_report import unavailable
+from speedkit_jupyter.report.plan_report import unavailable
 from speedkit_jupyter.report.units import word
 from speedkit_jupyter.support.exceptions import ConfigError
 

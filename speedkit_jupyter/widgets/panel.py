@@ -12,9 +12,9 @@ from speedkit_jupyter import session
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.preview import Preview
+from speedkit_jupyter.report.comparison_report import live_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.live import live_report
-from speedkit_jupyter.report.panel_report import as_code, panel_report, state_report
+from speedkit_jupyter.report.plan_report import as_code, panel_report, state_report
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once

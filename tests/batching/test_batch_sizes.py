@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from made_time import install
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -56,10 +57,11 @@ def check_untouched(training: Training, before: list[torch.Tensor]) -> None:
 
 
 def reads_names(training: Training, x: Any, y: Any) -> tuple[Callable[[], None], dict[str, Any]]:
-    weights, table = torch.ones(3), torch.ones(len(x), 2)
+    weights, table, alias = torch.ones(3), torch.ones(len(x), 2), x
 
     def step() -> None:
         training.step(x, y)
+        assert alias is x
         assert len(weights) == 3
         assert len(table) == 12
 
@@ -89,16 +91,21 @@ STEPS: dict[str, Callable[..., tuple[Callable[..., Any], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.real_time
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The sizes of batches that were made, on a clock on which each call takes a while."""
+    install(monkeypatch, tick_s=0.02)
+    sizes, original = set[int](), feeds.resized
+    monkeypatch.setattr(feeds, "resized", lambda x, n, *of: sizes.add(n) or original(x, n, *of))
+    return sizes
+
+
 @pytest.mark.parametrize("kind", STEPS)
-def test_a_step_gets_every_size_and_everything_is_put_back(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training, made = Training(), set[int]()
-    monkeypatch.setattr(feeds, "resized", lambda x, n: made.add(n) or resized(x, n))
+def test_a_step_gets_every_size_and_everything_is_put_back(kind: str, made: set[int]) -> None:
+    training = Training()
     step, given = STEPS[kind](training, *batch())
     before, random_state = values(training), torch.get_rng_state()
-    found = batch_sizes(step, **given, sizes=(4, 64), budget_s=4.0)
+    found = batch_sizes(step, **given, sizes=(4, 64), budget_s=2.0)
     assert made == {12, 4, 8, 16, 32, 64}
     assert [row["batch"] for row in found.rows()] == [4, 8, 16, 32, 64]
     assert all(row["samples_per_s"] > 0 for row in found.rows())
@@ -122,23 +129,12 @@ def test_ctrl_c_ends_it_with_everything_put_back() -> None:
     check_untouched(training, before)
 
 
-def test_a_tensor_by_two_names_stays_one() -> None:
-    training, (x, y) = Training(), batch()
-    alias = x
-
-    def step() -> None:
-        assert alias is x
-        training.step(x, y)
-
-    batch_sizes(step, sizes=(4, 8), budget_s=0.5)
-
-
-@pytest.mark.real_time
+@pytest.mark.usefixtures("made")
 def test_running_out_of_memory_is_survived_and_said() -> None:
     training = Training()
     training.fits = 40
     before = values(training)
-    found = batch_sizes(training.step, batch(), sizes=(8, 1024), budget_s=4.0)
+    found = batch_sizes(training.step, batch(), sizes=(8, 1024), budget_s=2.0)
     notes = {row["batch"]: row["note"] for row in found.rows()}
     assert notes[32] == ""
     assert "out of memory" in notes[64]
@@ -147,13 +143,11 @@ def test_running_out_of_memory_is_survived_and_said() -> None:
     check_untouched(training, before)
 
 
-@pytest.mark.slow
-@pytest.mark.real_time
-def test_what_would_not_fit_is_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = set[int]()
-    monkeypatch.setattr(feeds, "resized", lambda x, n: made.add(n) or resized(x, n))
-    monkeypatch.setattr(sweeping, "free_bytes", lambda device: 40_000_000)
-    training = Training(width=4096)
+def test_what_would_not_fit_is_not_even_tried(
+    made: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "free_bytes", lambda device: 10_000_000)
+    training = Training(width=1024)
     found = batch_sizes(training.step, batch(), sizes=(128, 4096), budget_s=3.0)
     tried = max(made)
     refused = next(row for row in found.rows() if row["note"])
@@ -190,12 +184,12 @@ RECEIVED: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
-@pytest.mark.real_time
+@pytest.mark.usefixtures("made")
 @pytest.mark.parametrize("name", RECEIVED)
 def test_a_size_counts_however_the_model_receives_it(name: str) -> None:
     x = torch.randn(64, 6)
     batch = (x,) if name == "alone in a tuple" else x
-    found = batch_sizes(RECEIVED[name], batch, sizes=(8, 16), budget_s=5.0)
+    found = batch_sizes(RECEIVED[name], batch, sizes=(8, 16), budget_s=1.0)
     assert [size.number for size in found.measured] == [8, 16]
 
 

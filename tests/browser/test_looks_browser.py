@@ -59,8 +59,8 @@ def test_reasons_have_room_and_toggles_do_not_wrap(open_notebook):
 LEARNED = """
 from speedkit_jupyter import Facts, plan
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.tuning import learning, tasks
-task = tasks.Task("Sequential", ("16x3x224x224 float32", "16 int64"), trains=True)
+from speedkit_jupyter.tuning import learning
+task = learning.Task("Sequential", ("16x3x224x224 float32", "16 int64"), trains=True)
 name = "bf16+channels_last+fused_optimizer+sdpa:math"
 learning.keep("setting", task, plan(facts=Facts.read(model)), {"precision": "bf16"}, name,
               Ratio(1.25, 1.2, 1.31, 50))

@@ -16,8 +16,7 @@ from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import paired_ratio
-from speedkit_jupyter.measure.rounds.policy import Policy
-from speedkit_jupyter.measure.rounds.sampler import Sampler
+from speedkit_jupyter.measure.rounds.sampler import Policy, Sampler
 
 STEP_S, RUNS = 0.01, 300
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from made_time import MadeTime
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -24,7 +25,7 @@ from speedkit_jupyter.loading.settings import end_workers
 class Slow(Dataset[Any]):
     """Each sample is waited for, as a disk or a network is."""
 
-    def __init__(self, length: int = 32, wait_s: float = 0.002) -> None:
+    def __init__(self, length: int = 32, wait_s: float = 0.0) -> None:
         self.length, self.wait_s = length, wait_s
         self.drawn = 0
 
@@ -73,14 +74,13 @@ def nothing_is_left() -> Any:
     assert threading.active_count() <= before
 
 
-@pytest.mark.real_time
 def test_everything_is_put_back_and_no_worker_is_left() -> None:
     data = Slow()
     loader = DataLoader(data, batch_size=4, shuffle=True)
     net, step = trained()
     values = [value.clone() for value in net.state_dict().values()]
     random_state = torch.get_rng_state()
-    fast = tune_loader(loader, step, budget_s=1.5)
+    fast = tune_loader(loader, step, budget_s=1.0)
     assert type(fast) is DataLoader
     assert all(map(torch.equal, values, net.state_dict().values()))
     assert all(value.grad is None for value in net.parameters())
@@ -106,7 +106,6 @@ def test_what_is_taken_is_proven_faster_and_gives_the_same() -> None:
     assert all(map(torch.equal, *drawn))
 
 
-@pytest.mark.real_time
 def test_a_step_that_never_goes_through_the_loader_is_refused() -> None:
     with pytest.raises(StepError, match="never goes through this loader"):
         tune_loader(DataLoader(Slow()), lambda: None, budget_s=1.0)
@@ -126,7 +125,7 @@ class Broken(Slow):
 def test_ctrl_c_ends_it_with_everything_put_back() -> None:
     net, step = trained()
     before = [value.clone() for value in net.state_dict().values()]
-    interrupt = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    interrupt = threading.Timer(0.4, signal.raise_signal, [signal.SIGINT])
     begun_s = time.monotonic()
     interrupt.start()
     with pytest.raises(KeyboardInterrupt):
@@ -135,7 +134,6 @@ def test_ctrl_c_ends_it_with_everything_put_back() -> None:
     assert all(map(torch.equal, before, net.state_dict().values()))
 
 
-@pytest.mark.real_time
 def test_what_the_data_set_raises_is_the_users() -> None:
     with pytest.raises(ValueError, match="no file for 0"):
         tune_loader(DataLoader(Broken()), budget_s=1.0)
@@ -148,7 +146,6 @@ class InWorkersOnly(Slow):
         return super().__getitem__(index)
 
 
-@pytest.mark.real_time
 def test_a_way_that_fails_is_told_and_not_taken() -> None:
     tuning = tune_loader(DataLoader(InWorkersOnly(), batch_size=4), budget_s=1.0).tuning
     notes = {row["settings"]: row["note"] for row in tuning.rows()}
@@ -161,7 +158,6 @@ class Rows(IterableDataset[Any]):
         return iter(torch.arange(64.0).view(16, 4))
 
 
-@pytest.mark.real_time
 def test_an_iterable_data_set_is_measured_with_one_worker() -> None:
     tuning = tune_loader(DataLoader(Rows(), batch_size=2), budget_s=1.0).tuning
     assert [row["settings"] for row in tuning.rows()][:2] == ["0 workers", "1 worker"]
@@ -169,12 +165,11 @@ def test_an_iterable_data_set_is_measured_with_one_worker() -> None:
     assert tuning.epoch == 8
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("left_after", [None, 5])
 def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(
     tmp_path: Path, left_after: int | None
 ) -> None:
-    loader = DataLoader(Slow(wait_s=0.0), batch_size=4, shuffle=True)
+    loader = DataLoader(Slow(), batch_size=4, shuffle=True)
     file = tmp_path / "drawn"
 
     def epoch() -> None:
@@ -182,7 +177,7 @@ def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(
         with file.open("a") as notes:
             notes.write(f"{len(found)} {found}\n")
 
-    tuning = tune_loader(loader, epoch, budget_s=1.5).tuning
+    tuning = tune_loader(loader, epoch, budget_s=1.0).tuning
     assert tuning.epoch == (left_after or 8)
     lines = [line.split(" ", 1) for line in file.read_text().splitlines()]
     whole = [batches for number, batches in lines if int(number) == (left_after or 8)]
@@ -228,14 +223,12 @@ LOOPS: dict[str, Callable[[DataLoader[Any], Callable[..., object]], Callable[[],
 }
 
 
-@pytest.mark.real_time
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
-    data = Slow(wait_s=0.0)
-    loader = DataLoader(data, batch_size=4)
+def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str, made_time: MadeTime) -> None:
+    loader = DataLoader(Slow(), batch_size=4)
 
     def train(x: torch.Tensor, y: torch.Tensor) -> None:
-        time.sleep(0.015)
+        made_time.sleep(0.015)
 
     tuning = tune_loader(loader, LOOPS[name](loader, train), budget_s=2.0).tuning
     assert tuning.epoch == (6 if name == "so many" else 8)
@@ -243,24 +236,24 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str) -> None:
     assert tuning.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
 
 
-@pytest.mark.real_time
-def test_a_loop_that_notices_iterators_which_end_early_is_timed() -> None:
+def test_a_loop_that_notices_iterators_which_end_early_is_timed(made_time: MadeTime) -> None:
     """It lasts longer than a block, and is cut."""
-    loader = DataLoader(Slow(wait_s=0.0), batch_size=4)
+    loader = DataLoader(Slow(), batch_size=4)
 
     def step() -> None:
         for _ in zip(loader, loader, strict=True):
-            time.sleep(0.2)
+            made_time.sleep(0.2)
 
-    assert tune_loader(loader, step, budget_s=2.0).tuning.own.batch_s > 0.05
+    assert tune_loader(loader, step, budget_s=1.0).tuning.own.batch_s > 0.05
 
 
-@pytest.mark.real_time
-def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches() -> None:
+def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time: MadeTime) -> None:
     """Of batches that take one or thirty milliseconds, workers would else get other ones."""
     pad = nn.utils.rnn.pad_sequence
     loader = DataLoader(Lengths(20_000), batch_size=2, shuffle=True, collate_fn=pad)
-    tuning = tune_loader(loader, lambda batch: time.sleep(len(batch) * 3e-4), budget_s=4.0).tuning
+    tuning = tune_loader(
+        loader, lambda batch: made_time.sleep(len(batch) * 3e-4), budget_s=4.0
+    ).tuning
     assert tuning.epoch == 10_000
     for row in tuning.rows():
         if row["ratio"] is not None:

@@ -13,51 +13,35 @@ from hypothesis import strategies as st
 
 from speedkit_jupyter.machines import fp32_precision
 
-OLD_WAYS: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
-    "set_float32_matmul_precision": (
-        torch.set_float32_matmul_precision,
-        ("highest", "high", "medium"),
-    ),
-    "cuda.matmul.allow_tf32": (
-        lambda value: setattr(torch.backends.cuda.matmul, "allow_tf32", value),
-        (True, False),
-    ),
-    "cudnn.allow_tf32": (
-        lambda value: setattr(torch.backends.cudnn, "allow_tf32", value),
-        (True, False),
-    ),
+PRECISIONS = ("none", "ieee", "tf32")
+WAYS: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
+    "cuda.matmul.allow_tf32": (torch.backends.cuda.matmul, "allow_tf32", (True, False)),
+    "cudnn.allow_tf32": (torch.backends.cudnn, "allow_tf32", (True, False)),
+    "torch.backends": (torch.backends, "fp32_precision", PRECISIONS),
+    "cuda.matmul": (torch.backends.cuda.matmul, "fp32_precision", PRECISIONS),
+    "cudnn": (torch.backends.cudnn, "fp32_precision", PRECISIONS),
+    "cudnn.conv": (torch.backends.cudnn.conv, "fp32_precision", PRECISIONS),
+    "cudnn.rnn": (torch.backends.cudnn.rnn, "fp32_precision", PRECISIONS),
+    "mkldnn.matmul": (torch.backends.mkldnn.matmul, "fp32_precision", (*PRECISIONS, "bf16")),
+    "mkldnn.conv": (torch.backends.mkldnn.conv, "fp32_precision", (*PRECISIONS, "bf16")),
 }
-NEW_WAYS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "torch.backends": (torch.backends, ("none", "ieee", "tf32")),
-    "cuda.matmul": (torch.backends.cuda.matmul, ("none", "ieee", "tf32")),
-    "cudnn": (torch.backends.cudnn, ("none", "ieee", "tf32")),
-    "cudnn.conv": (torch.backends.cudnn.conv, ("none", "ieee", "tf32")),
-    "cudnn.rnn": (torch.backends.cudnn.rnn, ("none", "ieee", "tf32")),
-    "mkldnn.matmul": (torch.backends.mkldnn.matmul, ("none", "ieee", "tf32", "bf16")),
-    "mkldnn.conv": (torch.backends.mkldnn.conv, ("none", "ieee", "tf32", "bf16")),
-}
-
-old_steps = st.sampled_from([(way, v) for way, (_, values) in OLD_WAYS.items() for v in values])
-new_steps = st.sampled_from([(way, v) for way, (_, values) in NEW_WAYS.items() for v in values])
-# What no Python attribute reaches, such as oneDNN's own value for all its operations.
-raw_steps = st.sampled_from(
-    [
-        (key, value)
-        for key in fp32_precision.KEYS
-        for value in fp32_precision.PRECISIONS.get(key[0], ("none", "ieee", "tf32", "bf16"))
-    ]
+steps = st.sampled_from(
+    [(way, value) for way, (_, _, values) in WAYS.items() for value in values]
+    + [("set_float32_matmul_precision", value) for value in ("highest", "high", "medium")]
+    + [("mkldnn.set_flags", value) for value in (*PRECISIONS, "bf16")]
 )
-sequences = st.lists(old_steps | new_steps | raw_steps, max_size=8)
+sequences = st.lists(steps, max_size=8)
 
 
-def run(sequence: list[tuple[Any, Any]]) -> None:
+def run(sequence: list[tuple[str, Any]]) -> None:
     for way, value in sequence:
-        if way in OLD_WAYS:
-            OLD_WAYS[way][0](value)
-        elif way in NEW_WAYS:
-            NEW_WAYS[way][0].fp32_precision = value
+        if way == "set_float32_matmul_precision":
+            torch.set_float32_matmul_precision(value)
+        elif way == "mkldnn.set_flags":
+            torch.backends.mkldnn.set_flags(_fp32_precision=value)
         else:
-            torch._C._set_fp32_precision_setter(*way, value)
+            owner, name, _ = WAYS[way]
+            setattr(owner, name, value)
 
 
 def outcome(reader: Callable[[], Any]) -> Any:
@@ -67,18 +51,19 @@ def outcome(reader: Callable[[], Any]) -> Any:
         return "raises"
 
 
+def new_settings() -> dict[str, str]:
+    """What torch says below its attributes."""
+    keys = [(one, two) for one in ("cuda", "mkldnn") for two in ("all", "matmul", "conv", "rnn")]
+    return {str(key): torch._C._get_fp32_precision_getter(*key) for key in keys}
+
+
 def visible() -> dict[str, Any]:
     """All that torch's own readers say, the ones that raise included."""
-    readers: dict[str, Callable[[], Any]] = {
-        "float32_matmul_precision": torch.get_float32_matmul_precision,
-        "cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
-        "cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
-        "mkldnn.allow_tf32": torch._C._get_onednn_allow_tf32,
+    return new_settings() | {
+        "float32_matmul_precision": outcome(torch.get_float32_matmul_precision),
+        "cuda.matmul.allow_tf32": outcome(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "cudnn.allow_tf32": outcome(lambda: torch.backends.cudnn.allow_tf32),
     }
-    said = {name: outcome(reader) for name, reader in readers.items()}
-    for key in fp32_precision.KEYS:
-        said[fp32_precision.name_of(*key)] = torch._C._get_fp32_precision_getter(*key)
-    return said
 
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
@@ -88,63 +73,46 @@ def fresh() -> None:
     """The same start for every example: hypothesis runs many of them in one test."""
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = True
-    for key in fp32_precision.KEYS:
-        if key not in (("cuda", "conv"), ("cuda", "rnn")):
-            torch._C._set_fp32_precision_setter(*key, "none")
+    run([(way, "none") for way in ("torch.backends", "cudnn", "cuda.matmul", "mkldnn.matmul")])
+    run([("mkldnn.conv", "none"), ("mkldnn.set_flags", "none")])
 
 
 @examples(100)
-@given(sequence=sequences)
-def test_reading_changes_nothing_visible(sequence: Any) -> None:
-    fresh()
-    run(sequence)
-    before = visible()
-    first = fp32_precision.own()
-    assert visible() == before
-    assert fp32_precision.own() == first
-
-
-@examples(100)
-@given(wanted=sequences, meanwhile=sequences, later=sequences)
-def test_a_written_state_reads_and_behaves_like_the_one_that_was_read(
-    wanted: Any, meanwhile: Any, later: Any
-) -> None:
+@given(wanted=sequences, meanwhile=sequences)
+def test_a_restored_state_reads_like_the_one_that_was_read(wanted: Any, meanwhile: Any) -> None:
     fresh()
     run(wanted)
-    values, seen = fp32_precision.own(), visible()
-    run(later)
-    seen_later = visible()
-
-    fresh()
+    seen = visible()
+    values = fp32_precision.read()
+    assert visible() == seen  # reading changes nothing
     run(meanwhile)
-    fp32_precision.write(values)
-    assert fp32_precision.own() == values
+    fp32_precision.restore(values)
     assert visible() == seen
-    run(later)  # an inheritance that was cut would show now
-    assert visible() == seen_later
+    assert fp32_precision.read() == values
 
 
-def test_an_inherited_value_is_read_as_none_and_goes_on_following() -> None:
+def test_an_inherited_value_goes_on_following() -> None:
     torch.backends.fp32_precision = "tf32"
-    values = fp32_precision.own()
-    assert values["fp32_precision"] == "tf32"
-    assert values["cuda.matmul.fp32_precision"] == "none"
-    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-    fp32_precision.write(values)
+    values = fp32_precision.read()
+    assert values["cuda.matmul.fp32_precision"] == "tf32"
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    fp32_precision.restore(values)
     torch.backends.fp32_precision = "ieee"
     assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+    torch.backends.fp32_precision = "tf32"
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_the_old_setting_is_recovered_where_torch_cannot_read_it(precision: str) -> None:
     torch.set_float32_matmul_precision(precision)
     torch.backends.cuda.matmul.fp32_precision = "ieee" if precision != "highest" else "tf32"
-    assert fp32_precision.own()["float32_matmul_precision"] == precision
+    assert fp32_precision.read()["float32_matmul_precision"] == precision
 
 
 IN_A_NEW_PROCESS = """
 import torch
-from speedkit_jupyter.machines import flags, fp32_precision
+from speedkit_jupyter.machines import flags
 
 conv = torch.backends.cudnn.conv
 untouched = conv.fp32_precision
@@ -152,7 +120,6 @@ before = flags.snapshot()
 assert conv.fp32_precision == untouched, "reading switched TF32 in convolutions off"
 torch.backends.fp32_precision = "ieee"
 follows = conv.fp32_precision
-fp32_precision.own()
 flags.restore(before)
 assert conv.fp32_precision == untouched
 torch.backends.fp32_precision = "ieee"

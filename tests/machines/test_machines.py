@@ -19,7 +19,7 @@ from speedkit_jupyter import (
     machines,
     plan,
 )
-from speedkit_jupyter.measure.subject.environment import environment
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
 

@@ -40,7 +40,7 @@ def parsed(line: str) -> None:
         return
     command, _, arguments = rest.strip().partition(" ")
     if command != HOLE:
-        COMMANDS[command or "status"].parse(arguments)
+        COMMANDS[command or "status"].parser.parse_line(arguments)
 
 
 def check(text: str, where: str) -> int:

@@ -45,13 +45,13 @@ def learned(shell, values=None, name="channels_last"):
     """A plan as an earlier session would have left it."""
     from speedkit_jupyter import Facts, Hardware, plan
     from speedkit_jupyter.measure.results.statistics import Ratio
-    from speedkit_jupyter.tuning import learning, tasks
+    from speedkit_jupyter.tuning import learning
 
     model = shell.names["model"]
-    task = tasks.Task("Sequential", ("8x1x8x8 float32",), trains=True)
+    task = learning.Task("Sequential", ("8x1x8x8 float32",), trains=True)
     values = values or {"channels_last": True}
     made = plan(facts=Facts.read(model))
-    where = tasks.setting([model], Hardware.current())
+    where = learning.setting([model], Hardware.current())
     learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.plans.reaching import to_write, unreached
+from speedkit_jupyter.plans.applying import to_write, unreached
 
 BF16 = SpeedConfig(precision="bf16").alone()
 

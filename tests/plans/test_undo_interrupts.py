@@ -62,7 +62,7 @@ def apply_and_restore(model):
     apply_speedups(model, SpeedConfig.from_dict(CONFIG))[1].restore()
 
 
-@interrupts.in_windows
+@interrupts.interruptible
 def measure(model):
     with prepare(model, SpeedConfig.from_dict(CONFIG)).in_force():
         pass

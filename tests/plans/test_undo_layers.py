@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.machines import flags, fp32_precision
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import applied_to
 
 ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
@@ -141,7 +141,7 @@ def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
 def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compiled):
     import torch._dynamo
 
-    before = {**flags.snapshot(), **fp32_precision.own()}
+    before = dict(flags.snapshot())
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     weight = model[0].weight
@@ -155,7 +155,7 @@ def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compil
         assert gone() is None
     finally:
         gc.enable()
-    assert {**flags.snapshot(), **fp32_precision.own()} == before
+    assert flags.snapshot() == before
     assert weight.stride() == CONTIGUOUS
     assert optimizer.param_groups[0]["fused"] is None
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from speedkit_jupyter import profile
 from speedkit_jupyter.profiling.api import profiler_of
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 
 pytestmark = pytest.mark.real_time
 
@@ -45,7 +45,7 @@ def test_what_is_known_until_then_is_kept():
     net = nn.Linear(4, 2)
     profiler = profiler_of(lambda: net(torch.ones(3, 4)).sum().backward(), net, None, 60, "")
 
-    @in_windows
+    @interruptible
     def run() -> None:
         for _ in profiler.run():
             if profiler.result().splits:

@@ -10,10 +10,13 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus
 from speedkit_jupyter.report import units
-from speedkit_jupyter.report.comparison_report import comparison_report, comparison_table
+from speedkit_jupyter.report.comparison_report import (
+    comparison_report,
+    comparison_table,
+    live_report,
+)
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table
-from speedkit_jupyter.report.live import live_report
 
 
 @pytest.mark.parametrize(

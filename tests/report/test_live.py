@@ -8,10 +8,9 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus, statuses
-from speedkit_jupyter.report.comparison_report import comparison_report
+from speedkit_jupyter.report.comparison_report import bar, comparison_report, live_report, waiting
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Folded, Row, Section, Table
-from speedkit_jupyter.report.live import bar, live_report, waiting
+from speedkit_jupyter.report.elements import Row, Section, Table
 
 
 def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
@@ -88,7 +87,7 @@ def test_two_lines_stand_open_and_the_rest_is_folded():
         records.append(record(name, 0.8, notes=notes, applied={"precision": "bf16"}))
     report = comparison_report(Comparison(tuple(records), {}, 10))
     brief, whole = report.brief().to_text(), report.to_text()
-    assert "more notes: in the result's report(), which -v NAME keeps" in brief
+    assert "more notes: `%speedkit report --notes`" in brief
     assert brief.count("declined") < whole.count("declined") == 6
     assert "Median time of one step" in whole
     assert "Median time of one step" not in brief
@@ -109,7 +108,7 @@ def test_a_wrong_variant_is_never_folded_away():
 
 def test_wide_tables_break_where_a_reader_would():
     table = Table(("plan", "why"), (Row(("bf16+compile", "with --budget 30 more")),), (), ("plan",))
-    html = Document("", (Section(table), Section(Folded("<b>")))).to_html()
+    html = Document("", (Section(table), Section("<b>", folded=True))).to_html()
     assert "bf16+<wbr>compile" in html
     assert '<span style="white-space:nowrap">--budget 30</span>' in html
     assert "<b>" not in html

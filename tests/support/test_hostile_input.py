@@ -39,12 +39,6 @@ def test_any_text_is_a_config_or_a_config_error(tmp_path_factory, text: str) -> 
         check(error, file)
 
 
-def test_a_file_that_is_too_long_for_a_config_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "speed.yaml").write_text("# " + "x" * 70_000)
-    with pytest.raises(ConfigError, match="at most 64 KiB"):
-        SpeedConfig.from_yaml(tmp_path / "speed.yaml")
-
-
 # --- the store ---
 
 RESULT = '{"variants": [{"name": "baseline", "times_s": [0.1, 0.2]}], "environment": {}}'
@@ -52,21 +46,7 @@ PLAN = (
     '{"name": "bf16", "values": {"precision": "bf16"}, "speedup": 2, "low": 1, "high": null, '
     '"parameters": 3, "device": "CPU", "model": "Net", "inputs": [], "trains": true}'
 )
-BROKEN = {
-    "no json": "{bad",
-    "no document": "",
-    "a list": "[1]",
-    "a number": "3",
-    "empty": "{}",
-    "wrong shape": '{"variants": 3, "values": 3}',
-    "rows of another shape": '{"variants": [3]}',
-    "texts for numbers": RESULT.replace("0.1", '"0.1"'),
-    "no number": RESULT.replace("0.1", "NaN"),
-    "too deep": "[" * 100_000,
-    "bytes": b"\xff\x00",
-    "an integer": 7,
-    "nothing": b"",
-}
+BROKEN = ("{bad", "", "[1]", "3", "[" * 100_000, b"\xff\x00", 7, b"", "{}")
 
 
 def rewrite(column: str, value: object) -> None:
@@ -85,10 +65,10 @@ def two_rows() -> None:
         database.learn(setting, "task", json.loads(PLAN))
 
 
-@pytest.mark.parametrize("broken", BROKEN)
-def test_a_row_that_can_not_be_read_is_named_and_left_out(broken: str) -> None:
+@pytest.mark.parametrize("broken", BROKEN, ids=range(9))
+def test_a_row_that_can_not_be_read_is_named_and_left_out(broken: object) -> None:
     two_rows()
-    rewrite("value", BROKEN[broken])
+    rewrite("value", broken)
     results: list[str] = []
     plans: list[str] = []
     assert [one.number for one in database.saved(skipped=results)] == [3]

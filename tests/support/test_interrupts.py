@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from speedkit_jupyter.support.interrupts import held_back, in_windows, window
+from speedkit_jupyter.support.interrupts import held_back, interruptible, window
 
 
 def send(times: int) -> None:
@@ -32,7 +32,7 @@ def test_an_interrupt_arrives_after_the_block_and_the_handler_is_there_again():
 def test_outside_of_the_users_code_it_waits_for_it_and_arrives_once(burst):
     reached = []
 
-    @in_windows
+    @interruptible
     def work() -> None:
         send(burst)
         reached.append("ours")
@@ -54,7 +54,7 @@ def test_outside_of_the_users_code_it_waits_for_it_and_arrives_once(burst):
 def test_what_the_users_code_swallows_is_heard_again_in_the_next_window():
     heard = []
 
-    @in_windows
+    @interruptible
     def work() -> None:
         for number in range(3):
             gate = window()

@@ -14,7 +14,7 @@ from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.support import database
-from speedkit_jupyter.tuning import learning, tasks
+from speedkit_jupyter.tuning import learning
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -49,8 +49,8 @@ def _network_and_step(
     return network, optimizer, step
 
 
-def identified(step: Callable[[], None]) -> tuple[str, tasks.Task]:
-    looked = tasks.look(step_of(step), Hardware.current())
+def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
+    looked = learning.look(step_of(step), Hardware.current())
     return looked.setting, looked.task
 
 
@@ -105,7 +105,7 @@ def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
     hardware = Hardware.current()
 
     def of(*layers: nn.Module) -> str:
-        return tasks.setting([nn.Sequential(*layers)], hardware)
+        return learning.setting([nn.Sequential(*layers)], hardware)
 
     torch.manual_seed(0)
     plain = of(nn.Linear(4, 4), nn.ReLU())
@@ -115,7 +115,7 @@ def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
     assert of(nn.Linear(4, 4).double(), nn.ReLU()) != plain
     assert of(nn.Linear(4, 4, bias=False), nn.ReLU()) != plain
     other = hardware.model_copy(update={"torch": "2.99.0"})
-    assert tasks.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
+    assert learning.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
 
 
 def test_identifying_runs_one_step_and_undoes_it(network_and_step):
@@ -184,9 +184,9 @@ def test_what_was_learned_about_memory_is_the_default_only_where_it_is_faster_to
     objective, values, speedup, is_taken
 ):
     model = nn.Linear(8, 2)
-    task = tasks.Task("Linear", ("4x8 float32",), objective=objective)
+    task = learning.Task("Linear", ("4x8 float32",), objective=objective)
     ratio = None if speedup is None else Ratio(speedup, speedup - 0.05, speedup + 0.05, 50)
-    where, decided = tasks.setting([model], Hardware.current()), plan(facts=Facts.read(model))
+    where, decided = learning.setting([model], Hardware.current()), plan(facts=Facts.read(model))
     learning.keep(where, task, decided, values, "threads:1" if values else "baseline", ratio)
     found = learning.newest([model], [], Hardware.current())
     assert (found is not None) == is_taken

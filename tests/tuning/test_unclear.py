@@ -123,11 +123,11 @@ def test_of_two_parts_that_do_the_same_only_one_stays(made_time):
         optimizer.zero_grad()
 
     search = Search(step_of(step, network, optimizer), 3.0)
-    search.allowance.step_s = 0.006
+    search.budget.step_s = 0.006
     both = Candidate({"channels_last": True, "fused_optimizer": True})
     for name in both.values:  # as a race leaves it
-        search.tuning.refuse(name, "falls behind")
-    for _ in search.prover.prove(both):
+        search.known.refuse(name, "falls behind")
+    for _ in search.prove(both):
         pass
     assert len(search.result().winner.values) == 1
     assert search.result().winner.name not in [one.name for one in search.result().rejected]
@@ -167,8 +167,8 @@ def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(made_time, fac
         optimizer.zero_grad()
 
     search = Search(step_of(step, network, optimizer), 30.0)
-    search.allowance.step_s = 0.1
-    for _ in search.prover.prove(Candidate({"fused_optimizer": True})):
+    search.budget.step_s = 0.1
+    for _ in search.prove(Candidate({"fused_optimizer": True})):
         pass
     (proof,) = search.result().stages
     assert (len(proof.comparison.baseline.times_s) > FIRST_LOOK) is goes_on

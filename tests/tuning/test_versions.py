@@ -13,13 +13,13 @@ from speedkit_jupyter import Facts, Hardware, plan, tuned
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.report.history_report import history_report, tuned_list
 from speedkit_jupyter.support import database
-from speedkit_jupyter.tuning import learning, tasks
+from speedkit_jupyter.tuning import learning
 
 
-def learned(model: nn.Module) -> tasks.Task:
+def learned(model: nn.Module) -> learning.Task:
     """A plan as a search of now keeps it."""
-    task = tasks.Task("Linear", ("4x8 float32",))
-    where = tasks.setting([model], Hardware.current())
+    task = learning.Task("Linear", ("4x8 float32",))
+    where = learning.setting([model], Hardware.current())
     values = {"threads": 1}
     learning.keep(
         where, task, plan(facts=Facts.read(model)), values, "threads:1", Ratio(1.25, 1.2, 1.31, 50)
@@ -49,7 +49,7 @@ def test_a_plan_of_an_earlier_version_is_not_used(engine):
     assert tuned(model) is not None
     as_found_by(engine)
     assert tuned(model) is None
-    assert learning.find(tasks.setting([model], Hardware.current()), task) is None
+    assert learning.find(learning.setting([model], Hardware.current()), task) is None
     (kept,) = database.learned()
     assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
 

@@ -1,29 +1,41 @@
-"""%speedkit config, tuned, history: what is kept, in the session and on disk."""
+"""%speedkit config, tuned, history, free, verbosity, help: what is kept, and what is said."""
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
+from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.magics.line import Names, Option, command, switch
-from speedkit_jupyter.magics.options import configs, saved
+from speedkit_jupyter.freeing import freed
+from speedkit_jupyter.freeing.freed import Holder, of_process
+from speedkit_jupyter.magics.line import Command, Names, Option, command, switch
+from speedkit_jupyter.magics.options import configs, saved, speedbench_parser
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code
+from speedkit_jupyter.report.elements import Code, Section, Table
 from speedkit_jupyter.report.history_report import history_list, history_report, tuned_list
 from speedkit_jupyter.session import Session
-from speedkit_jupyter.support import database
+from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.words import count
-
-ACTIONS = ("show", "load", "save", "reset")
 
 
 @command(
     "show, load or save the session's config",
-    Option("action", "ACTION", "(show)", nargs="?", choices=ACTIONS, default="show"),
+    Option(
+        "action",
+        "ACTION",
+        "(show)",
+        nargs="?",
+        choices=("show", "load", "save", "reset"),
+        default="show",
+    ),
     Option("file", "FILE", "a YAML file, for load and save", configs, nargs="?"),
 )
 def config(names: Names, session: Session, arguments: Namespace) -> None:
@@ -44,8 +56,7 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
         "reset": "Everything is auto again",
         "save": f"Saved to {file}",
     }[action]
-    body = Code(session.config.to_yaml().rstrip())
-    display(Document(headline, [body]))
+    display(Document(headline, [Code(session.config.to_yaml().rstrip())]))
 
 
 @command(
@@ -89,3 +100,127 @@ def history(names: Names, session: Session, arguments: Namespace) -> None:
         raise UsageError(f"nothing is saved as {name!r}.{did_you_mean(name, saved(names))}")
     nothing = Document(f"{name}: no result that can be read")
     display((history_report(kept) if kept else nothing).and_lines(skipped))
+
+
+# --- memory ---
+
+# What IPython binds by itself.
+HIDDEN = re.compile(r"_+|_\d+|_i+|_i\d+|_[oid]h|In|Out|__.*|exit|quit|get_ipython|open")
+LAST = ("_", "__", "___")
+OF_AN_ERROR = ("etype", "evalue", "tb")
+
+
+@command("what holds memory after an error or an output, and let go of it")
+def free(names: Names, session: Session, arguments: Namespace) -> None:
+    """Let go, and say of what."""
+    shell: Any = get_ipython()
+    apart = [names, shell, getattr(shell, "user_ns_hidden", None)]
+    users = {name: value for name, value in names.items() if not HIDDEN.fullmatch(name)}
+    display(freed.free(_holders(names, shell), users, apart))
+
+
+def _holders(names: Names, shell: Any) -> Iterator[Holder]:
+    """Python's last error with what IPython keeps of it, outputs, and figures."""
+    python, *figures = of_process()
+    owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
+    kept = [(owner, name) for owner in owners for name in OF_AN_ERROR]
+    kept.append((shell, "last_execution_result"))
+
+    def of_error() -> list[Any]:
+        values = (getattr(owner, name, None) for owner, name in kept)
+        return [*python.roots(), *(value for value in values if value is not None)]
+
+    def forget_error() -> None:
+        python.let_go()
+        for owner, name in kept:
+            if hasattr(owner, name):
+                setattr(owner, name, None)
+
+    yield replace(python, roots=of_error, let_go=forget_error)
+    outputs = names.get("Out", {})
+    for number in list(outputs):
+        yield _output(names, shell, f"Out[{number}], _{number}", outputs, number)
+    for name in LAST:
+        yield _output(names, shell, name, names, name)
+    yield from figures
+
+
+def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder:
+    def roots() -> list[Any]:
+        return [value for value in [owner.get(key)] if value is not None]
+
+    def forget() -> None:
+        """Also under IPython's other names for it, but not where the user has bound another."""
+        for value in roots():
+            names.get("Out", {}).pop(key, None)
+            for space in (names, getattr(shell, "user_ns_hidden", {})):
+                for name in (*LAST, f"_{key}"):
+                    if space.get(name) is value:
+                        space[name] = ""
+            for name in LAST:
+                if getattr(getattr(shell, "displayhook", None), name, None) is value:
+                    setattr(shell.displayhook, name, "")
+
+    return Holder(word, roots, forget, "the output's value")
+
+
+# --- verbosity and help ---
+
+LEVELS = {
+    "quiet": "warnings alone, and no progress",
+    "normal": "notes, warnings and progress",
+    "debug": "everything",
+}
+TITLE = "SpeedKit: faster PyTorch, measured, explained and undone exactly"
+SPELLING = "An option with _ may have - there: --channels_last is --channels-last."
+SPEEDBENCH = "speedbench"
+BENCHES = {
+    "%%speedbench": "time a cell, with the options of %%timeit",
+    "%%speedbench --compare baseline,auto": "compare plans for a cell",
+    "%%speedbench --profile": "where the time of a cell goes",
+    "%%speedbench --tune": "search the fastest safe plan for a cell",
+}
+
+
+@command(
+    "how much is said beside results",
+    Option("level", "LEVEL", "without it: as it is", nargs="?", choices=tuple(messages.LEVELS)),
+)
+def verbosity(names: Names, session: Session, arguments: Namespace) -> None:
+    """Choose how much is said beside results, or say how much it is."""
+    if arguments.level is not None:
+        messages.choose(arguments.level)
+    level = messages.verbosity()
+    display(Document(f"Verbosity {level}: {LEVELS[level]}"))
+
+
+def help_command(commands: Mapping[str, Command]) -> Command:
+    """Return the command that tells about these, itself included."""
+    topics = (*commands, "help", SPEEDBENCH)
+    about = "one of them; without it all"
+    topic = Option("topic", "TOPIC", about, words=topics, nargs="?", choices=topics)
+
+    def run(names: Names, session: Session, arguments: Namespace) -> None:
+        display(help_page(commands, arguments.topic))
+
+    return Command("help", "this page", (topic,), run)
+
+
+def help_page(commands: Mapping[str, Command], topic: str | None = None) -> Document:
+    """Return all subcommands and options, or those of one."""
+
+    def options(topic: str) -> Table:
+        parser = speedbench_parser() if topic == SPEEDBENCH else commands[topic].parser
+        return Table(("option", "what it does"), parser.described(), wraps=("option",))
+
+    if topic is not None:
+        summary = commands[topic].summary if topic in commands else BENCHES["%%speedbench"]
+        return Document(f"{_magic(topic)}: {summary}", [options(topic) or "It has no options."])
+    magics = {_magic(name): entry.summary for name, entry in commands.items()} | BENCHES
+    table = Table(("magic", "what it does"), list(magics.items()))
+    every = [Section(options(name), _magic(name)) for name in (SPEEDBENCH, *commands)]
+    return Document(TITLE, [table, SPELLING, *every])
+
+
+def _magic(topic: str) -> str:
+    return "%%speedbench" if topic == SPEEDBENCH else f"%speedkit {topic}"

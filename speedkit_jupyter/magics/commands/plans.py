@@ -1,8 +1,9 @@
-"""%speedkit status, report, restore, catalog, explain, panel, code: plans and what is in force."""
+"""%speedkit status, apply, restore, report, catalog, explain, panel, code: plans in words."""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -10,25 +11,33 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
+from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.line import Names, Option, command, switch
-from speedkit_jupyter.optimizations import find
-from speedkit_jupyter.plans.context import restore_all
+from speedkit_jupyter.measure.subject.discovery import holds
+from speedkit_jupyter.measure.subject.variants import words as variants
+from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.optimizations.base.options import choices
+from speedkit_jupyter.plans.applying import apply_speedups
+from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
+from speedkit_jupyter.plans.context import SpeedContext, restore_all
 from speedkit_jupyter.plans.preview import preview
+from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.plan_report import (
+    applied_report,
     catalog_report,
     context_report,
     explain_report,
     plan_report,
     status_report,
 )
-from speedkit_jupyter.session import Session
+from speedkit_jupyter.session import CTX, Session
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.words import count
-from speedkit_jupyter.support.wrappers import unwrapped
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 # Models without a plan, for a first look.
 MOST_MODELS = 3
@@ -38,32 +47,79 @@ MOST_MODELS = 3
 def status(names: Names, session: Session, arguments: Namespace) -> None:
     """Show plans that are applied, or else what applying would do."""
     applied = session.applied(names)
-    trainable = (
-        (name, model)
-        for name, model in namespace.models(names).items()
-        if next(model.parameters(), None) is not None
-    )
+    models = {} if applied else namespace.whole_models(names)
     plans = [
         (name, namespace.planned_for(names, session, name)[2], session.found_for(model))
-        for name, model in islice(trainable, 0 if applied else MOST_MODELS)
+        for name, model in islice(models.items(), MOST_MODELS)
     ]
     display(status_report(Hardware.current(), applied, plans, session))
 
 
-@command("each decision with its reason, and the flags before and after", options.MODEL)
-def report(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show the decisions for one model, or for all that have a plan."""
-    applied = session.applied(names)
-    several = arguments.model is None and len(applied) > 1
-    for wanted in [name for name, _ in applied] if several else [arguments.model]:
-        name, context, plan = namespace.planned_for(names, session, wanted)
-        if context is None:
-            _, model = namespace.find_model(names, name)
-            display(plan_report(plan, f"`{name}` (not applied)", session.found_for(model)))
-        else:
-            found = session.found_for(context.model)
-            variable = session.variable_of(context)
-            display(context_report(context, f"`{name}`", variable, found))
+# --- apply and restore ---
+
+
+def _options() -> Iterator[Option]:
+    """Each config field is an option, each further field `--field-part`."""
+    for optimization in CATALOG:
+        for number, (path, annotation) in enumerate(optimization.paths.items()):
+            words, name, about = choices(annotation), optimization.name, optimization.summary
+            if number:
+                name, about = path.replace(".", "-"), f"{about}: its {path.partition('.')[2]}"
+            bare: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in words else {}
+            metavar = "WORD" if len(words) > 1 else "VALUE"
+            yield Option(f"--{name}", metavar, about, words=words, dest=path, **bare)
+
+
+def _typed(arguments: Namespace) -> dict[str, Any]:
+    """The config values among the arguments, nested as in YAML."""
+    values: dict[str, Any] = {}
+    for path, annotation in (pair for one in CATALOG for pair in one.paths.items()):
+        if (text := getattr(arguments, path)) is not None:
+            name, _, field = path.partition(".")
+            value = from_word(text, choices(annotation))
+            values[name] = {**values.get(name, {}), field: value} if field else value
+    return values
+
+
+@command(
+    "plan for a model and apply the plan",
+    options.MODEL,
+    options.OPTIMIZER,
+    Option("--config", "FILE", "a YAML file to start from", options.configs),
+    switch("--rules", "by rules, although tuning has learned a plan"),
+    more=_options,
+)
+def apply(names: Names, session: Session, arguments: Namespace) -> None:
+    """Apply; what is typed wins over the file, the file over the session's config."""
+    models = namespace.find_models(names, arguments.model)
+    config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
+    typed = _typed(arguments)
+    config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
+    optimizers = {n: _optimizers(names, arguments, m, len(models)) for n, m in models.items()}
+    if not arguments.rules:
+        every = each_once([one for held in optimizers.values() for one in held.values()])
+        config = namespace.or_learned(config, list(models.values()), every)
+    for name, model in models.items():
+        _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
+        show_applied(names, session, name, context, optimizers[name])
+
+
+def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> dict[str, Any]:
+    """Of several models each has some of those that were named."""
+    if arguments.optimizer is None or number == 1:
+        return namespace.find_optimizers(names, arguments.optimizer, model)
+    found = namespace.named_optimizers(names, arguments.optimizer)
+    return {name: optimizer for name, optimizer in found.items() if holds(optimizer, [model])}
+
+
+def show_applied(
+    names: Names, session: Session, name: str, context: SpeedContext, optimizers: dict[str, Any]
+) -> None:
+    """Put the context of an applied plan into the namespace, and show what was applied."""
+    variable = session.keep(name, context)
+    document = applied_report(context, Words(name, optimizers, variable, names))
+    taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
+    display(document.and_lines([taken]))
 
 
 @command("put everything back")
@@ -74,8 +130,32 @@ def restore(names: Names, session: Session, arguments: Namespace) -> None:
     kept = [flag for _, context in applied for flag in context.kept]
     restored = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
     lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]
-    headline = f"Restored {restored}" if number else "Nothing to restore"
-    display(Document(headline, lines))
+    display(Document(f"Restored {restored}" if number else "Nothing to restore", lines))
+
+
+# --- what is decided, and why ---
+
+
+@command(
+    "each decision with its reason, and the flags before and after",
+    options.MODEL,
+    switch("--notes", "instead the last measurement, with all of its notes"),
+)
+def report(names: Names, session: Session, arguments: Namespace) -> None:
+    """Show the decisions for one model, or for all that have a plan."""
+    if arguments.notes:
+        display(session.last_report or Document("Nothing was measured yet"))
+        return
+    applied = session.applied(names)
+    several = arguments.model is None and len(applied) > 1
+    for wanted in [name for name, _ in applied] if several else [arguments.model]:
+        name, context, plan = namespace.planned_for(names, session, wanted)
+        if context is None:
+            _, model = namespace.find_model(names, name)
+            display(plan_report(plan, f"`{name}` (not applied)", session.found_for(model)))
+        else:
+            found, variable = session.found_for(context.model), session.variable_of(context)
+            display(context_report(context, f"`{name}`", variable, found))
 
 
 @command("all there is: what would be on, as is or declined", options.MODEL)
@@ -91,10 +171,12 @@ def catalog(names: Names, session: Session, arguments: Namespace) -> None:
 )
 def explain(names: Names, session: Session, arguments: Namespace) -> None:
     """Explain an entry, for one model."""
-    optimization = find(arguments.optimization)
+    word = arguments.optimization
+    optimization = find(word)
     if optimization is None:
-        hint = did_you_mean(arguments.optimization, options.catalog(names))
-        raise UsageError(f"no {arguments.optimization!r} in the catalog.{hint}")
+        owner = "".join(f" It is a value of '{name}'." for name in variants().get(word, ()))
+        hint = owner or did_you_mean(word, options.catalog(names))
+        raise UsageError(f"no {word!r} in the catalog.{hint}")
     plan, name = namespace.planned_or_plain(names, session, arguments.model)
     display(explain_report(optimization, plan[optimization.name], name))
 
@@ -111,11 +193,14 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
     found = arguments.step and namespace.find_function(names, arguments.step)
     # A plain name stays one: it means the function that has it when Measure is pressed.
-    given_step = arguments.step if arguments.step in names else found
+    step = arguments.step if arguments.step in names else found
     # Without names the panel looks for them itself: an optimizer may be made after it is shown.
     given = list(optimizers.values()) if arguments.optimizer else None
     assert session.open_panel is not None
-    display(session.open_panel(model, optimizer=given, step=given_step))
+    display(session.open_panel(model, optimizer=given, step=step))
+
+
+# --- code ---
 
 
 @command(

@@ -173,7 +173,6 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure the settings of a DataLoader with a step."""
     __tracebackhide__ = True
     from speedkit_jupyter.loading.tuner import LoaderTuner
-    from speedkit_jupyter.measure.rounds.timeit_run import device_of
 
     known, name = list(namespace.loaders(names)), arguments.loader
     if name is None:
@@ -185,11 +184,8 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     found = namespace.find_loader(names, name)
     step, against = _step_with(names, session, arguments.step, found)
     asked = f" --step {arguments.step}" if arguments.step else ""
-    tuner = LoaderTuner(
-        step, found, device_of(step), arguments.budget,
-        name=name, against=against,
-        command=f"%speedkit loader {name}{asked}",
-    )  # fmt: skip
+    text = f"%speedkit loader {name}{asked}"
+    tuner = LoaderTuner(step, found, arguments.budget, name, against, text)
     measured(tuner, "loading", names, arguments.v, lambda result: result.loader)
 
 
@@ -226,7 +222,7 @@ def _sizes(text: str) -> tuple[int, int]:
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure batch size by batch size."""
     __tracebackhide__ = True
-    from speedkit_jupyter.batching.sweep import sweep_of, sweep_of_step
+    from speedkit_jupyter.batching.sweep import sweep_of
 
     sizes, budget_s = arguments.range, arguments.budget
     loader, data = namespace.find_loader(names, arguments.loader), None
@@ -239,7 +235,5 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
         sweep = sweep_of(function, data, loader, sizes, budget_s, text)
     else:
         cell = last_cell(session)
-        sweep = sweep_of_step(
-            cell.step(), loader, cell.title, sizes, budget_s, "%speedkit batch", data or ()
-        )
+        sweep = sweep_of(cell.step(), data, loader, sizes, budget_s, "%speedkit batch", cell.title)
     measured(sweep, "batches", names, arguments.v)

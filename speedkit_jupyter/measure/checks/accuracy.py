@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 Verdict = Literal["exact", "rounding", "other model", "wrong", "not checked"]
 
@@ -20,13 +20,8 @@ class Accuracy:
     reason: str = ""
     output_error: float | None = None
     gradient_error: float | None = None
-    gradient_cosine: float | None = None
     baseline_output_error: float | None = None
     baseline_gradient_error: float | None = None
     explained_output: float | None = None
     explained_gradient: float | None = None
     loss_error: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)

@@ -27,26 +27,24 @@ class Compilations:
         try:
             yield
         finally:
-            graphs, breaks, limits, metrics = _totals()
+            graphs, breaks, limits, reasons = _totals()
             self.graphs += graphs - before[0]
             self.breaks += breaks - before[1]
             self.limit_reached |= limits > before[2]
-            known = {id(one) for one in before[3]}
-            # Their guards name the reason why earlier code did not fit.
-            self.recompiles += sum(
-                bool(one.recompile_reason) for one in metrics if id(one) not in known
-            )
+            self.recompiles += len(reasons.keys() - before[3].keys())
 
 
 def graphs() -> int:
-    """How many graphs this process has compiled."""
+    """Return how many graphs this process has compiled."""
     return _totals()[0]
 
 
-def _totals() -> tuple[int, int, int, list[Any]]:
-    """Graphs, breaks, limits that were reached, and torch's records; none without Dynamo."""
+def _totals() -> tuple[int, int, int, dict[int, Any]]:
+    """Graphs, breaks, limits that were reached, and the records of compilations whose guards name
+    a reason why earlier code did not fit; none without Dynamo.
+    """
     if f"{torch_private.COMPILERS[0]}.utils" not in sys.modules:
-        return 0, 0, 0, []
+        return 0, 0, 0, {}
     counters = torch_private.compile_counters()
     limits = [
         number
@@ -54,6 +52,6 @@ def _totals() -> tuple[int, int, int, list[Any]]:
         if {"recompile", "limit"}
         <= set(reason.partition("\n")[0].lower().replace("_", " ").split())
     ]
+    reasons = {id(one): one for one in torch_private.compilations() if one.recompile_reason}
     breaks = sum(counters["graph_break"].values())
-    graphs = counters["stats"]["unique_graphs"]
-    return graphs, breaks, sum(limits), list(torch_private.compilations())
+    return counters["stats"]["unique_graphs"], breaks, sum(limits), reasons

@@ -12,7 +12,6 @@ from speedkit_jupyter.measure.checks.deviations import (
     LIMITS,
     UNDETERMINED,
     Deviation,
-    Sums,
     excess,
     total,
 )
@@ -242,9 +241,6 @@ class Judge:
             numbers[f"{kind}_error"] = mine
             numbers[f"baseline_{kind}_error"] = others[-1] if self.own.rows else 0.0
             numbers[f"explained_{kind}"] = max([2 * unit(precision), *(d or 0.0 for d in others)])
-        whole = _whole(run, "gradient")
-        norm = math.sqrt(max(whole.off + 2 * whole.product + whole.square, 0.0) * whole.square)
-        numbers["gradient_cosine"] = (whole.product + whole.square) / norm if norm else None
         return numbers
 
 
@@ -263,12 +259,9 @@ def _beyond(row: Row, known: Sequence[Row], share: float) -> str:
     return what if row.count > limit else ""
 
 
-def _whole(run: Run, kind: str) -> Sums:
-    return total([row.sums for row in run.rows.values() if row.kind == kind])
-
-
 def _distance(run: Run, kind: str) -> float | None:
-    distance = _whole(run, kind).deviation().distance
+    whole = total([row.sums for row in run.rows.values() if row.kind == kind])
+    distance = whole.deviation().distance
     return distance if math.isfinite(distance) else None
 
 

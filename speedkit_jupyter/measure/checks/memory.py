@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.support.storage import size_in_memory
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 # Copies of the state stay on the device only while they leave this share of it free.
 LEAST_FREE = 0.5
-# What a device's module must have to tell the peak: torch.cuda and torch.xpu do, torch.mps doesn't.
-PEAK = ("reset_peak_memory_stats", "max_memory_allocated")
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def needed(
         allocated = _allocated(step)
         return Memory(None if allocated is None else held + allocated, held)
     allocator = torch.get_device_module(device)
-    if not all(hasattr(allocator, name) for name in PEAK):
+    if not hasattr(allocator, "max_memory_allocated"):  # MPS
         step()
         return Memory(None, held)
     allocator.synchronize(device)
@@ -58,20 +56,18 @@ def needed(
 
 
 def _allocated(step: Callable[[], object]) -> int | None:
-    """The most bytes that the CPU allocator gave beyond what it took back, by the profiler.
+    """Return the most bytes that the CPU allocator gave beyond what it took back.
 
     None beside a profiler of the user's own.
     """
     if is_profiled():
         step()
         return None
-    session = torch_profiler.Session(profile_memory=True)
-    with session.running():
+    with torch_profiler.profiled(profile_memory=True) as trace:
         step()
-    if not session.was_alone:
+    if not torch_profiler.was_alone(trace):
         return None
-    results: Any = session.trace.profiler.kineto_results  # type: ignore[union-attr]
-    events = [event for event in results.events() if event.name() == "[memory]"]
+    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
     now = most = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
@@ -80,14 +76,14 @@ def _allocated(step: Callable[[], object]) -> int | None:
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors, each counted once; not those whose memory is given back for the moment."""
+    """Return the bytes of tensors, each counted once; without those whose memory is given back."""
     return sum({id(tensor): size_in_memory(tensor) for tensor in tensors}.values())
 
 
 def state_tensors(
     models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> list[torch.Tensor]:
-    """Parameters, buffers, gradients and optimizer state."""
+    """Return parameters, buffers, gradients and optimizer state."""
     import torch
 
     tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
@@ -97,16 +93,13 @@ def state_tensors(
 
 
 def fits(copies_bytes: int, device: torch.device) -> bool:
-    """Whether so many bytes of copies may lie on the device beside the user's work."""
+    """Return whether so many bytes of copies may lie on the device beside the user's work."""
     if device.type == "cpu":
         return True
     import torch
 
-    allocator = torch.get_device_module(device)
-    if not hasattr(allocator, "mem_get_info"):  # memory that the processor shares, as on MPS
-        return True
     try:
-        free, _ = allocator.mem_get_info(device)
-    except RuntimeError:  # some XPU drivers don't say what is free
+        free, _ = torch.get_device_module(device).mem_get_info(device)
+    except (AttributeError, RuntimeError):  # MPS shares the memory; some XPU drivers don't tell
         return True
     return bool(copies_bytes <= (1 - LEAST_FREE) * free)

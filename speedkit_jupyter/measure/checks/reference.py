@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,7 @@ from speedkit_jupyter.support.torch_private import dispatch_mode, tree_leaves, t
 if TYPE_CHECKING:
     import torch
 
-# Models with more bytes in a lower dtype are not taken to float64: there they have four times as
-# many.
+# Larger models in a lower dtype are not taken to float64: there they have four times as many bytes.
 MOST_BYTES = 2**32
 # A GradScaler's kernels take their scale in float32.
 IN_FLOAT32 = "_amp_"
@@ -32,6 +31,25 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
         elif hasattr(holder, "parameters"):
             parameters += list(holder.parameters())
     return parameters
+
+
+@contextmanager
+def each_operation(make: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+    """Every operation of the block is made by `make(operation, args, kwargs)`."""
+
+    class Mode(dispatch_mode()):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, operation: Any, kinds: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return make(operation, args, kwargs or {})
+
+    with Mode():
+        yield
+
+
+def name_of(operation: Any) -> str:
+    """Return `addmm` for `aten::addmm.out`."""
+    return str(operation._schema.name.partition("::")[2])
 
 
 def _wider() -> dict[torch.dtype, torch.dtype]:
@@ -52,6 +70,11 @@ def in_float64(
     """
     import torch
 
+    def call_wide(call: Any) -> Any:  # some layers check their inputs' dtype themselves
+        return lambda module, *args, **kwargs: call(
+            module, *_wide(args), **{name: _wide(value) for name, value in kwargs.items()}
+        )
+
     tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers)]
     if not all(map(is_in_memory, tensors)):
         raise RuntimeError("the memory of a parameter is given back")
@@ -62,82 +85,42 @@ def in_float64(
     try:
         for tensor, data in before:
             tensor.data = data.to(_wider()[data.dtype])
-        with _wide_inputs(), _promoting():
+        with patched(torch.nn.Module, "__call__", call_wide), each_operation(_promote):
             yield
     finally:
         for tensor, data in before:
             tensor.data = data
 
 
-@contextmanager
-def _wide_inputs() -> Iterator[None]:
-    """Modules are called with float64: some layers check their inputs' dtype themselves.
-
-    Tensors and tuples of them are; other containers may be there to be written into.
-    """
+def _wide(value: Any) -> Any:
+    """Return a tensor in float64, or a tuple; other containers may be there to be written into."""
     import torch
 
-    def wide(value: Any) -> Any:
-        return tuple(map(wide, value)) if type(value) is tuple else _promoted(value)
-
-    def make(call: Any) -> Any:
-        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-            return call(
-                module, *wide(args), **{name: wide(value) for name, value in kwargs.items()}
-            )
-
-        return called
-
-    with patched(torch.nn.Module, "__call__", make):
-        yield
-
-
-@contextmanager
-def _promoting() -> Iterator[None]:
-    """Operations of several dtypes are made in the widest one."""
-
-    class Promoting(dispatch_mode()):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            given = args, kwargs or {}
-            name = function._schema.name.partition("::")[2]
-            if name.startswith(IN_FLOAT32) or name == "copy_" or not _is_mixed(given):
-                return function(*args, **(kwargs or {}))
-            copies: dict[int, Any] = {}
-
-            def promoted(value: Any) -> Any:
-                return copies.setdefault(id(value), _promoted(value))
-
-            now = tree_map(promoted, given)
-            result = function(*now[0], **now[1])
-            if not function._schema.is_mutable:
-                return result
-            for value in tree_leaves(given):  # what was written into a copy
-                copy = copies[id(value)]
-                if copy is not value and value.shape == copy.shape:
-                    value.copy_(copy)
-                    result = value if result is copy else result
-            return result
-
-    with Promoting():
-        yield
-
-
-def _is_mixed(given: Any) -> bool:
-    """Whether there are numbers in float64 beside others."""
-    import torch
-
-    dtypes = {value.dtype for value in tree_leaves(given) if isinstance(value, torch.Tensor)}
-    return bool(dtypes & {torch.float64, torch.complex128} and dtypes & _wider().keys())
-
-
-def _promoted(value: Any) -> Any:
-    import torch
-
+    if type(value) is tuple:
+        return tuple(map(_wide, value))
     if not isinstance(value, torch.Tensor) or value.dtype not in _wider():
         return value
     return value.to(_wider()[value.dtype]) if is_in_memory(value) else value
+
+
+def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
+    """Make an operation of several dtypes in the widest one."""
+    import torch
+
+    given, name = tree_leaves((args, kwargs)), name_of(operation)
+    dtypes = {value.dtype for value in given if isinstance(value, torch.Tensor)}
+    is_mixed = dtypes & {torch.float64, torch.complex128} and dtypes & _wider().keys()
+    if not is_mixed or name.startswith(IN_FLOAT32) or name == "copy_":
+        return operation(*args, **kwargs)
+    copies = {id(value): _wide(value) for value in given}
+    args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
+    result = operation(*args, **kwargs)
+    for value in given if operation._schema.is_mutable else ():  # what was written into a copy
+        copy = copies[id(value)]
+        if copy is not value and value.shape == copy.shape:
+            value.copy_(copy)
+            result = value if result is copy else result
+    return result
 
 
 @contextmanager
@@ -165,24 +148,20 @@ def replayed(drawn: set[str]) -> Iterator[None]:
     """
     import torch
 
-    class Replaying(dispatch_mode()):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if torch.Tag.nondeterministic_seeded not in function.tags:
-                return function(*args, **kwargs)
-            name = function._schema.name.partition("::")[2]
-            if not draws_inside(name):
-                drawn.add(name)
-                return _drawn(function, args, kwargs)
-            names = [argument.name for argument in function._schema.arguments]
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            if given.get("dropout_p") or given.get("dropout"):  # said to draw, and mostly does not
-                drawn.add(name)
-            return function(*args, **kwargs)
+    def make(operation: Any, args: Any, kwargs: Any) -> Any:
+        if torch.Tag.nondeterministic_seeded not in operation.tags:
+            return operation(*args, **kwargs)
+        name = name_of(operation)
+        if not draws_inside(name):
+            drawn.add(name)
+            return _drawn(operation, args, kwargs)
+        names = [argument.name for argument in operation._schema.arguments]
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        if given.get("dropout_p") or given.get("dropout"):  # said to draw, and mostly does not
+            drawn.add(name)
+        return operation(*args, **kwargs)
 
-    with Replaying():
+    with each_operation(make):
         yield
 
 
@@ -191,7 +170,7 @@ def draws_inside(name: str) -> bool:
     return any(part in name for part in DRAWING_KERNELS)
 
 
-def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
+def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
     """Return the operation on float32 copies, its result in the dtype that was asked for."""
     import torch
 
@@ -200,8 +179,8 @@ def _drawn(function: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.get("dtype") is not None and kwargs["dtype"].is_floating_point:
         kwargs = {**kwargs, "dtype": torch.float32}
     plain = [_in_float32(value) for value in args]
-    result = function(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
-    if args and function._schema.name.endswith("_"):  # in place
+    result = operation(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
+    if args and operation._schema.name.endswith("_"):  # in place
         return args[0].copy_(plain[0])
     if isinstance(result, tuple):  # native_dropout: the numbers keep their precision
         return args[0] * result[1] / max(1 - args[1], 1e-9), result[1]

@@ -8,22 +8,21 @@ convolutions, and of the bytes of its state, which must be read at least once, o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.support.torch_private import allow_onednn, onednn_is_allowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-# The best of many products and sizes is the machine's rate: what disturbs only makes it lower.
-# Sizes grow until one product takes this long, each is repeated for at least so long.
+# The best of many calls and sizes is the machine's rate: what disturbs only makes it lower.
+# Sizes grow until one call takes this long, each is repeated for at least so long.
 LONG_ENOUGH_S, SPENT_S = 0.02, 0.05
 SIZES = (512, 1024, 2048, 4096, 8192)
 # Images of 28 x 28 in a convolution of 3 x 3 with so many channels: those of a ResNet's middle.
@@ -39,27 +38,23 @@ class Peak:
     bytes_per_s: float
 
     def limit_s(self, flops: int, moved_bytes: int) -> float:
-        """Seconds below which no such step can come."""
+        """Return the seconds that such a step takes at least."""
         return max(flops / self.flops_per_s, moved_bytes / self.bytes_per_s)
 
 
 def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
-    """Measured once per session for each device, dtype and `setting` (tf32 and the like).
+    """Measure it, once per session for each device, dtype and `setting` (tf32 and the like).
 
     The flags and threads that are in force count; call it inside the plan.
     """
     import torch
 
     threads = torch.get_num_threads()
-    rate = max(
-        _gemm_rate(str(device), dtype, setting, threads),
-        _convolution_rate(str(device), dtype, setting, threads),
-    )
-    return Peak(rate, _copy_rate(str(device), threads))
+    return Peak(_flops_per_s(device, dtype, setting, threads), _bytes_per_s(device, threads))
 
 
 def flops(step: Callable[[], object], models: Sequence[torch.nn.Module] = ()) -> int:
-    """Operations of one step by torch's counter: matrix products, convolutions, attention.
+    """Return the operations of a step by torch's counter: products, convolutions, attention.
 
     Without kernels that do many operations at once and that the counter does not know.
     """
@@ -76,18 +71,18 @@ def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    modules = [part for model in models for part in model.modules()]
-    on_cpu = all(p.device.type == "cpu" for model in models for p in model.parameters())
-    flags = torch.backends.mha.get_fastpath_enabled(), onednn_is_allowed()()
+    parts = [part for model in models for part in model.modules()]
+    on_cpu = all(p.device.type == "cpu" for part in parts for p in part.parameters())
+    flags = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled
     torch.backends.mha.set_fastpath_enabled(False)
-    if on_cpu and any(isinstance(module, torch.nn.RNNBase) for module in modules):
-        allow_onednn(False)
+    if on_cpu and any(isinstance(part, torch.nn.RNNBase) for part in parts):
+        torch.backends.mkldnn.enabled = False
     try:
         with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(flags[0])
-        allow_onednn(flags[1])
+        torch.backends.mkldnn.enabled = flags[1]
 
 
 @contextmanager
@@ -100,57 +95,43 @@ def eager() -> Iterator[None]:
 
 
 @cache
-def _gemm_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> float:
+def _flops_per_s(device: torch.device, dtype: torch.dtype, setting: str, threads: int) -> float:
+    """Of products and of convolutions: their kernels may use other engines."""
     import torch
 
-    def product(size: int) -> tuple[int, list[Callable[[], object]]]:
-        a = torch.ones(size, size, device=device, dtype=dtype)
-        return 2 * size**3, [partial(torch.mm, a, a, out=torch.empty_like(a))]
+    def make(*shape: int) -> torch.Tensor:
+        return torch.ones(*shape, device=device, dtype=dtype)
 
-    return _fastest(map(product, SIZES), torch.device(device))
+    def product(size: int) -> tuple[int, Callable[[], object]]:
+        a, out = make(size, size), make(size, size)
+        return 2 * size**3, partial(torch.mm, a, a, out=out)
 
+    def convolution(batch: int) -> tuple[int, Callable[[], object]]:
+        shapes = (batch, CHANNELS, PIXELS, PIXELS), (CHANNELS, CHANNELS, 3, 3)
+        given = [make(*shape).to(memory_format=torch.channels_last) for shape in shapes]
+        operations = 2 * batch * PIXELS**2 * CHANNELS**2 * 3**2
+        return operations, partial(torch.conv2d, *given, padding=1)
 
-@cache
-def _convolution_rate(device: str, dtype: torch.dtype, setting: str, threads: int) -> float:
-    """Of the faster of both memory layouts: their kernels may use other engines than `mm`."""
-    import torch
-
-    def convolution(batch: int) -> tuple[int, list[Callable[[], object]]]:
-        images = torch.ones(batch, CHANNELS, PIXELS, PIXELS, device=device, dtype=dtype)
-        weight = torch.ones(CHANNELS, CHANNELS, 3, 3, device=device, dtype=dtype)
-        calls: list[Callable[[], object]] = []
-        for layout in (torch.contiguous_format, torch.channels_last):
-            x, w = (tensor.to(memory_format=layout) for tensor in (images, weight))
-            calls.append(partial(torch.conv2d, x, w, padding=1))
-        return 2 * batch * PIXELS**2 * CHANNELS**2 * 3**2, calls
-
-    return _fastest(map(convolution, BATCHES), torch.device(device))
-
-
-def _fastest(
-    sizes: Iterable[tuple[int, list[Callable[[], object]]]], device: torch.device
-) -> float:
-    """Operations per second of the fastest call, of sizes that grow until one takes long."""
     best = 0.0
-    for operations, calls in sizes:
-        seconds = min(_best(call, device) for call in calls)
-        best = max(best, operations / seconds)
-        if seconds >= LONG_ENOUGH_S:
-            break
+    for work, sizes in ((product, SIZES), (convolution, BATCHES)):
+        for operations, call in map(work, sizes):
+            seconds = _fastest_s(call, device)
+            best = max(best, operations / seconds)
+            if seconds >= LONG_ENOUGH_S:
+                break
     return best
 
 
 @cache
-def _copy_rate(device: str, threads: int) -> float:
+def _bytes_per_s(device: torch.device, threads: int) -> float:
     import torch
 
-    where = torch.device(device)
-    source = torch.zeros(COPIED_BYTES, device=where, dtype=torch.uint8)
+    source = torch.zeros(COPIED_BYTES, device=device, dtype=torch.uint8)
     target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / _best(lambda: target.copy_(source), where)
+    return 2 * COPIED_BYTES / _fastest_s(lambda: target.copy_(source), device)
 
 
-def _best(call: Callable[[], object], device: torch.device) -> float:
+def _fastest_s(call: Callable[[], object], device: torch.device) -> float:
     best, end = float("inf"), time.perf_counter() + SPENT_S
     while time.perf_counter() < end or best == float("inf"):
         best = min(best, clock.timed(call, device))

@@ -15,47 +15,38 @@ BEGINS = "speedkit: the profiler begins"
 # Files of torch's sources that write to stderr about the profiler, and about memory that an earlier
 # step left (a loss, gradients).
 SAID_BY = (
-    b"CPUAllocator.cpp",
-    b"SyncActivityProfilerHandler.cpp",
-    b"DeviceProperties.cpp",
+    b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp", b"DeviceProperties.cpp",
     b"profiler_kineto.cpp",
-)
+)  # fmt: skip
 
 
-class Session:
-    """What happens in `running()`: `trace` is torch's own object."""
+@contextmanager
+def profiled(**options: Any) -> Iterator[Any]:
+    """Profile the block; yields torch's own object."""
+    from torch.profiler import profile, record_function, supported_activities
 
-    def __init__(self, **options: Any) -> None:
-        from torch.profiler import profile, supported_activities
+    trace = profile(activities=supported_activities(), **options)
+    level = os.environ.get(LOG_LEVEL)  # the library reads it at its first use
+    os.environ[LOG_LEVEL] = level or "99"
+    try:
+        with _unsaid():
+            trace.start()
+            with record_function(BEGINS):
+                pass
+            try:
+                yield trace
+            finally:
+                with suppress(RuntimeError):  # before torch 2.13, where another has ended it
+                    trace.stop()
+    finally:
+        if level is None:
+            del os.environ[LOG_LEVEL]
 
-        self.trace = profile(activities=supported_activities(), **options)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Profile the block."""
-        from torch.profiler import record_function
-
-        level = os.environ.get(LOG_LEVEL)  # the library reads it at its first use
-        os.environ[LOG_LEVEL] = level or "99"
-        try:
-            with _unsaid():
-                self.trace.start()
-                with record_function(BEGINS):
-                    pass
-                try:
-                    yield
-                finally:
-                    with suppress(RuntimeError):  # before torch 2.13, where another has ended it
-                        self.trace.stop()
-        finally:
-            if level is None:
-                del os.environ[LOG_LEVEL]
-
-    @property
-    def was_alone(self) -> bool:
-        """Whether it has its own events: not where the block used another profiler."""
-        results: Any = getattr(self.trace.profiler, "kineto_results", None)
-        return results is not None and bool(results.events())
+def was_alone(trace: Any) -> bool:
+    """Return whether it has its own events: not where the block used another profiler."""
+    results = getattr(trace.profiler, "kineto_results", None)
+    return results is not None and bool(results.events())
 
 
 @contextmanager
@@ -63,7 +54,7 @@ def _unsaid() -> Iterator[None]:
     """Keep from the process's own stderr what torch writes there for our sake."""
     try:
         descriptor = os.dup(STDERR)
-    except OSError:  # closed: nobody sees anything there
+    except OSError:  # closed: it shows nothing
         yield
         return
     with tempfile.TemporaryFile() as kept:

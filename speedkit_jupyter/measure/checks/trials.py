@@ -89,7 +89,7 @@ class Trials:
         covered = set(judge.trace)
         with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
             judge.baseline = self.run(first, extends=True)
-        judge.lowered = rounding.lowest(*entered, *rounding.of_parameters(held))
+        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
         if reached.only_elsewhere:
             judge.void = confinement.NOT_REACHED
             return

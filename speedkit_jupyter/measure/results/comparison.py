@@ -24,8 +24,8 @@ from speedkit_jupyter.measure.results.statistics import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# Columns of `to_dict` whose values have parts, where there are any.
-NESTED = {"quartiles_s", "accuracy", "memory", "score"}
+# Verdicts of what wins, and of what else may be compared with it.
+WON, RIVAL = ("faster", "accepted"), ("faster", "accepted", "same", "too noisy")
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,10 +34,9 @@ class Comparison(Shown):
 
     `error` is the probability of a false verdict that this look at the times may have; the
     variants share it, so that their intervals hold together. `flops` are the floating-point
-    operations of one step, by torch's counter. `command` repeats the benchmark;
-    `dropout_off` says that dropout layers were off while accuracy was checked (each kernel draws
-    other masks). `unrestorable` names what can't be put back; `repeats` says what is
-    measured where a call after another does less than the first.
+    operations of one step. `command` repeats the benchmark; `dropout_off` says that dropout layers
+    were off in the accuracy check, as each kernel draws other masks. `unrestorable` names what
+    can't be put back, `repeats` what is measured if a later call does less than the first.
     """
 
     records: tuple[Record, ...]
@@ -54,18 +53,17 @@ class Comparison(Shown):
 
     @property
     def baseline(self) -> Record:
-        """The variant that the ratios refer to."""
+        """Return the variant that the ratios refer to."""
         return self.records[0]
 
     @property
     def best(self) -> Record | None:
-        """The fastest that is proven faster, and right or accepted; None where none is."""
-        words = ("faster", "accepted")
-        ahead = [record for record in self.records if self.verdict(record) in words]
+        """Return the fastest that is proven faster, and right or accepted; None if none is."""
+        ahead = [record for record in self.records if self.verdict(record) in WON]
         return max(ahead, key=self._median, default=None)
 
     def runner_up(self) -> tuple[Record, Ratio] | None:
-        """The next best after `best`, and how much faster `best` is: a comparison of its own.
+        """Return the next best after `best`, and how much faster `best` is than that.
 
         Both were chosen by their times, so the interval allows for every pair of candidates.
         """
@@ -75,20 +73,19 @@ class Comparison(Shown):
             for record in self.records
             if record is not best
             and self.times_s(record)
-            and self.verdict(record) in ("faster", "accepted", "same", "too noisy")
+            and self.verdict(record) in RIVAL
             and not record.is_refused
             and (record.is_accepted or not record.is_other_model(self.baseline))
         ]
         if best is None or not rivals:
             return None
         second = max(rivals, key=self._median)
-        candidates = len(self.records) - 1
-        error = bonferroni_share(self.error, candidates * (candidates - 1) // 2)
+        error = bonferroni_share(self.error, math.comb(len(self.records) - 1, 2))
         ratio = ratio_of(self.baseline if second.same_as_baseline else second, best, error)
         return None if ratio is None else (second, ratio)
 
     def ratio(self, record: Record) -> Ratio | None:
-        """Baseline time over this variant's, round by round; None where one has no times."""
+        """Return baseline time over this variant's, by rounds; None if one has no times."""
         if record.same_as_baseline:
             return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -98,14 +95,14 @@ class Comparison(Shown):
 
     @property
     def busy(self) -> str:
-        """How much other processes held up the rounds, in a line; empty where they hardly did."""
+        """Return how much other processes held up the rounds; empty if hardly."""
         rounds = zip_longest(*(record.interrupted for record in self.records))
         times_s = sum(sum(record.times_s) for record in self.records)
         waited_s = sum(sum(record.waited_s) for record in self.records)
         return held_up([any(one) for one in rounds], "rounds", waited_s / max(times_s, TICK_S))
 
     def verdict(self, record: Record) -> Word:
-        """One word for the variant."""
+        """Return one word for the variant."""
         if record.failure:
             return "declined" if record.declined else "failed"
         if record.accuracy is not None and record.accuracy.verdict == "wrong":
@@ -121,11 +118,11 @@ class Comparison(Shown):
         return "not checked" if may_win and not record.is_checked else word
 
     def times_s(self, record: Record) -> list[float]:
-        """Its own times, or the baseline's where its plan is the baseline's."""
+        """Return its own times, or the baseline's if its plan is the baseline's."""
         return self.baseline.times_s if record.same_as_baseline else record.times_s
 
     def break_even_steps(self, record: Record) -> int | None:
-        """After how many steps the time to compile is paid back; None where there is none."""
+        """Return after how many steps compiling is paid back; None if nothing is to pay."""
         ratio = self.ratio(record)
         if not record.is_compiled or ratio is None or ratio.median <= 1:
             return None
@@ -133,10 +130,10 @@ class Comparison(Shown):
         return math.ceil(record.settling_s / saved_s)
 
     def share_of_limit(self, record: Record) -> float | None:
-        """The limit of this machine over the median time: 1 is as fast as it can get.
+        """Return the limit of this machine over the median time: 1 is as fast as it can get.
 
-        A step that was seen to be faster than the measured limit is the limit itself: a loaded
-        machine was measured, or the step's state lies in a cache.
+        A step that is faster than the measured limit is the limit: the step's state lies in a
+        cache, or the machine was loaded.
         """
         times = self.times_s(record)
         if record.limit_s is None or not times or record.failure:
@@ -145,32 +142,31 @@ class Comparison(Shown):
 
     @property
     def has_too_few_rounds(self) -> bool:
-        """Whether the rounds can't give each variant an interval."""
+        """Return whether the rounds can't give each variant an interval."""
         ratios = [self.ratio(record) for record in self.records]
         few = len(self.baseline.times_s) < least_rounds(len(self.records) - 1)
         return few and any(ratio is not None and math.isinf(ratio.high) for ratio in ratios)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `variants` is a list of records."""
+        """Return plain values; `variants` is a list of records."""
         values = {column.name: getattr(self, column.name) for column in fields(self)}
         rows = [self._row(record) for record in values.pop("records")]
         unrestorable = list(self.unrestorable)
         return {**values, "variants": rows, "unrestorable": unrestorable, "busy": self.busy}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each variant: what was measured in numbers and words, without raw samples."""
+        """Return one for each variant: numbers and words, without raw samples."""
         return [self._flat(row) for row in self.to_dict()["variants"]]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows by variant. Raises SpeedKitError where pandas is missing."""
+        """Return the rows by variant. Raises SpeedKitError if pandas is missing."""
         return super().to_frame().set_index("name")
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
         """Return the comparison that `to_dict` described."""
-        known = {
-            column.name: values[column.name] for column in fields(cls) if column.name in values
-        }
+        names = {column.name for column in fields(cls)}
+        known = {name: value for name, value in values.items() if name in names}
         known["records"] = tuple(map(Record.from_dict, values["variants"]))
         known["unrestorable"] = tuple(known.get("unrestorable", ()))
         return cls(**known)
@@ -180,29 +176,30 @@ class Comparison(Shown):
         return 0.0 if ratio is None else ratio.median
 
     def _row(self, record: Record) -> dict[str, Any]:
-        """What was measured, and what follows from it."""
-        ratio = self.ratio(record)
-        seconds = self.times_s(record)
+        """Return what was measured, and what follows from it."""
+        ratio, seconds = self.ratio(record), self.times_s(record)
         times = spread(seconds) if seconds else None
-        derived = {
+        return {
             "name": record.name,
             "verdict": self.verdict(record),
-            "speedup": None if ratio is None else ratio.median,
-            "low": None if ratio is None else ratio.low,
-            "high": None if ratio is None or ratio.high == float("inf") else ratio.high,
-            "median_s": None if times is None else times.median_s,
-            "quartiles_s": None if times is None else [times.low_s, times.high_s],
+            "speedup": ratio and ratio.median,
+            "low": ratio and ratio.low,
+            "high": ratio.high if ratio and math.isfinite(ratio.high) else None,
+            "median_s": times and times.median_s,
+            "quartiles_s": times and [times.low_s, times.high_s],
             "break_even_steps": self.break_even_steps(record),
             "share_of_limit": self.share_of_limit(record),
+            **asdict(record),
+            "times_s": list(seconds),
+            "score": record.score and record.score.to_dict(),
         }
-        score = None if record.score is None else record.score.to_dict()
-        return derived | asdict(record) | {"times_s": list(seconds), "score": score}
 
     @staticmethod
     def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
         lower, upper = row["quartiles_s"] or (None, None)
-        return {
-            **{k: v for k, v in row.items() if k not in NESTED and not isinstance(v, dict | list)},
+        parts = {key for key, value in row.items() if isinstance(value, dict | list)}
+        parts |= {"quartiles_s", "memory"}  # None where they were not measured
+        return {key: value for key, value in row.items() if key not in parts} | {
             "lower_quartile_s": lower,
             "upper_quartile_s": upper,
             "accuracy": (row["accuracy"] or {}).get("verdict"),

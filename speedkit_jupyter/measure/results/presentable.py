@@ -23,7 +23,7 @@ REPORTS = f"{__package__.partition('.')[0]}.report.registration"
 
 @singledispatch
 def report_of(result: Any) -> Any:
-    """The report of a result, a `Document`, registered by its class."""
+    """Return the report of a result, a `Document`, registered by its class."""
     raise TypeError(f"there is no report of {type(result).__name__}")
 
 
@@ -31,15 +31,15 @@ class Shown:
     """A result with a report, which is made above by what `report_of` has been told."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         raise NotImplementedError
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its table: plain values by column, the same columns in each row."""
+        """Return its table: plain values by column, the same columns in each row."""
         raise NotImplementedError
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a pandas table. Raises SpeedKitError where pandas is missing."""
+        """Return the rows as a pandas table. Raises SpeedKitError where pandas is missing."""
         try:
             import pandas as pd
         except ImportError:
@@ -48,12 +48,12 @@ class Shown:
         return pd.DataFrame(self.rows())
 
     def to_json(self) -> str:
-        """The plain values as JSON text."""
+        """Return the plain values as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     @hide_internal_frames
     def report(self) -> Any:
-        """What a notebook shows of it, and what it leaves folded there."""
+        """Return what a notebook shows of it, and what it leaves folded there."""
         import_module(REPORTS)
         return report_of(self)
 
@@ -63,7 +63,14 @@ class Shown:
 
         Raises SpeedKitError for another ending, or where nothing can be written.
         """
-        return _save(self, path)
+        file = Path(path).expanduser()
+        if file.suffix not in FORMATS:
+            raise SpeedKitError(f"{path}: give a name that ends in {' or '.join(sorted(FORMATS))}")
+        try:
+            file.write_text(FORMATS[file.suffix](self), encoding="utf-8")
+        except OSError as error:
+            raise SpeedKitError(f"{path}: {error.strerror}") from None
+        return file
 
     @hide_internal_frames
     def __repr__(self) -> str:
@@ -78,7 +85,7 @@ class Shown:
 
 
 def _csv(result: Any) -> str:
-    """The table alone."""
+    """Return the table alone."""
     rows, text = result.rows(), io.StringIO()
     table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     table.writeheader()
@@ -94,14 +101,3 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     ".html": lambda result: result.report().to_page(),
     ".htm": lambda result: result.report().to_page(),
 }
-
-
-def _save(result: Any, path: str | Path) -> Path:
-    file = Path(path).expanduser()
-    if file.suffix not in FORMATS:
-        raise SpeedKitError(f"{path}: give a name that ends in {' or '.join(sorted(FORMATS))}")
-    try:
-        file.write_text(FORMATS[file.suffix](result), encoding="utf-8")
-    except OSError as error:
-        raise SpeedKitError(f"{path}: {error.strerror}") from None
-    return file

@@ -49,7 +49,7 @@ class Ratio:
 
     @property
     def verdict(self) -> Word:
-        """What the interval says; `same` needs all of it within 1 % of 1."""
+        """Return what the interval says; `same` needs all of it within 1 % of 1."""
         if self.low > 1:
             return "faster"
         if self.high < 1:
@@ -60,23 +60,23 @@ class Ratio:
 
     @property
     def settled(self) -> bool:
-        """Whether the verdict is clear and the number is worth printing."""
+        """Return whether the verdict is clear and the number is worth printing."""
         return self.verdict != "too noisy" and self.is_precise(PRECISE)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is an interval: the rounds were enough, and left alone enough, for one."""
+        """Return whether there is an interval: enough rounds, disturbed little enough."""
         is_proven = self.low > 1 and math.isfinite(self.high)
         return is_proven or self.high <= WIDE * self.low
 
     def __str__(self) -> str:
-        """`1.50× [1.42, 1.61]`, or how many rounds it is that give no interval."""
+        """Return `1.50× [1.42, 1.61]`, or how many rounds give no interval."""
         if not self.is_bounded:
             return f"about {self.median:.2f}× in {self.pairs} round{'s' * (self.pairs != 1)}"
         return f"{self.median:.2f}× [{self.low:.2f}, {self.high:.2f}]"
 
     def is_precise(self, share: float) -> bool:
-        """Whether the interval is as narrow as this share of the median to both sides."""
+        """Return whether the interval is as narrow as this share of the median to both sides."""
         return self.high - self.low <= 2 * share * self.median
 
 
@@ -84,15 +84,14 @@ def paired_ratio(
     baseline_s: Sequence[float],
     candidate_s: Sequence[float],
     error: float = ERROR,
-    waited_s: tuple[Sequence[float], Sequence[float]] | None = None,
+    waited_s: Sequence[Sequence[float]] | None = None,
 ) -> Ratio:
-    """The median ratio of times that were taken round by round, side by side.
+    """Return the median ratio of times that were taken round by round, side by side.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
-    the level 1 - `error`: see `error_of_a_look`. Below LEAST_PAIRS the interval is everything.
-    `waited_s` are the seconds of both in which other processes may have held them up. Pairs that
-    were left alone are used without the others, where they are enough; else each time may be
-    shorter by its waiting, and the interval is as wide as that makes it.
+    the level 1 - `error`. Below LEAST_PAIRS it is everything. `waited_s` are the seconds of both
+    in which other processes may have held them up. Pairs without are used alone if they are enough;
+    else each time may be shorter by its waiting, and the interval is as wide as that makes it.
     """
     import numpy as np
 
@@ -114,10 +113,10 @@ def paired_ratio(
 
 @cache
 def order_statistic(number: int, error: float) -> int:
-    """The how manieth smallest and largest of so many values bound their median at 1 - `error`.
+    """Return the rank of the order statistics that bound the median of `number` values.
 
-    By the binomial test; 0 where they are too few. (scipy.special, since to import scipy.stats
-    takes three times as long, which would be the user's, out of the budget.)
+    At the level 1 - `error`, by the binomial test; 0 if they are too few. To import scipy.stats
+    would take three times as long as scipy.special, out of the user's budget.
     """
     import numpy as np
     from scipy.special import bdtr
@@ -126,7 +125,7 @@ def order_statistic(number: int, error: float) -> int:
 
 
 def planned_looks(rounds: int) -> tuple[int, ...]:
-    """After how many rounds to look before a budget of so many is spent: 10, 20, 40 …"""
+    """Return after which rounds to look before a budget of so many is spent: 10, 20, 40 …"""
     looks = [FIRST_LOOK]
     while looks[-1] * 2 < rounds:
         looks.append(looks[-1] * 2)
@@ -134,40 +133,37 @@ def planned_looks(rounds: int) -> tuple[int, ...]:
 
 
 def error_of_a_look(looks: int, ended: bool) -> float:
-    """The share of ERROR that belongs to the look at the end, or to each of the `looks` before.
+    """Return the share of ERROR of the look at the end, or of each of the `looks` before.
 
-    By Bonferroni's inequality the run as a whole then errs in at most ERROR, although it stops at
-    the first look that shows enough.
+    By Bonferroni's inequality the run errs in at most ERROR, although it stops at the first look
+    that shows enough.
     """
-    return (
-        ERROR * LAST_LOOK
-        if ended or not looks
-        else bonferroni_share(ERROR * (1 - LAST_LOOK), looks)
-    )
+    is_last = ended or not looks
+    return ERROR * LAST_LOOK if is_last else bonferroni_share(ERROR * (1 - LAST_LOOK), looks)
 
 
 def bonferroni_share(error: float, comparisons: int) -> float:
-    """What each of so many comparisons may err, so that all of them hold together (Bonferroni)."""
+    """Return what each of so many comparisons may err, so that all hold together."""
     return error / max(comparisons, 1)
 
 
 def least_pairs(error: float) -> int:
-    """The fewest pairs whose order statistics can bound a median at this error."""
+    """Return the fewest pairs whose order statistics can bound a median at this error."""
     return max(LEAST_PAIRS, least_values(error))
 
 
 def least_values(error: float = ERROR) -> int:
-    """Of fewer even the smallest and the largest leave their median out more often than that."""
+    """Return the fewest values whose smallest and largest bound their median so surely."""
     return math.ceil(math.log2(2 / error))
 
 
 def least_rounds(variants: int) -> int:
-    """The fewest rounds that give each of so many variants an interval at the end of a run."""
+    """Return the fewest rounds that give each of so many variants an interval in the end."""
     return least_pairs(bonferroni_share(ERROR * LAST_LOOK, variants))
 
 
 def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[float, float, float]:
-    """Median with its distribution-free interval; the widest one where the times are too few."""
+    """Return the median with its distribution-free interval, the widest if there are too few."""
     import numpy as np
 
     ordered, rank = np.sort(np.asarray(seconds)), order_statistic(len(seconds), error)
@@ -180,10 +176,7 @@ SELDOM = 0.1
 
 
 def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
-    """What other processes did to a measurement, in a line; empty where they hardly did anything.
-
-    `share` is how much of the time they may have taken.
-    """
+    """Return what other processes did to a measurement; empty if they took hardly a `share`."""
     if sum(interrupted) <= SELDOM * len(interrupted):
         return ""
     return (
@@ -206,7 +199,7 @@ class Spread:
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Median, first and third quartile."""
+    """Return the median and the quartiles."""
     import numpy as np
 
     low, median, high = np.quantile(np.asarray(seconds), (0.25, 0.5, 0.75))

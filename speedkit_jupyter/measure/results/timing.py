@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean, median, pstdev
 from typing import Any
 
 from speedkit_jupyter.measure.results.presentable import Shown
@@ -26,10 +26,9 @@ class Timing(Shown):
     """The result: what `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
 
     `cpu_runs` are CPU seconds of each run over all cores, `waited_runs` those in which other
-    processes may have held it up, `device_runs` seconds between two CUDA
-    events (empty elsewhere). `repeats` says what is measured where a later call does less than the
-    first, `unreached` what of a plan in force did not act. `first_call_s` is None where every call
-    belongs to a run.
+    processes may have held it up, `device_runs` seconds between two events of the device (empty
+    without). `repeats` says what is measured if a later call does less than the first, `unreached`
+    what of a plan in force did not act. `first_call_s` is None where every call belongs to a run.
     """
 
     loops: int = 1
@@ -47,46 +46,44 @@ class Timing(Shown):
 
     @property
     def repeat(self) -> int:
-        """How many runs there were."""
+        """Return how many runs there were."""
         return len(self.all_runs)
 
     @property
     def timings(self) -> list[float]:
-        """Seconds of one loop, run by run."""
+        """Return the seconds of one loop, run by run."""
         return [run / self.loops for run in self.all_runs]
 
     @property
     def best(self) -> float:
-        """The fastest run, per loop."""
+        """Return the seconds of the fastest run, per loop."""
         return min(self.timings)
 
     @property
     def worst(self) -> float:
-        """The slowest run, per loop."""
+        """Return the seconds of the slowest run, per loop."""
         return max(self.timings)
 
     @property
     def average(self) -> float:
-        """The mean over the runs, per loop."""
-        return math.fsum(self.timings) / self.repeat
+        """Return the mean over the runs, per loop."""
+        return fmean(self.timings)
 
     @property
     def stdev(self) -> float:
-        """The standard deviation over the runs, per loop."""
-        mean = self.average
-        return math.sqrt(math.fsum((seconds - mean) ** 2 for seconds in self.timings) / self.repeat)
+        """Return the standard deviation over the runs, per loop."""
+        return pstdev(self.timings)
 
     @property
     def median_s(self) -> float:
-        """The median over the runs, per loop."""
-        return median_interval(self.timings)[0]
+        """Return the median over the runs, per loop."""
+        return median(self.timings)
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """The distribution-free interval of the median; None where the runs were too few, or so
-        disturbed that it says nothing.
+        """Return the distribution-free interval of the median; None if it would say nothing.
 
-        As wide as it is where each run may be shorter by its waiting.
+        As wide as it is if each run may be shorter by its waiting.
         """
         if self.repeat < LEAST_RUNS:
             return None
@@ -97,7 +94,7 @@ class Timing(Shown):
 
     @property
     def busy(self) -> str:
-        """How much other processes held up the runs, in a line; empty where they hardly did."""
+        """Return how much other processes held up the runs; empty if hardly."""
         runs = list(zip(self.all_runs, self.waited_runs, strict=False))
         interrupted = [waited > SAME * seconds for seconds, waited in runs]
         share = sum(self.waited_runs) / max(sum(self.all_runs), TICK_S)
@@ -105,35 +102,30 @@ class Timing(Shown):
 
     @property
     def cpu_s(self) -> float:
-        """Median CPU seconds per loop, over all cores."""
-        return median_interval(self.cpu_runs)[0] / self.loops
+        """Return the median CPU seconds per loop, over all cores."""
+        return median(self.cpu_runs) / self.loops
 
     @property
     def device_s(self) -> float | None:
-        """Median seconds on the device per loop; None without CUDA events."""
-        return median_interval(self.device_runs)[0] / self.loops if self.device_runs else None
+        """Return the median seconds on the device per loop; None without its events."""
+        return median(self.device_runs) / self.loops if self.device_runs else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One: the seconds of one loop, without those of each run."""
+        """Return one: the seconds of one loop, without those of each run."""
         (row,) = self.to_dict()["variants"]
         return [{key: value for key, value in row.items() if key != "times_s"}]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; `variants` has one record, so that a history can compare it."""
+        """Return plain values; `variants` has one record, so that a history can compare it."""
         low, high = self.interval_s or (None, None)
+        named = ("median_s", "cpu_s", "device_s", "first_call_s", "loops")
+        per_loop = ("average", "stdev", "best", "worst")
         row = {
             "name": "cell",
-            "median_s": self.median_s,
+            **{name: getattr(self, name) for name in named},
             "low_s": low,
             "high_s": high,
-            "average_s": self.average,
-            "stdev_s": self.stdev,
-            "best_s": self.best,
-            "worst_s": self.worst,
-            "cpu_s": self.cpu_s,
-            "device_s": self.device_s,
-            "first_call_s": self.first_call_s,
-            "loops": self.loops,
+            **{f"{name}_s": getattr(self, name) for name in per_loop},
             "times_s": self.timings,
         }
         return {

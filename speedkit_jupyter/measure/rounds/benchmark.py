@@ -11,7 +11,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
@@ -26,11 +26,9 @@ from speedkit_jupyter.measure.rounds.budget import (
     compiling_excluded,
     few_digits,
 )
-from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.sampler import Progress, Sampler
+from speedkit_jupyter.measure.rounds.sampler import Policy, Progress, Sampler
 from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
-from speedkit_jupyter.measure.subject.environment import environment
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
@@ -55,15 +53,13 @@ CHECK_S = 0.1
 class Benchmark:
     """Measures a step under several variants. Drain `run()`, then read `result()`.
 
-    `budget_s` are the seconds for all of it but compiling: where they are short, fewer variants
-    are measured, and less is examined. None is enough for a clear answer. The device is
-    synchronized around each step, or with `throughput` only around blocks of steps. `check` names
-    what the step leaves in its namespace for the accuracy check, in place of what backward ran on.
-    The `accuracy` that the user names is asked under each variant, and decides about what changes
-    the results; its time comes on top. The `policy` says which variants leave the rounds, when
-    these end, and what is checked. It ends `within` another budget, too; its own begins when it
-    runs, or began at `begun_s` on the clock, where that is set. Whatever happens, models,
-    optimizers, random generators and names end as they began. Raises StepError.
+    `budget_s` are the seconds for all of it but compiling: if they are short, fewer variants are
+    measured; None is enough for a clear answer. It begins when the benchmark runs, or at `begun_s`
+    on the clock, and ends `within` another budget. The device is synchronized around each step, or
+    with `throughput` around blocks of steps. `check` names what the step leaves in its namespace
+    for the accuracy check. The user's `accuracy` decides about what changes the results; its time
+    comes on top. The `policy` says which variants leave the rounds, when these end, and what is
+    checked. All that the step changes is put back. Raises StepError.
     """
 
     def __init__(
@@ -100,7 +96,7 @@ class Benchmark:
         self.budget = Budget(self.budget_s, within=within)
 
     def result(self) -> Comparison:
-        """What is known so far."""
+        """Return what is known so far."""
         sampler = self._sampler
         return Comparison(
             tuple(self._records),
@@ -117,20 +113,17 @@ class Benchmark:
         )
 
     def has_results(self) -> bool:
-        """Whether there is anything to show already."""
+        """Return whether there is anything to show already."""
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yields after every block. Closing the generator ends it and puts all back."""
+        """Measure; yield after every block. Closing the generator ends it and puts all back."""
         __tracebackhide__ = True
         step = self.step
+        # No method of this object, which would hold itself, and with it the user's model.
         pauses: list[Callable[[], float]] = []
 
         def now() -> float:
-            """Seconds of its own: those of turns that it gave up don't count.
-
-            (No method of this object, which would hold itself, and with it the user's model.)
-            """
             return clock.now() - sum(pause() for pause in pauses)
 
         self.budget = Budget(self.budget_s, now, self._within, self.begun_s)
@@ -139,9 +132,9 @@ class Benchmark:
             for model in step.models:
                 stack.enter_context(hidden(model))
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
-            visit = stack.enter_context(step.guarded())
-            start, self.budget.reserved_s = visit.state, visit.taking_s
-            pauses.append(lambda: visit.paused_s)
+            guard = stack.enter_context(step.guarded())
+            start, self.budget.reserved_s = guard.state, guard.taking_s
+            pauses.append(lambda: guard.paused_s)  # turns that it gave up don't count
             runners = yield from self._warm_up(start)
             if self._policy.weighs:
                 yield from self._weigh(_warm(runners), start)
@@ -203,7 +196,7 @@ class Benchmark:
         )
 
     def _time_ahead(self, first: Runner, runners: Sequence[Runner]) -> str:
-        """Say how long it will take; a budget that is not the user's grows to a clear answer."""
+        """Return how long it will take; a budget that is not the user's grows to be clear."""
         needed_s = clear_answer_s(first.worst_s, len(runners))
         if self._grows:
             self.budget.seconds = max(self.budget.seconds, min(needed_s, MOST_GROWN_S))
@@ -220,7 +213,7 @@ class Benchmark:
         return text
 
     def _weigh(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
-        """Where memory decides it comes first: what saves none needs neither rounds nor checks."""
+        """Measure memory, and drop what is too heavy: that needs neither rounds nor checks."""
         __tracebackhide__ = True
         first, *others = runners
         with compiling_excluded(self.budget, sum(runner.worst_s for runner in runners)):
@@ -232,8 +225,7 @@ class Benchmark:
     def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
         """Leave out what there is no time for: the hopeless, then the last.
 
-        Two stay at least; one where the other is so slow that not even one round would fit. A look
-        has one round of all.
+        Two stay, unless one is hopeless and not even one round would fit.
         """
         kept = list(runners)
         while len(kept) > 1 and not self.budget.is_a_look:
@@ -256,18 +248,14 @@ class Benchmark:
 
     def _checks_s(self, runners: Sequence[Runner]) -> float:
         """Return about how long the checks of these take."""
-        first, others = runners[0], runners[1:]
-        number = len(others)
-        if self._policy.checked is not None:
-            number = min(number, self._policy.checked)
-        if not number:
-            return 0.0
+        first, others, most = runners[0], runners[1:], self._policy.checked
+        number = len(others) if most is None else min(len(others), most)
         lowered = {runner.precision for runner in others} - {first.precision}
         steps = REFERENCE + ROUNDED * len(lowered) + CHECKED * number
-        return steps * first.worst_s + CHECK_S * number
+        return steps * first.worst_s + CHECK_S * number if number else 0.0
 
     def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
-        """Take the rounds; time for the checks is in reserve meanwhile, beside rounds enough."""
+        """Take the rounds; what they leave over of the budget is reserved for the checks."""
         __tracebackhide__ = True
         budget, reserve_s = self.budget, 0.0
         if runners:
@@ -319,7 +307,10 @@ class Benchmark:
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
-    """Optimizer state that does not exist yet counts as the two tensors that Adam keeps."""
+    """Keep copies in main memory if the device is too small for them.
+
+    Optimizer state that does not exist yet counts as the two tensors that Adam keeps.
+    """
     device = next((parameter.device for parameter in step.models[0].parameters()), None)
     state = memory.size(memory.state_tensors(step.models, step.optimizers))
     parameters = memory.size([p for module in step.models for p in module.parameters()])
@@ -328,8 +319,7 @@ def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:
-    records = ((runner, runner.record) for runner in runners)
-    return [runner for runner, row in records if not (row.failure or row.same_as_baseline)]
+    return [one for one in runners if not (one.record.failure or one.record.same_as_baseline)]
 
 
 def _warm(runners: Sequence[Runner]) -> list[Runner]:

@@ -20,12 +20,12 @@ QUIET, QUIET_S, READ_S = 0.05, 0.03, 0.05
 
 
 def now() -> float:
-    """Seconds on the clock that measurements go by."""
+    """Return the seconds on the clock that measurements go by."""
     return time.perf_counter()
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
-    """Wall-clock seconds of one step, synchronized before and after."""
+    """Return the wall-clock seconds of one step, synchronized before and after."""
     __tracebackhide__ = True
     synchronize(device)
     start = time.perf_counter()
@@ -37,7 +37,7 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 class Interruptions:
     """Seconds for which other processes may have held up this one.
 
-    A thread waits for a core where another process has it, or another thread of its own process.
+    A thread waits for a core that another process has, or another thread of its own process.
     Linux does not tell the two apart, but it tells the CPU time that other processes take: all
     waiting since this object was made can't be longer than that.
     """
@@ -52,40 +52,35 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """At most so many of the `wall_s` since `begin()`; 0 where the system does not tell."""
+        """Return at most how many of the `wall_s` since `begin()`; 0 if the system can't tell."""
         waiting_s = waited_s() - self._waited_s
         idle_s = _cores() * wall_s - (time.process_time() - self._cpu_s)
         held_up_s = max(min(waiting_s, idle_s, wall_s), 0.0)
         self._total_s += held_up_s
-        return held_up_s * self._share_of_others() if held_up_s else 0.0
-
-    def _share_of_others(self) -> float:
-        """The share of all waiting that others explain, read anew every READ_S."""
+        if not held_up_s:
+            return 0.0
         elapsed_s = now() - self._made_s
         if elapsed_s - self._read_s >= READ_S:
             self._read_s = elapsed_s
             taken_s = taken_by_others_s() - self._others_s
             is_quiet = taken_s < QUIET * _cores() * elapsed_s + QUIET_S
             self._share = 0.0 if is_quiet else min(taken_s / self._total_s, 1.0)
-        return self._share
+        return held_up_s * self._share
 
 
 def waited_s() -> float:
-    """By Linux's count of each thread (nanoseconds, second column); 0 elsewhere."""
+    """Return how long threads waited, by Linux's count (nanoseconds, column 2); 0 elsewhere."""
     waited_ns = 0
-    try:
+    # Another system, or a thread that has just ended.
+    with suppress(OSError, IndexError, ValueError):
         for thread in os.scandir("/proc/self/task"):
             with open(f"{thread.path}/schedstat") as counts:
                 waited_ns += int(counts.read().split()[1])
-    except (OSError, IndexError, ValueError):  # another system; a thread that has just ended
-        pass
     return waited_ns / 1e9
 
 
 def taken_by_others_s() -> float:
-    """CPU seconds that other processes have taken on the cores of this one, by Linux's count in
-    ticks of 10 ms; 0 where it does not tell.
-    """
+    """Return the CPU seconds that other processes took on our cores, by Linux; 0 elsewhere."""
     times = os.times()
     own_s = time.process_time() + times.children_user + times.children_system
     try:
@@ -101,7 +96,7 @@ def taken_by_others_s() -> float:
 
 
 def _ticks_of_children(process: str) -> Iterator[int]:
-    """Of each living process below this one: its own, and those of its children that ended."""
+    """Yield those of each living process below this one, its ended children's with them."""
     for thread in os.scandir(f"/proc/{process}/task"):
         with suppress(OSError), open(f"{thread.path}/children") as children:
             for child in children.read().split():
@@ -112,7 +107,7 @@ def _ticks_of_children(process: str) -> Iterator[int]:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return how many this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -145,23 +140,23 @@ class Stopwatch:
 
     def end(self) -> None:
         """Stop, once the device is idle again."""
-        if self._events or self._device.type != "cpu":
-            cpu = time.process_time()
+        if self._device.type == "cpu":  # the timer is read first: a `pass` takes nanoseconds
+            end_s = self._timer()
+            self.cpu_s = time.process_time() - self._cpu
+        else:
+            self.cpu_s = time.process_time() - self._cpu
             if self._events:
                 self._events[1].record()
             synchronize(self._device)
-            self.wall_s = self._timer() - self._start
-            self.cpu_s = cpu - self._cpu
-        else:  # nothing between the last statement and the timer: a `pass` takes nanoseconds
-            self.wall_s = self._timer() - self._start
-            self.cpu_s = time.process_time() - self._cpu
+            end_s = self._timer()
+        self.wall_s = end_s - self._start
         self.waited_s = self._interruptions.seconds(self.wall_s)
         if self._events:
             self.device_s = self._events[0].elapsed_time(self._events[1]) / 1e3
 
 
 def device_in_use() -> torch.device:
-    """The accelerator, where there is one; else the CPU."""
+    """Return the accelerator if there is one, else the CPU."""
     import torch
 
     device = torch.accelerator.current_accelerator(check_available=True)

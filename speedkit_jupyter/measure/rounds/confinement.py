@@ -10,29 +10,34 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.cuda_graphs import is_recording
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.thread_origin import is_here, is_pythons
+from speedkit_jupyter.support.interrupts import is_here, is_pythons
 
 if TYPE_CHECKING:
     import torch
 
 # What it returns, if anything, stands for the step's arguments.
 StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
+ELSEWHERE = (
+    "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
+    "inside it"
+)
+NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
 
 
 @contextmanager
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
-    """`make(original)` in place of the function `owner.name`, for calls from this thread.
+    """Put `make(original)` in place of the function `owner.name`, for calls from this thread.
 
-    What the owner has inherited it inherits again afterwards. What stands in says so by an
-    attribute `stands_in_for`, and has the attributes that it was made with. Raises StepError where
-    torch has moved it.
+    The replacement has the original in its attribute `stands_in_for`, and the attributes that it
+    was made with. Raises StepError if this torch has no such function.
     """
     import torch
 
@@ -58,13 +63,14 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     finally:
         if is_own:
             setattr(owner, name, original)
-        elif name in vars(owner):  # the step may have taken it away
+        elif name in vars(owner):  # what it inherits; the step may have taken ours away
             delattr(owner, name)
 
 
 def _found(owner: Any, name: str) -> Any:
-    """What the owner has by that name, None without; a function as it is written there: to ask a
-    class for it would count as one more version of the class, and Python (3.13) has a thousand.
+    """Return what the owner has by that name, None without; a function as it is written there.
+
+    To ask a class for one would count as a new version of the class; Python 3.13 has a thousand.
     """
     found = inspect.getattr_static(owner, name, None)
     return found if inspect.isroutine(found) else getattr(owner, name, None)
@@ -76,15 +82,12 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Hooks around each step that an optimizer takes in this thread.
+    """Call the hooks around each step that an optimizer takes in this thread.
 
-    Those of `ours` in the autograd engine's threads too, where on a GPU a gradient's own hook
-    steps them; but a thread that Python code began has training of its own, of whatever optimizer.
+    Those of `ours` count in the autograd engine's threads too, where on a GPU a gradient's own hook
+    steps them. A thread that Python code began has training of its own.
     """
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
+    from torch.optim import optimizer as torchs
 
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
@@ -96,72 +99,60 @@ def optimizer_hooks(
 
         return call
 
-    handles = []
-    try:
+    with ExitStack() as stack:
         if before is not None:
-            handles.append(register_optimizer_step_pre_hook(confined(before)))
+            pre = torchs.register_optimizer_step_pre_hook(confined(before))
+            stack.callback(pre.remove)
         if after is not None:
-            handles.append(register_optimizer_step_post_hook(confined(after)))
+            post = torchs.register_optimizer_step_post_hook(confined(after))
+            stack.callback(post.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-# A step that computes in another thread, where the autocast of the measuring thread is not.
-
-ELSEWHERE = (
-    "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
-    "inside it"
-)
-NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
-
-
+@dataclass
 class Calls:
-    """Whether parts of the models were called in this thread, and in others."""
+    """Whether parts of the models were called in this thread, in others, in threads of Python's.
 
-    def __init__(self) -> None:
-        self.here = self.elsewhere = self.in_pythons = False
+    Autograd's own threads, on a GPU, are none of Python's.
+    """
+
+    here: bool = False
+    elsewhere: bool = False
+    in_pythons: bool = False
 
     @property
     def only_elsewhere(self) -> bool:
-        """In other threads, of whatever kind, and never here."""
+        """Return whether they were called in other threads, of whatever kind, and never here."""
         return self.elsewhere and not self.here
 
 
 @contextmanager
 def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
-    """In which threads the block calls parts of the models.
-
-    `in_pythons` are threads that Python code began: autograd's own, on a GPU, are none of these.
-    """
+    """Note in which threads the block calls parts of the models."""
     from torch.nn import Module
 
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
-    calls = Calls()
-    owner: Any = Module
-    original = owner.__call__
+    calls, owner = Calls(), Module
+    original: Any = owner.__call__
 
     @wraps(original)
     def noting(module: Any, *args: Any, **kwargs: Any) -> Any:
         if id(module) in watched:
-            if threading.get_ident() == here:
-                calls.here = True
-            else:
-                calls.elsewhere = True
-                calls.in_pythons = calls.in_pythons or is_pythons()
+            calls.here |= is_here(here)
+            calls.elsewhere |= not is_here(here)
+            calls.in_pythons = calls.in_pythons or (not is_here(here) and is_pythons())
         return original(module, *args, **kwargs)
 
-    owner.__call__ = noting
+    owner.__call__ = noting  # type: ignore[method-assign]
     try:
         yield calls
     finally:
-        owner.__call__ = original
+        owner.__call__ = original  # type: ignore[method-assign]
 
 
 @contextmanager
 def refused_elsewhere(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Raises StepError after the block where the models were called in other threads only."""
+    """Raise StepError after the block if the models were called in other threads only."""
     with calls_noted(models) as calls:
         yield
     if calls.only_elsewhere:

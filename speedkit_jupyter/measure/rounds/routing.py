@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.thread_origin import is_here, is_pythons
+from speedkit_jupyter.support.interrupts import is_here, is_pythons
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
@@ -41,19 +41,20 @@ class Router:
         lowered = [context for context in contexts if context.plan["precision"].active]
         scaled = [context for context in contexts if context.plan["grad_scaler"].active]
         self._context = lowered[0] if lowered and "autocast" not in asked else None
-        self._scaler = scaled[0].grad_scaler if scaled and "grad_scaler" not in asked else None
-        self._optimizers, scaler = list(optimizers), self._scaler
-        models = [context.model for context in contexts]
-        self._steps = None if scaler is None else ScaledSteps(scaler, optimizers, models)
+        self._optimizers = list(optimizers)
+        self._steps: ScaledSteps | None = None
+        if scaled and "grad_scaler" not in asked:
+            models = [context.model for context in contexts]
+            self._steps = ScaledSteps(scaled[0].grad_scaler, optimizers, models)
 
     @property
     def lowers(self) -> bool:
-        """Whether autocast surrounds the step."""
+        """Return whether autocast surrounds the step."""
         return self._context is not None
 
     @user_code_boundary
     def run(self, step: Callable[[], Any]) -> Any:
-        """One step; the scaler is updated once at its end, if any optimizer stepped in it."""
+        """Run one step; update the scaler once at its end, if any optimizer stepped in it."""
         __tracebackhide__ = True
         with nullcontext() if self._context is None else self._context.autocast():
             result = step()
@@ -63,30 +64,27 @@ class Router:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Everything that must be patched for a block of steps, and is put back after it."""
+        """Patch what a block of steps needs, and put it back after the block."""
         with ExitStack() as stack:
             if self._context is not None:
-                stack.enter_context(_suspended_in_steps(self._device_type(), self._optimizers))
-            if self._context is not None or self._scaler is not None:
+                device_type = self._context.device.type
+                stack.enter_context(_suspended_in_steps(device_type, self._optimizers))
+            if self._context is not None or self._steps is not None:
                 stack.enter_context(self._routed_backward())
             if self._steps is not None:
                 stack.enter_context(self._steps.installed())
             yield
-
-    def _device_type(self) -> str:
-        assert self._context is not None
-        return self._context.device.type
 
     def _outside_autocast(self) -> AbstractContextManager[Any]:
         import torch
 
         if self._context is None:  # the step surrounds its forward pass itself
             return nullcontext()
-        return torch.autocast(self._device_type(), enabled=False)
+        return torch.autocast(self._context.device.type, enabled=False)
 
     @contextmanager
     def _routed_backward(self) -> Iterator[None]:
-        """Outside autocast; and of the scaled loss, where the plan has a scaler."""
+        """Run backward passes outside autocast, and of the scaled loss if the plan has a scaler."""
         import torch
 
         inside = False
@@ -102,8 +100,9 @@ class Router:
                 torch.clear_autocast_cache()
                 try:
                     with self._outside_autocast():
-                        scaled = self._scaled(tensors, grad_tensors)
-                        return backward(scaled, grad_tensors, *args, **kwargs)
+                        if self._steps is not None:
+                            tensors = self._steps.scaled(tensors, grad_tensors)
+                        return backward(tensors, grad_tensors, *args, **kwargs)
                 finally:
                     inside = False
 
@@ -116,68 +115,50 @@ class Router:
 
             return call
 
-        with (
-            patched(torch.autograd, "backward", routed),
-            patched(torch.autograd, "grad", plain),
-        ):
+        backward = patched(torch.autograd, "backward", routed)
+        with backward, patched(torch.autograd, "grad", plain):
             yield
-
-    def _scaled(self, tensors: Any, grad_tensors: Any) -> Any:
-        if self._scaler is None or self._steps is None:
-            return tensors
-        self._steps.before_backward()
-        if grad_tensors is not None:
-            raise StepError("fp16: backward() with a gradient of its own can't be scaled")
-        return self._scaler.scale(tensors)
-
-
-class _PerThread(threading.local):
-    """Whether autocast was on around the steps under way, outermost first."""
-
-    def __init__(self) -> None:
-        self.enabled: list[bool] = []
 
 
 @contextmanager
 def _suspended_in_steps(
     device_type: str, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[None]:
+    """Switch autocast off inside the steps of optimizers, but for closures that they call."""
     import torch
 
-    kept = _PerThread()
+    # By thread: whether autocast was on around the steps under way, outermost first.
+    kept = threading.local()
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        kept.enabled.append(torch.is_autocast_enabled(device_type))
+        outside = torch.is_autocast_enabled(device_type)
+        vars(kept).setdefault("enabled", []).append(outside)
         torch.set_autocast_enabled(device_type, False)
-        around = {name: as_outside(value) for name, value in kwargs.items()}
-        return tuple(map(as_outside, args)), around
 
-    def as_outside(value: Any) -> Any:
-        """A closure's forward pass, which runs inside the step, is no part of the suspension."""
-        if not callable(value):
-            return value
-        outside = kept.enabled[-1]
+        def as_outside(value: Any) -> Any:
+            """Have a closure's forward pass run as it does outside the step."""
 
-        @wraps(value)
-        def closure(*args: Any, **kwargs: Any) -> Any:
-            torch.set_autocast_enabled(device_type, outside)
-            try:
-                return value(*args, **kwargs)
-            finally:
-                torch.set_autocast_enabled(device_type, False)
+            def closure(*args: Any, **kwargs: Any) -> Any:
+                torch.set_autocast_enabled(device_type, outside)
+                try:
+                    return value(*args, **kwargs)
+                finally:
+                    torch.set_autocast_enabled(device_type, False)
 
-        return closure
+            return wraps(value)(closure) if callable(value) else value
+
+        return tuple(map(as_outside, args)), {k: as_outside(v) for k, v in kwargs.items()}
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if kept.enabled:  # a step that was under way when the hooks came has no beginning here
-            torch.set_autocast_enabled(device_type, kept.enabled.pop())
+        if enabled := vars(kept).get("enabled"):  # else the step began before the hooks came
+            torch.set_autocast_enabled(device_type, enabled.pop())
 
     with optimizer_hooks(before, after, optimizers):
         yield
 
 
 class ScaledSteps:
-    """Routes the steps of `optimizers` to `scaler.step(optimizer)`, which calls them in turn."""
+    """Scales losses, and routes the steps of `optimizers` to `scaler.step(optimizer)`."""
 
     def __init__(
         self,
@@ -187,83 +168,68 @@ class ScaledSteps:
     ) -> None:
         self._scaler: Any = scaler
         self._known, self._models = list(optimizers), models
-        self._stepped: dict[int, torch.optim.Optimizer] = {}  # since the last update
+        self._stepped: set[int] = set()  # since the last update
         self._inside: set[int] = set()
-        self._live = False
-        self._here = 0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """For a block of steps."""
+        """Route them for a block of steps."""
+        with ExitStack() as stack:
+            for optimizer in self._known:
+                stack.enter_context(self._routed(optimizer))
+            stack.enter_context(optimizer_hooks(self._refuse_unscaled))
+            stack.enter_context(self._unscaled_before_clipping())
+            yield
 
-        self._live, self._here = True, threading.get_ident()
-        try:
-            with ExitStack() as stack:
-                for optimizer in self._known:
-                    stack.enter_context(self._routed(optimizer))
-                stack.enter_context(optimizer_hooks(self._refuse_unscaled))
-                stack.enter_context(self._unscaled_before_clipping())
-                yield
-        finally:
-            self._live = False
+    def scaled(self, tensors: Any, grad_tensors: Any) -> Any:
+        """Return the scaled loss of a backward pass.
 
-    def before_backward(self) -> None:
-        """In an epoch, say, the scaler is updated once everything that steps has stepped."""
-        if not self._stepped:
-            return
-        if all(id(optimizer) in self._stepped for optimizer in self._known):
+        In an epoch, say, the scaler is updated once everything that steps has stepped.
+        """
+        if self._stepped and all(id(optimizer) in self._stepped for optimizer in self._known):
             self.update()
+        if grad_tensors is not None:
+            raise StepError("fp16: backward() with a gradient of its own can't be scaled")
+        return self._scaler.scale(tensors)
 
     def update(self) -> None:
-        """If any optimizer stepped since it was last updated."""
+        """Update the scaler, if any optimizer stepped since it was last updated."""
         if self._stepped:
             self._stepped.clear()
             self._scaler.update()
 
-    def _step(
-        self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], closure: Any
-    ) -> Any:
-        key = id(optimizer)
-        if key in self._inside or not self._live or self._is_elsewhere():
-            return step() if closure is None else step(closure)
-        if closure is not None:
-            raise StepError("fp16: an optimizer with a closure can't be scaled")
-        if key in self._stepped:  # the scaler takes one step of each between two updates
-            self._scaler._per_optimizer_states.pop(key, None)
-        self._stepped[key] = optimizer
-        self._inside.add(key)
-        try:
-            return self._scaler.step(optimizer)
-        finally:
-            self._inside.discard(key)
-
-    def _is_elsewhere(self) -> bool:
-        """In another thread of the user's, whose losses were never scaled."""
-        return not is_here(self._here) and is_pythons()
-
-    def _route(self, optimizer: torch.optim.Optimizer) -> None:
-        step = optimizer.step
+    @contextmanager
+    def _routed(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        attributes, here = vars(optimizer), threading.get_ident()
+        before = {"step": attributes["step"]} if "step" in attributes else {}
+        step, key = optimizer.step, id(optimizer)
 
         @wraps(step)  # learning rate schedulers look for their mark on it
         def routed(this: torch.optim.Optimizer, closure: Any = None) -> Any:
-            return self._step(this, step, closure)
+            # The losses of another thread of the user's were never scaled.
+            if key in self._inside or (not is_here(here) and is_pythons()):
+                return step() if closure is None else step(closure)
+            if closure is not None:
+                raise StepError("fp16: an optimizer with a closure can't be scaled")
+            if key in self._stepped:  # the scaler takes one step of each between two updates
+                self._scaler._per_optimizer_states.pop(key, None)
+            self._stepped.add(key)
+            self._inside.add(key)
+            try:
+                return self._scaler.step(this)
+            finally:
+                self._inside.discard(key)
 
         # A method, as schedulers that are made meanwhile expect.
         optimizer.step = MethodType(routed, optimizer)  # type: ignore[method-assign]
-
-    @contextmanager
-    def _routed(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        attributes = vars(optimizer)
-        before = {"step": attributes["step"]} if "step" in attributes else {}
-        self._route(optimizer)
         try:
             yield
         finally:
-            del attributes["step"]
+            attributes.pop("step", None)
             attributes.update(before)
 
     def _refuse_unscaled(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """One that the step makes itself: its gradients would stay scaled."""
+        """Raise StepError for one that the step makes: its gradients would stay scaled."""
         if id(optimizer) not in self._inside and holds(optimizer, self._models):
             raise StepError(
                 f"fp16: the step makes {type(optimizer).__name__} itself: make it before the step, "
@@ -272,23 +238,19 @@ class ScaledSteps:
 
     @contextmanager
     def _unscaled_before_clipping(self) -> Iterator[None]:
-        """Both clipping functions group the gradients first, whichever way they were imported."""
+        """Unscale when gradients are clipped: both functions group them first."""
+        from torch.amp.grad_scaler import OptState
         from torch.nn.utils import clip_grad
 
         def unscaling(group: Any) -> Callable[..., Any]:
             def call(gradients: Any, *args: Any, **kwargs: Any) -> Any:
-                self._unscale()
+                states = self._scaler._per_optimizer_states
+                for optimizer in self._known:
+                    if states[id(optimizer)]["stage"] is OptState.READY:
+                        self._scaler.unscale_(optimizer)
                 return group(gradients, *args, **kwargs)
 
             return call
 
         with patched(clip_grad, "_group_tensors_by_device_and_dtype", unscaling):
             yield
-
-    def _unscale(self) -> None:
-        from torch.amp.grad_scaler import OptState
-
-        states = self._scaler._per_optimizer_states
-        for optimizer in self._known:
-            if states[id(optimizer)]["stage"] is OptState.READY:
-                self._scaler.unscale_(optimizer)

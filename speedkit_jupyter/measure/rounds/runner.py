@@ -21,18 +21,18 @@ from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.repeats import Repeats, Work, counted, judged
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
-from speedkit_jupyter.plans import reaching
+from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
 
 # What a plan changes in a step beside flags, model and optimizers.
-ROUTED = ("precision", "grad_scaler")
+ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
 # What a plan changes in the optimizer's step alone.
 STEPS = {"fused_optimizer"}
 # A step is expected to take as long as the slowest of so many before it.
@@ -43,11 +43,10 @@ RECENT = 8
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, known after warm-up; `recent_s` are the latest ones;
-    `fastest_s` is the fastest of the warm-up, which `was_disturbed` by other processes, or was not.
-    `around` makes what is in force beside the plan. A variant that
-    `is_planned` has a config, be it one that changes nothing. One that is not `is_routed` runs as
-    it stands: what the step does not ask its context for does not reach it.
+    `step_s` is about how long its step takes, `recent_s` how long the latest ones took, `fastest_s`
+    the fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
+    makes what is in force beside the plan. A variant that `is_planned` has a config. One that is
+    not `is_routed` gets of its plan only what the step asks its context for.
     """
 
     step: Step
@@ -79,24 +78,25 @@ class Runner:
         return self.contexts[0].device
 
     def applied(self) -> ExitStack:
-        """The variant in force; what the step does not ask its context for is routed."""
+        """Put the variant in force; what the step does not ask its context for is routed."""
         __tracebackhide__ = True
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
                 stack.enter_context(context.in_force())
-                self.step.compiles = self.step.compiles or context.plan["compile"].active
+                self.step.compiles |= context.plan["compile"].active
             stack.enter_context(self.around())
-            if self.step.asked is None and self._has_to_be_routed():
+            is_active = any(one.plan[name].active for one in self.contexts for name in ROUTED)
+            if self.step.asked is None and is_active:
                 self.once()
-            asked = (self.step.asked or ()) if self.is_routed else ("autocast", "grad_scaler")
+            asked = (self.step.asked or ()) if self.is_routed else ROUTED_BY
             self._router = Router(self.contexts, self.step.optimizers, asked)
             self._note_what_does_not_act()
             stack.enter_context(self._router.installed())
             return stack.pop_all()
 
     def once(self, rewind: bool = True) -> object:
-        """One step, on the same data as every other unless it shall not `rewind`."""
+        """Run one step, on the same data as every other if it is to `rewind`."""
         __tracebackhide__ = True
         return interrupts.in_a_window(partial(self._run, rewind))
 
@@ -112,7 +112,7 @@ class Runner:
             raise StepError(OUT_OF_DATA) from None
 
     def timed(self) -> float:
-        """Seconds of one step; from the state of its own, where one after another does less."""
+        """Return the seconds of one step, from its own state if a later call does less."""
         __tracebackhide__ = True
         if self.step.afresh and self.warm is not None:
             self.warm.restore()
@@ -120,10 +120,9 @@ class Runner:
 
     @user_code_boundary
     def _first(self) -> object:
-        """The first step of all shows what its code asks a context for.
+        """Run the first step of all, and note what its code asks a context for.
 
-        Seen at run time, since code can get hold of one in any way: as an argument, by its name in
-        the notebook, through another function.
+        Code can get hold of a context in any way: as an argument, by name, through a function.
         """
         __tracebackhide__ = True
         for context in self.contexts:
@@ -133,26 +132,18 @@ class Runner:
         self.step.asked = frozenset().union(*(context.asked for context in self.contexts))
         return result
 
-    def _has_to_be_routed(self) -> bool:
-        return any(context.plan[name].active for context in self.contexts for name in ROUTED)
-
     def _note_what_does_not_act(self) -> None:
-        """A step as it stands has no precision but that which it asks for itself."""
+        """Take a precision from the record that a step as it stands does not ask for."""
         precision = self.record.applied.get("precision")
         if self.is_routed or precision is None or "autocast" in (self.step.asked or ()):
             return
-        self.record.notes["precision"] = reaching.not_entered(precision)
+        self.record.notes["precision"] = applying.not_entered(precision)
         for name in ROUTED:
             self.record.applied.pop(name, None)
             self.record.plan.pop(name, None)
 
-    @property
-    def scales_itself(self) -> bool:
-        """Whether the loss that backward runs on is scaled by the step's own code."""
-        return "grad_scaler" in (self.step.asked or ())
-
     def scale(self) -> float:
-        """The GradScaler's factor, which falls where a step was skipped; 1 without one."""
+        """Return the GradScaler's factor, which falls when a step is skipped; 1 without one."""
         scalers = self._scalers()
         return float(scalers[0].get_scale()) if scalers else 1.0
 
@@ -165,7 +156,7 @@ class Runner:
         """
         step, routed = self.step, self._router is not None and self._router.lowers
         others = parameters_of([*step.optimizers, *step.bystanders])
-        options |= {"scale": self.scale, "loss_is_scaled": self.scales_itself}
+        options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in (step.asked or ())}
         options |= {"named": bool(check), "unread": step.unread}
         observer = Observer(step.models, others, trace, **options)
         with (
@@ -182,7 +173,7 @@ class Runner:
 
     @property
     def precision(self) -> str:
-        """The lowest precision that the variant multiplies in."""
+        """Return the lowest precision that the variant multiplies in."""
         plan = together([context.plan for context in self.contexts])
         acts = self.is_routed or "autocast" in (self.step.asked or ())
         if plan["precision"].active and acts:
@@ -193,24 +184,21 @@ class Runner:
 
     @property
     def steps_only(self) -> bool:
-        """Whether the variant changes the optimizer's step, and nothing of what comes before."""
+        """Return whether the variant changes the optimizer's step alone."""
         active = {d.name for context in self.contexts for d in context.plan if d.active}
         return bool(active) and active <= STEPS
 
     def fail(self, error: Exception) -> None:
-        """Note it, in one line; nothing of the failed step is kept alive by its traceback."""
+        """Note the error in a line, and let go of what its traceback keeps alive."""
         record = self.record
-        first = (str(error).strip().splitlines() or [""])[0]
-        ours = isinstance(error, SpeedKitError)
-        record.failure = first if ours else f"{type(error).__name__}: {first}"
-        record.times_s, record.waited_s = [], []
+        record.failure, record.times_s, record.waited_s = in_a_line(error), [], []
         traceback.clear_frames(error.__traceback__)
         error.__traceback__ = None
         gc.collect()
         devices.release_cached()
 
     def restarted(self, start: Snapshot) -> float:
-        """From now on each call begins in the state `start`, under this plan; seconds of one."""
+        """Let each call begin in the state `start` under this plan; return the seconds of one."""
         __tracebackhide__ = True
         start.restore()  # before the plan is applied: settings are part of the state
         with self.applied():
@@ -221,32 +209,30 @@ class Runner:
         return self.step_s
 
     def state(self) -> Snapshot:
-        """A copy of what the step changes, as it is now, the variant's own scalers with it.
+        """Return a copy of what the step changes, as it is now, the variant's scalers with it.
 
-        Not so where every call begins in it: a scaler that was set back would skip each step.
+        If every call begins in it, without them: a scaler that was set back would skip each step.
         """
         return self.step.state(() if self.step.afresh else self._scalers())
 
     def _scalers(self) -> list[torch.amp.GradScaler]:
-        return [
-            context.grad_scaler for context in self.contexts if context.plan["grad_scaler"].active
-        ]
+        return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
 
 
 def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
-    """Judge whether a later call of the step does less, by two more of them: of a variant whose
-    warm state is known. The models are left as they come out.
+    """Judge by two more calls of a warm variant whether a later one does less.
+
+    The models are left as they come out.
     """
     __tracebackhide__ = True
-    step = runner.step
+    step, warm = runner.step, runner.warm
+    assert warm is not None
     with runner.applied():
-        assert runner.warm is not None
-        runner.warm.restore()
+        warm.restore()
         later = _work(step, start, runner.once)
     start.restore()
     with runner.applied():
-        first = _work(step, start, runner.once)
-    return judged(first, later)
+        return judged(_work(step, start, runner.once), later)
 
 
 def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
@@ -258,7 +244,7 @@ def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Rep
 
 
 def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:
-    """With the user's random numbers: a step whose length is drawn does no less for that."""
+    """Count a call's work, with the user's random numbers: a step may draw its length."""
     __tracebackhide__ = True
     start.restore_randomness()
     with counted(step.models) as work:

@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import error_of_a_look, planned_looks
+from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.support.exceptions import StepError
@@ -37,11 +37,14 @@ OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
 
 
+# Seconds of one step of a block, and those in which other processes may have held it up; None if
+# the variant failed, or an optimizer step was skipped.
+Block = tuple[float, float] | None
+
+
 @dataclass(frozen=True)
 class VariantStatus:
-    """One variant so far: `speedup` over baseline with its interval, None where there is none yet,
-    and its state in a word.
-    """
+    """One variant so far: `speedup` over baseline with its interval, if known, and its state."""
 
     name: str
     speedup: float | None
@@ -52,13 +55,46 @@ class VariantStatus:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a benchmark is: `done` of the budget (0 to 1, less while anything is left), in words,
-    and where each variant stands.
-    """
+    """Where a benchmark is: `done` of the budget (0 to 1), in words, and the known of variants."""
 
     done: float
     text: str
     known: tuple[VariantStatus, ...] = ()
+
+
+class Policy:
+    """For results that are printed: each variant is timed until it is clear, then checked.
+
+    A search's are subclasses. Records come baseline first; `racing` are those still in the rounds.
+    """
+
+    far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
+    checked: int | None = None  # about how many variants are checked; None for all
+    checks_winner = False  # whether the first of them is checked whatever time is left
+    weighs = False  # whether the memory of each variant is measured before the rounds
+    has_limits = True  # whether memory and machine limits are measured after them
+
+    def least_rounds(self, others: int) -> int:
+        """Return how many rounds tell something about this many variants beside the baseline."""
+        return least_rounds(others)
+
+    def why_too_heavy(self, baseline: Record, record: Record) -> str:
+        """Return why a weighed variant is not timed; empty where it is."""
+        return ""
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return what leaves after a round; at a planned look there is a `comparison`."""
+        return ()
+
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        """Return whether the rounds end after this one; at a planned look with a `comparison`."""
+        ratios = [comparison.ratio(record) for record in racing] if comparison else []
+        return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
+
+    def to_check(self, comparison: Comparison) -> Iterator[Record]:
+        """Yield what is checked; the next is asked for once the one before it is judged."""
+        timed = [record for record in comparison.records[1:] if record.times_s]
+        yield from sorted(timed, key=lambda record: median(record.times_s))
 
 
 class Sampler:
@@ -92,37 +128,26 @@ class Sampler:
         block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
         self._length = max(1, math.ceil(block_s / shortest_s))
         self._lead_in = 0 if shortest_s > LONG_S else max(1, math.ceil(LEAD_IN_S / shortest_s))
+        self._steps = self._lead_in + self._length  # of one block
 
     @property
     def error(self) -> float:
-        """The probability of a false verdict that the present look may have."""
+        """Return the probability of a false verdict that the present look may have."""
         return error_of_a_look(len(self.looks), self.ended)
 
-    def expected_round_s(self) -> float:
-        """About how long a round takes, by the steps seen so far."""
-        return sum(map(self._block_s, self.runners))
-
-    def _block_s(self, runner: Runner) -> float:
-        return (self._lead_in + self._length) * runner.step_s
-
-    def _worst_s(self, runner: Runner) -> float:
-        """How long its next block may take."""
-        blocks_s = self._blocks_s.get(id(runner))
-        return max(blocks_s) if blocks_s else (self._lead_in + self._length) * runner.worst_s
-
     def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
-        """Rounds until the budget is spent, or the `policy` ends them; it goes by the `result`."""
+        """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
         self._start_s = self._now()
         for _ in range(MOST_ROUNDS):
             if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
-            times_s: dict[int, tuple[float, float] | None] = {}
-            yield from self._round(times_s)
-            if len(times_s) < len(self.runners):  # no time for all of it
+            blocks: dict[int, Block] = {}
+            yield from self._round(blocks)
+            if len(blocks) < len(self.runners):  # no time for all of it
                 break
-            comparison = result() if self._note(times_s) else None
+            comparison = result() if self._note(blocks) else None
             if not self.runners:
                 break
             if comparison is not None:
@@ -137,13 +162,13 @@ class Sampler:
                 return
         self.ended = True
 
-    def _round(self, times_s: dict[int, tuple[float, float] | None]) -> Iterator[Progress]:
-        """A block of each variant, in shuffled order, as far as there is time."""
+    def _round(self, blocks: dict[int, Block]) -> Iterator[Progress]:
+        """Take a block of each variant, in shuffled order, as far as there is time."""
         begun_s = self._elapsed_s
         for runner in self._order.sample(self.runners, len(self.runners)):
             if not self._fits(runner):
                 return
-            times_s[id(runner)] = self._tried(runner)
+            blocks[id(runner)] = self._tried(runner)
             self._elapsed_s = self._now() - self._start_s
             left_s = max(self.budget_s - self._elapsed_s, 0)
             text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
@@ -151,18 +176,18 @@ class Sampler:
             yield Progress(done, text, self._statuses)
         self._last_s = self._elapsed_s - begun_s
 
-    def _note(self, times_s: Mapping[int, tuple[float, float] | None]) -> bool:
-        """A round that is whole; whether it is one after which the intervals may be looked at.
+    def _note(self, blocks: Mapping[int, Block]) -> bool:
+        """Note a round that is whole; return whether the intervals may be looked at after it.
 
-        Pairs stay pairs: where a variant failed, or a step was skipped, all of it is left out.
+        Pairs stay pairs: if a variant failed, or a step was skipped, all of the round is left out.
         """
-        known_s = {key: seconds for key, seconds in times_s.items() if seconds is not None}
-        if len(known_s) < len(times_s):
+        known = {key: block for key, block in blocks.items() if block is not None}
+        if len(known) < len(blocks):
             self._leave_out()
             return False
         self.rounds += 1
         for runner in self.runners:
-            seconds, waited_s = known_s[id(runner)]
+            seconds, waited_s = known[id(runner)]
             runner.record.times_s.append(seconds)
             runner.record.waited_s.append(waited_s)
         self.round_s = self._elapsed_s / (self.rounds + self.skipped_rounds)
@@ -170,35 +195,42 @@ class Sampler:
             self.looks = planned_looks(int(self.budget_s / max(self.round_s, 1e-9)))
         return self.rounds in self.looks
 
+    def _leave_out(self) -> None:
+        """Leave out a round in which a scaler skipped a step, or a variant failed."""
+        for runner in self.runners:
+            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
+                runner.record.failure = OVERFLOW
+        self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
+        self.runners = [runner for runner in self.runners if not runner.record.failure]
+
     def _racing(self) -> list[Record]:
         return [runner.record for runner in self.runners]
 
     def _fits(self, runner: Runner) -> bool:
-        """Whether its block ends within the budget; else the round is left out."""
-        if self.rounds == 0 and self._budget.is_a_look and self.expected_round_s() <= SHORT_ROUND_S:
+        """Return whether its block ends within the budget; else the round is left out."""
+        round_s = self._steps * sum(one.step_s for one in self.runners)
+        if self.rounds == 0 and self._budget.is_a_look and round_s <= SHORT_ROUND_S:
             return True
-        return self._budget.allows(self._worst_s(runner))
+        blocks_s = self._blocks_s.get(id(runner))
+        return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
 
     def _drop(self, hopeless: Sequence[Record]) -> bool:
-        """Take them out; says whether anything was."""
+        """Take variants out; return whether there were any."""
         gone = {id(record) for record in hopeless}
         self.runners[1:] = [runner for runner in self.runners[1:] if id(runner.record) not in gone]
         return bool(gone)
 
     def _plan_anew(self) -> None:
-        """Rounds will be shorter than they were."""
+        """Plan for shorter rounds, by the last one's times of the variants that are left."""
+        last_s = sum(runner.record.times_s[-1] for runner in self.runners if runner.record.times_s)
+        round_s = max(self._steps * last_s, 1e-6)
         if self.rounds < min(self.looks, default=math.inf):  # nothing was looked at yet
             left_s = self.budget_s - self._elapsed_s
-            self.looks = planned_looks(self.rounds + int(left_s / self._round_s()))
-        self._last_s = min(self._last_s, self._round_s())
+            self.looks = planned_looks(self.rounds + int(left_s / round_s))
+        self._last_s = min(self._last_s, round_s)
 
-    def _round_s(self) -> float:
-        """About how long the last round would have taken with the variants that are left."""
-        last = sum(runner.record.times_s[-1] for runner in self.runners if runner.record.times_s)
-        return max((self._lead_in + self._length) * last, 1e-6)
-
-    def _tried(self, runner: Runner) -> tuple[float, float] | None:
-        """A block; a variant that fails now is a row too, and the others go on."""
+    def _tried(self, runner: Runner) -> Block:
+        """Take a block; a variant that fails now is a row too, and the others go on."""
         begun = self._now()
         try:
             return self._block_or_single_steps(runner)
@@ -211,17 +243,15 @@ class Sampler:
             blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
             blocks_s.append(self._now() - begun)
 
-    def _block_or_single_steps(self, runner: Runner) -> tuple[float, float] | None:
-        """Where so many steps can't follow each other (a schedule has so many), each begins anew,
-        from then on and for all.
-        """
+    def _block_or_single_steps(self, runner: Runner) -> Block:
+        """Take a block. If steps can't follow each other (a schedule ends), each begins anew."""
         step = runner.step
         try:
             return self._block(runner)
         except StepError:
             raise
         except Exception as error:
-            if step.afresh or self._lead_in + self._length < 2:
+            if step.afresh or self._steps < 2:
                 raise
             before, step.repeats = step.repeats, repeats.ended(error)
             try:
@@ -230,20 +260,8 @@ class Sampler:
                 step.repeats = before
                 raise
 
-    def _leave_out(self) -> None:
-        """A round in which a GradScaler skipped the optimizer's step did other work."""
-        for runner in list(self.runners):
-            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
-                runner.record.failure = OVERFLOW
-        self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
-        self.runners = [runner for runner in self.runners if not runner.record.failure]
-
-    def _block(self, runner: Runner) -> tuple[float, float] | None:
-        """Seconds of one step, over a block that starts from the variant's warm state, and those
-        of them in which other processes may have held it up.
-
-        None where an optimizer step was skipped.
-        """
+    def _block(self, runner: Runner) -> Block:
+        """Time steps that start from the variant's warm state."""
         assert runner.warm is not None
         with runner.applied(), runner.record.compilations.counted():
             device = runner.device  # a plan may have moved the model
@@ -254,12 +272,8 @@ class Sampler:
             scale = runner.scale()
             self._interruptions.begin()
             if self.throughput and not runner.step.afresh:
-
-                def block() -> None:
-                    for _ in range(self._length):
-                        runner.once()
-
-                seconds = clock.timed(block, device)
+                steps = (runner.once() for _ in range(self._length))
+                seconds = clock.timed(lambda: deque(steps, maxlen=0), device)
             else:
                 seconds = sum(runner.timed() for _ in range(self._length))
             waited_s = self._interruptions.seconds(seconds)
@@ -276,15 +290,13 @@ def statuses(comparison: Comparison) -> tuple[VariantStatus, ...]:
 def _status(comparison: Comparison, record: Record) -> VariantStatus:
     verdict, ratio = comparison.verdict(record), comparison.ratio(record)
     state = WORDS.get(verdict, verdict)
-    if record.same_as_baseline:
-        return VariantStatus(record.name, None, None, None, "changes nothing")
-    if ratio is None or verdict in ("failed", "declined"):
-        has_state = record is comparison.baseline or record.failure
-        return VariantStatus(record.name, None, None, None, state if has_state else "waiting")
     left = len(record.times_s) < len(comparison.baseline.times_s)
-    if verdict != "wrong" and left:
-        state = "left the rounds"
-    if not ratio.is_bounded:
-        state = state if left or verdict == "wrong" else "measuring"
-        return VariantStatus(record.name, ratio.median, None, None, state)
-    return VariantStatus(record.name, ratio.median, ratio.low, ratio.high, state)
+    if record.same_as_baseline:
+        ratio, state = None, "changes nothing"
+    elif ratio is None or verdict in ("failed", "declined"):
+        is_known = record is comparison.baseline or record.failure
+        ratio, state = None, state if is_known else "waiting"
+    elif verdict != "wrong" and (left or not ratio.is_bounded):
+        state = "left the rounds" if left else "measuring"
+    low, high = (ratio.low, ratio.high) if ratio and ratio.is_bounded else (None, None)
+    return VariantStatus(record.name, ratio and ratio.median, low, high, state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,7 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
-from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.reaching import unreached
+from speedkit_jupyter.plans.applying import applied_to, unreached
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -41,9 +40,9 @@ class Timer:
     """Drain `run()`, then read `timing`.
 
     `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then RUNS.
-    With `budget_s` it takes so many seconds: as many runs as fit, and loops so that 7 do. Where
-    both are given, the step runs exactly so often. They are counted from when it runs, or from
-    `begun_s` on the clock.
+    With `budget_s` it makes as many runs as fit, and loops so that RUNS do; the budget begins when
+    it runs, or at `begun_s` on the clock. Where `loops` and `runs` are given, the step runs exactly
+    so often.
     """
 
     step: Step
@@ -66,52 +65,64 @@ class Timer:
         self.budget_s = seconds("budget_s", self.budget_s)
 
     def result(self) -> Timing:
-        """What is known so far."""
+        """Return what is known so far."""
         return self.timing
 
     def has_results(self) -> bool:
-        """Whether there is anything to show already."""
+        """Return whether there is anything to show already."""
         return bool(self.timing.all_runs)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yields after every run. What the step changed is put back at the end."""
+        """Measure; yield after every run. What the step changed is put back at the end."""
         __tracebackhide__ = True
-        exact = self.loops is not None and self.runs is not None
-        self._budget = Budget(
-            math.inf if exact or not self.budget_s else self.budget_s, begun_s=self.begun_s
-        )
+        is_exact = self.loops is not None and self.runs is not None
+        budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
+        self._budget = Budget(budget_s, begun_s=self.begun_s)
         for context in filter(None, map(applied_to, self.step.models)):
             context.asked.clear()
-        with self.step.guarded() as visit:
-            state = visit.state
-            self._budget.reserved_s = visit.taking_s  # to put it back takes as long
-            if not exact:
+        with self.step.guarded() as guard:
+            state = guard.state
+            self._budget.reserved_s = guard.taking_s  # to put it back takes as long
+            if not is_exact:
                 yield Progress(0.0, "first call")
-                graphs, first = compilations.graphs(), self._once(1)
-                if compilations.graphs() > graphs:
-                    self._budget.exclude(first.wall_s)
+                first = self._first_call()
                 if not self._budget.allows(0.0):  # it has to do
                     self._note(first)
                     yield Progress(1.0, "the budget was short: one run")
                     return
                 self.timing.first_call_s = first.wall_s
                 state = self.step.state()  # optimizer state and compiled code are there now
-                if self.loops is None and self._begins_afresh(visit.state):
-                    state, self.loops = visit.state, 1
+                if self.loops is None and self._begins_afresh(guard.state):
+                    state, self.loops = guard.state, 1
             self.timing.loops = self.loops or (yield from self._autorange(state))
-            number, slowest_s = 0, 0.0
-            first_s = self.timing.first_call_s or 0.0
-            is_short = self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
-            while not self._enough(number) and (not number or self._budget.allows(slowest_s)):
-                begun_s = clock.now()
-                state.restore()
-                if not exact and not self.step.afresh and is_short:
-                    self._once(1)  # untimed: caches and clocks settle after the reset
-                self._note(self._once(self.timing.loops))
-                number += 1
-                slowest_s = max(slowest_s, clock.now() - begun_s)
-                done = min(number / (self.runs or RUNS), 1.0)
-                yield Progress(self._budget.share if self.budget_s else done, f"run {number}")
+            yield from self._runs(state, settles=not is_exact and not self.step.afresh)
+
+    def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
+        """Take the runs, each from the same state, after an untimed step if it `settles`."""
+        slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
+        settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
+        while not self._enough() and (not runs or self._budget.allows(slowest_s)):
+            begun_s = clock.now()
+            state.restore()
+            if settles:
+                self._once(1)  # caches and clocks settle after the reset
+            self._note(self._once(self.timing.loops))
+            slowest_s = max(slowest_s, clock.now() - begun_s)
+            done = min(len(runs) / (self.runs or RUNS), 1.0)
+            yield Progress(self._budget.share if self.budget_s else done, f"run {len(runs)}")
+
+    def _enough(self) -> bool:
+        number = len(self.timing.all_runs)
+        if self.runs is not None:
+            return number >= self.runs
+        return number >= RUNS and (self.budget_s is None or self._budget.left_s <= 0)
+
+    def _first_call(self) -> Stopwatch:
+        """Run the first call, whose compiling is no part of the budget."""
+        graphs, first = compilations.graphs(), self._once(1)
+        if compilations.graphs() > graphs:
+            self._budget.exclude(first.wall_s)
+        return first
 
     def _note(self, run: Stopwatch) -> None:
         timing = self.timing
@@ -126,23 +137,23 @@ class Timer:
         step, first_s = self.step, self.timing.first_call_s or 0.0
         try:
             later_s = self._once(1).wall_s
+            if step.models and repeats.is_suspicious(first_s, later_s):
+                step.repeats = compared_runs(step, start, lambda: self._once(1))
         except StepError:
             raise
         except Exception as error:  # a schedule has so many steps
             step.repeats = repeats.ended(error)
             start.restore()
-        else:
-            if step.models and repeats.is_suspicious(first_s, later_s):
-                step.repeats = compared_runs(step, start, lambda: self._once(1))
         self.timing.repeats = "" if step.repeats is None else step.repeats.line
         return step.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Return 1, 10, 100 … loops, until a run takes long enough, as `timeit` does; no more than
-        that as many runs as there shall be fit into the budget.
+        """Return 1, 10, 100 … loops, until a run takes long enough, as `timeit` does.
+
+        No more than that RUNS of so many fit into the budget.
         """
-        loops, first_s = 1, self.timing.first_call_s or 0.0
-        if self.budget_s is not None and first_s * (RUNS + 1) > self._budget.left_s:
+        loops, run_s = 1, self.timing.first_call_s or 0.0
+        if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
             return loops
         while loops < MOST_LOOPS:
             state.restore()
@@ -180,15 +191,9 @@ class Timer:
                 gc.enable()
         return watch
 
-    def _enough(self, number: int) -> bool:
-        if self.runs is not None:
-            return number >= self.runs
-        return number >= RUNS and (self.budget_s is None or self._budget.left_s <= 0)
-
 
 def device_of(step: Step) -> torch.device:
-    """Where the step's first model lies, else the accelerator, else the CPU."""
-    for model in step.models:
-        for parameter in model.parameters():
-            return parameter.device
-    return clock.device_in_use()
+    """Return where the step's first model lies, else the accelerator, else the CPU."""
+    parameters = (parameter for model in step.models for parameter in model.parameters())
+    first = next(parameters, None)
+    return clock.device_in_use() if first is None else first.device

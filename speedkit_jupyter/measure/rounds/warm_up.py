@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
-from speedkit_jupyter.measure.rounds.policy import Policy
 from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
-from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Progress
+from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Policy, Progress
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.observed import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support.exceptions import StepError
@@ -25,10 +23,10 @@ HOPELESS, HOPELESS_SHARE = 30.0, 0.1
 # It ends when two neighbouring steps differ by less than this and nothing was compiled in the
 # last one, or after so many steps; a GradScaler may need more until it skips none.
 STABLE, MOST_STEPS, MOST_SKIPPED = 0.2, 12, 30
-# Where each of its steps was slower than any of the baseline's, other processes may have been in
-# the way: it takes further ones, for this share of the budget at the most.
+# If each of its steps was slower than any of the baseline's, other processes may have been in the
+# way: it takes further ones, for this share of the budget at most.
 IN_THE_WAY = 0.02
-# A step was disturbed that other processes may have held up for more than this share of it.
+# Other processes disturbed a step if they may have held it up for more than this share of it.
 DISTURBED = 0.1
 
 
@@ -43,16 +41,16 @@ class WarmUp:
     _interruptions: clock.Interruptions = field(default_factory=clock.Interruptions, init=False)
 
     def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
-        """Warm up what the others are compared with; what it raises is the user's error, as it is.
+        """Warm up what the others are compared with; the user's errors are raised as they are.
 
-        Which optimizers the step makes, and whether it does its work again, is seen with it.
+        It shows which optimizers the step makes, and whether a later call does its work again.
         """
         __tracebackhide__ = True
         step = self.step
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
         try:
             with runner.applied():
-                with optimizers_made(step.models) as made:
+                with repeats.optimizers_made(step.models) as made:
                     self._until_alike(runner, 0.0)
                 step.made = step.made or made
         except StepError:
@@ -76,8 +74,8 @@ class WarmUp:
     ) -> Iterator[Progress]:
         """Warm up one after another; what fails is a row, and what there is no time for is named.
 
-        What is far slower is dropped: by its fastest step, unless other processes disturbed even
-        that, or the baseline itself has taken as long, since what disturbs it may disturb both.
+        What is far slower is dropped by its fastest step, unless other processes disturbed that, or
+        the baseline itself has taken as long.
         """
         __tracebackhide__ = True
         for number, runner in enumerate(others, 2):
@@ -106,24 +104,17 @@ class WarmUp:
     def _until_alike(self, runner: Runner, usual_s: float) -> None:
         """Run steps until two are alike and nothing is compiled any more; note what they cost.
 
-        Beyond the first call, which may compile, it takes no longer than its share of the budget,
-        and no step is begun that would end too late. What calls that compile take beyond the
-        `usual_s` of a step is excluded. Blocks will begin with the state that the first step left
-        (the first that no scaler skipped): warm-ups differ in length, and a step may depend on how
-        many were before it. Raises what the step raises, and StepError where a GradScaler goes on
-        skipping.
+        Beyond the first call it takes no longer than its share of the budget. Blocks will begin
+        with the state after the first step that no scaler skipped, since warm-ups differ in length.
+        Raises what the step raises, and StepError if a GradScaler goes on skipping.
         """
         __tracebackhide__ = True
         budget, record = self.budget, runner.record
         now, skipped, compiled = self._step(runner, usual_s)
         record.first_call_s = spent = last = now
-        # The first step of all is often the slowest; nor is it known how long one takes without the
-        # compiling that the first call did.
+        # The first step of all is often the slowest; of one that compiled nothing else is known.
         expected_s = usual_s if compiled or not usual_s else now
-        is_hopeless = 0 < HOPELESS * usual_s < now > HOPELESS_SHARE * budget.seconds
-        if is_hopeless and not (
-            compiled or runner.was_disturbed or math.isinf(self.policy.far_slower)
-        ):
+        if self._is_hopeless(runner, usual_s, compiled):
             runner.step_s = now
             return
         calls, runner.fastest_s = 1, math.inf
@@ -135,24 +126,32 @@ class WarmUp:
                 runner.recent_s.append(now)
                 expected_s = runner.worst_s
             later_s = spent - record.first_call_s
-            is_enough = calls > MOST_STEPS or (
-                later_s > SHARE * budget.seconds / self.variants and not compiled
-            )
+            is_over = later_s > SHARE * budget.seconds / self.variants and not compiled
             is_alike = calls > 2 and not compiled and abs(now - last) < STABLE * last
             may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
-            if may_be_disturbed and later_s < IN_THE_WAY * budget.seconds:
-                is_alike = is_enough = False
-            if not skipped and (is_alike or is_enough):
+            waits = may_be_disturbed and later_s < IN_THE_WAY * budget.seconds
+            if not (skipped or waits) and (is_alike or is_over or calls > MOST_STEPS):
                 break
             last = now
         if skipped:
             raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in warm-up")
         runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
         record.settling_s = max(spent - calls * now, 0.0)
-        record.notes.update({k: v for context in runner.contexts for k, v in context.notes.items()})
+        for context in runner.contexts:
+            record.notes.update(context.notes)
+
+    def _is_hopeless(self, runner: Runner, usual_s: float, compiled: bool) -> bool:
+        """Return whether the first step says enough for a search to choose by."""
+        first_s = runner.record.first_call_s or 0.0
+        is_slow = 0 < HOPELESS * usual_s < first_s > HOPELESS_SHARE * self.budget.seconds
+        is_sure = not (compiled or runner.was_disturbed)
+        return is_slow and is_sure and math.isfinite(self.policy.far_slower)
 
     def _step(self, runner: Runner, usual_s: float) -> tuple[float, bool, bool]:
-        """Return the seconds of one step, whether a scaler skipped it, and whether it compiled."""
+        """Return the seconds of one step, whether a scaler skipped it, and whether it compiled.
+
+        What a call that compiles takes beyond the `usual_s` is no part of the budget.
+        """
         graphs, scale = runner.record.compilations.graphs, runner.scale()
         self._interruptions.begin()
         with runner.record.compilations.counted():
@@ -175,7 +174,7 @@ def far_slower(runner: Runner, first: Runner) -> str:
 
 
 def leave_out(runner: Runner, first: Runner, budget: Budget, far: float = math.inf) -> None:
-    """Measure it no further, and say so: with its figure where it is slower by more than `far`."""
+    """Measure it no further, and say so: with its figure if it is slower by more than `far`."""
     short = f"{few_digits(budget.seconds)} s are too short"
     if budget.is_part:  # of a search: seconds that nobody has given
         short = "what was left of the budget is too short"

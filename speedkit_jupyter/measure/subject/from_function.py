@@ -21,7 +21,7 @@ from speedkit_jupyter.measure.subject.step import UNRUN, Step
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_windows
+from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @hide_internal_frames
-@in_windows
+@interruptible
 def benchmark(
     step: Callable[..., object],
     variants: str | Sequence[str] = ("baseline", "auto"),

@@ -1,17 +1,21 @@
-"""Whether a step does its work again: a fit that is done, used-up data or a memo does less.
+"""What is seen while a step runs: how much work it does, and the optimizers that it makes.
 
-Rounds begin in a warm state, in which such a step has nothing left to do. What tells is what it
-does (model calls, backward passes), not how long it takes: a first call is slow for many reasons.
+A fit that is done, used-up data or a memo does less when it is called again. Its model calls and
+backward passes tell, not its seconds: a first call is slow for many reasons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
+from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.subject.discovery import holds
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.support.exceptions import in_a_line
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +78,7 @@ def counted(models: Sequence[torch.nn.Module]) -> Iterator[Work]:
 
 def ended(error: Exception) -> Repeats:
     """Return that a step can't be called again and again: it raised this after another call."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    what = f"{type(error).__name__}: {first:.120}"
+    what = in_a_line(error)
     line = f"a call that follows others raises {what}; each measured one begins as your first does"
     return Repeats(afresh=True, alone=True, line=line)
 
@@ -92,3 +95,27 @@ def judged(first: Work, later: Work) -> Repeats:
     if least < PART * most:
         return Repeats(afresh=True, line=f"{does}: each measured one begins as your first does")
     return Repeats(line=f"{does}: later calls are timed")
+
+
+@contextmanager
+def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
+    """Collect the facts of each kind of optimizer that this thread makes for one of the models.
+
+    Trainers make theirs inside the step. torch's own class tells: nothing is hooked to their steps.
+    """
+    import torch
+
+    kinds: list[OptimizerFacts] = []
+
+    def make(begin: Any) -> Callable[..., None]:
+        def noted(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            if holds(optimizer, models):
+                facts = OptimizerFacts.read(optimizer, models)
+                if facts not in kinds:
+                    kinds.append(facts)
+
+        return noted
+
+    with patched(torch.optim.Optimizer, "__init__", make):
+        yield kinds

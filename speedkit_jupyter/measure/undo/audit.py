@@ -14,19 +14,25 @@ from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.torch_private import COMPILERS
 from speedkit_jupyter.support.tracebacks import is_user_code_boundary
 
-TEXT = "the step {what}: that can't be put back"
-FILES = frozenset(
-    [
-        "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
-        "sqlite3.connect",
-    ]
-)  # fmt: skip
-PROCESSES = frozenset(
-    ["subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"]
-)
-SOCKETS = frozenset(["socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"])
-THREADS = frozenset(["_thread.start_new_thread"])
-EVENTS = FILES | PROCESSES | SOCKETS | THREADS | {"open"}
+# What an event does, by its name: {0} is the event's first argument, {1} its name.
+EVENTS = {
+    **dict.fromkeys(
+        [
+            "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink",
+            "os.truncate", "sqlite3.connect",
+        ],
+        "changes the file {0} ({1})",
+    ),
+    **dict.fromkeys(
+        ["subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"],
+        "starts a process ({1})",
+    ),
+    **dict.fromkeys(
+        ["socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"], "uses a socket ({1})"
+    ),
+    "_thread.start_new_thread": "starts a thread",
+    "open": "opens the file {0} for writing",
+}  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Code that writes caches and starts helpers of its own: imports, compilers, workers of loaders.
 OF_THEIR_OWN = (
@@ -34,8 +40,6 @@ OF_THEIR_OWN = (
     "torch.utils.data", "torch.utils.cpp_extension", "triton", "tqdm", "ctypes", "linecache",
     "matplotlib", "IPython", "ipykernel",
 )  # fmt: skip
-
-
 # One measurement at a time listens; an audit hook can't be removed from a process.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
 _INSTALLED: list[bool] = []
@@ -48,10 +52,9 @@ def _hear(event: str, given: tuple[Any, ...]) -> None:
 
 @contextmanager
 def named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` with a line for each thing that steps do in the block and that stays.
+    """Call `say` with a line for each thing that steps in this thread are about to do for good.
 
-    It is called before the thing is done, so that an error raised in there prevents it. Only steps
-    of ours in this thread count.
+    An error raised in there prevents it.
     """
     import torch
 
@@ -63,7 +66,7 @@ def named(say: Callable[[list[str]], None]) -> Iterator[None]:
         if what is not None and _is_of_a_step(sys._getframe(2)):
             busy = True
             try:
-                say([TEXT.format(what=what)])
+                say([f"the step {what}: that can't be put back"])
             finally:
                 busy = False
 
@@ -102,19 +105,14 @@ def _starting(start: Callable[..., Any]) -> Callable[..., Any]:
 
 def _what(event: str, given: tuple[Any, ...]) -> str | None:
     """Return in words what stays of it; None for an event that leaves nothing."""
+    about: Any = given[0] if given else ""
     if event == "open":
-        path, mode, flags = given
+        about, mode, flags = given
         writes = any(c in mode for c in "wax+") if isinstance(mode, str) else flags & WRITING
-        if not writes or isinstance(path, int) or path == os.devnull:
+        if not writes or isinstance(about, int) or about == os.devnull:
             return None
-        return f"opens the file {os.fsdecode(path)} for writing"
-    if event in FILES:
-        return f"changes the file {given[0]} ({event})"
-    if event in PROCESSES:
-        return f"starts a process ({event})"
-    if event in SOCKETS:
-        return f"uses a socket ({event})"
-    return "starts a thread" if event in THREADS else None
+        about = os.fsdecode(about)
+    return EVENTS[event].format(about, event)
 
 
 def _is_of_a_step(frame: FrameType | None) -> bool:

@@ -36,9 +36,8 @@ class Engine(Protocol):
 class Run:
     """An engine at work. `told` is called with it at each turn and once at the end.
 
-    `state` is done, stopped or failed at the end; `message` then says why it failed, and `result`
-    is what was measured (None for nothing), also by a run that was stopped. Whatever happens, the
-    user's state is in place whenever another callback runs.
+    `message` says why it failed; `result` is what was measured (None for nothing), also by a run
+    that was stopped. The user's state is in place whenever another callback runs.
     """
 
     def __init__(self, engine: Engine, told: Callable[[Run], None]) -> None:

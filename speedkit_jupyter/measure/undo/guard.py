@@ -49,6 +49,9 @@ _IN_PROGRESS: list[MeasurementGuard] = []
 class ChangedMeanwhile(StepError):
     """A cell changed what is measured while its turn had been given up."""
 
+    def __init__(self, fact: str) -> None:
+        super().__init__(f"ended: {fact} meanwhile. That stays, as the cell left it")
+
 
 def in_progress() -> MeasurementGuard | None:
     """Return the measurement that has the user's objects at present, or has lent them back."""
@@ -86,6 +89,7 @@ class MeasurementGuard:
         _refuse_trained_elsewhere(self._models)
         walk = Walk(self._roots)
         self._iterators = Replays(walk)
+        self.rewind = self._iterators.rewind
         try:
             _IN_PROGRESS.append(self)
             with interrupts.held_back():
@@ -113,10 +117,6 @@ class MeasurementGuard:
         failed = self.state.failed.items()
         self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
 
-    def rewind(self) -> None:
-        """Let the next step draw the same from iterators."""
-        self._iterators.rewind()
-
     def _go_home(self) -> None:
         try:
             self.state.restore()
@@ -138,35 +138,25 @@ class MeasurementGuard:
             for plan in plans:
                 show(plan)
             self._at_home = True
-        before = [*plans, *(plan.active for plan in plans)]
+        shown = [(plan, plan.active) for plan in plans]
         yield
         with interrupts.held_back():
-            now = self._plans()
-            if [*now, *(plan.active for plan in now)] != before:
-                raise _ended("a plan was applied or restored")
+            if [(plan, plan.active) for plan in self._plans()] != shown:
+                raise ChangedMeanwhile("a plan was applied or restored")
             for plan in plans:
                 hide(plan)
             self._iterators.take()
-            if changed := self._changed():
+            named = (pair for model in self._models for pair in model.named_parameters())
+            if changed := self.state.changed({id(parameter): name for name, parameter in named}):
                 self._iterators.hand_back()
                 for plan in plans:
                     show(plan)
-                raise _ended(f"a cell changed {changed}")
+                raise ChangedMeanwhile(f"a cell changed {changed}")
             self.state.adopt_randomness()
             self._surroundings = Settings(process.surroundings())
             self._at_home = False
             self._output.hold()
         self.paused_s += time.perf_counter() - start
-
-    def _changed(self) -> str:
-        """Return what is not as the user had it; nothing if all is."""
-        if self.state.settings_changed():
-            return "torch's settings"
-        if (instance := self.state.changed()) is None:
-            return ""
-        named = (pair for model in self._models for pair in model.named_parameters())
-        names = {id(parameter): name for name, parameter in named}
-        return names.get(id(instance)) or self.state.walk.name(instance)
 
     def _plans(self) -> list[Any]:
         return [plan for plan in map(applied_to, self._models) if plan is not None]
@@ -192,10 +182,6 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
             )
 
 
-def _ended(fact: str) -> ChangedMeanwhile:
-    return ChangedMeanwhile(f"ended: {fact} meanwhile. That stays, as the cell left it")
-
-
 def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
     """Return a line for each reason why something that the step reaches can't be put back."""
     walk = state.walk
@@ -205,10 +191,13 @@ def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
         if any(handler.is_unrestorable(instance) for handler in walk.handlers(instance))
     ]
     lines = [
-        _line(iterators.given_again, GIVEN_AGAIN),
-        _line(iterators.drawn, "drawn from: only an iterator in a variable of its own is replayed"),
-        _line([*unknown, *walk.elsewhere], "can't be copied, nor put back", "", ""),
-        _line(state.too_large, "too large to copy: what the step writes there stays"),
+        _line(iterators.given_again, f"is/are {GIVEN_AGAIN}"),
+        _line(
+            iterators.drawn,
+            "is/are drawn from: only an iterator in a variable of its own is replayed",
+        ),
+        _line([*unknown, *walk.elsewhere], "can't be copied, nor put back"),
+        _line(state.too_large, "is/are too large to copy: what the step writes there stays"),
         *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
     ]
     if walk.cut:
@@ -219,10 +208,9 @@ def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
     return [line for line in lines if line]
 
 
-def _line(names: Iterable[str], text: str, one: str = "is", several: str = "are") -> str:
+def _line(names: Iterable[str], text: str) -> str:
+    """Return a sentence about some names; empty if there are none."""
     labels = list(dict.fromkeys(names))
-    if not labels:
-        return ""
     more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
-    names = ", ".join(labels[:MOST_NAMES]) + more
-    return " ".join(filter(None, [names, several if labels[1:] else one, text]))
+    text = text.replace("is/are", "are" if labels[1:] else "is")
+    return f"{', '.join(labels[:MOST_NAMES])}{more} {text}" if labels else ""

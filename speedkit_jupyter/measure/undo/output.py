@@ -20,10 +20,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 class Output:
     """Drops what steps display while it holds; the first call is shown if it `shows_first`.
 
-    A message belongs to a step if code of ours that calls the user's is among its callers, so that
-    progress, panels and other cells show what they always do. Widgets of steps are never shown.
-    At the end they are closed, and so are the figures that steps left open. A warning is shown
-    once; processes that are forked meanwhile (workers) are silent.
+    A message belongs to a step if code of ours that calls the user's is among its callers. Widgets
+    of steps are never shown; at the end they are closed, as are figures that steps left open. A
+    warning is shown once, and none of a process that is forked meanwhile.
     """
 
     def __init__(self, shows_first: bool) -> None:

@@ -6,7 +6,6 @@ import re
 import sys
 import threading
 from functools import cache
-from itertools import islice
 from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
@@ -38,14 +37,12 @@ LOOKED_AT = 8
 @cache
 def is_installed(package: str) -> bool:
     """Return whether a top-level package was installed, and not written by the user."""
-    if package == "__main__":
-        return False
     if package in sys.stdlib_module_names or package == PACKAGE:
         return True
-    module = sys.modules.get(package)
+    module = None if package == "__main__" else sys.modules.get(package)
     where = getattr(module, "__file__", None) or ":".join(getattr(module, "__path__", ()))
     if not where:
-        return module is not None and getattr(module, "__spec__", None) is not None
+        return getattr(module, "__spec__", None) is not None
     return "site-packages" in where or "dist-packages" in where
 
 
@@ -81,9 +78,7 @@ def works_elsewhere(attributes: dict[str, Any]) -> bool:
     To put back the part that lies here would part the two: a loader that is set back to a smaller
     count waits for an answer that came long ago.
     """
-    parts: list[Any] = []
-    for value in list(attributes.values()):
-        parts.append(value)
-        if type(value) in (list, tuple):
-            parts += islice(value, LOOKED_AT)
+    parts = list(attributes.values())
+    for value in [value for value in parts if type(value) in (list, tuple)]:
+        parts += value[:LOOKED_AT]
     return any(issubclass(type(p), threading.Thread) or is_elsewhere(type(p)) for p in parts)

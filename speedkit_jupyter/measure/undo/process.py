@@ -7,11 +7,12 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import devices, flags
-from speedkit_jupyter.support.torch_private import default_device
+from speedkit_jupyter.support.exceptions import in_a_line
 
 # Attributes of modules; `machines.flags` has the precision flags.
 ATTRIBUTES = {
@@ -38,10 +39,8 @@ class Settings:
     def __init__(self, settings: Iterable[Setting]) -> None:
         self._values: list[tuple[Setting, Any]] = []
         for setting in settings:
-            try:
+            with suppress(Exception):  # not in this version of torch, or not on this machine
                 self._values.append((setting, setting.read()))
-            except Exception:  # not in this version of torch, or not on this machine
-                continue
 
     def changed(self) -> bool:
         """Return whether one of them has another value now."""
@@ -52,16 +51,9 @@ class Settings:
         for setting, value in self._values:
             try:
                 if not setting.same(setting.read(), value):
-                    with flags.allowed():
-                        setting.write(value)
+                    setting.write(value)
             except Exception as error:
                 yield setting.name, f"could not be put back ({in_a_line(error)})"
-
-
-def in_a_line(error: Exception) -> str:
-    """Return an error's kind and the beginning of what it says."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first:.100}".rstrip(": ")
 
 
 def switches() -> Iterator[Setting]:
@@ -72,7 +64,11 @@ def switches() -> Iterator[Setting]:
         "torch's switches", flags.snapshot, flags.restore, lambda a, b: not flags.diff(b, a)
     )
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Setting("the default device", default_device, torch.set_default_device)
+    yield Setting(
+        "the default device",
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    )
     yield Setting(
         "deterministic algorithms",
         lambda: (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -10,13 +10,14 @@ from speedkit_jupyter.measure.undo import process
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 from speedkit_jupyter.measure.undo.handlers.registry import HANDLERS
 from speedkit_jupyter.measure.undo.handlers.values import Generators
-from speedkit_jupyter.measure.undo.process import Settings, in_a_line
+from speedkit_jupyter.measure.undo.process import Settings
 from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.support.exceptions import in_a_line
 
 # A variant's warm state is put back wholly at first and at times, otherwise only what steps were
 # seen to change.
 FIRST, ALL_EVERY = 2, 16
-Memory = tuple[StateHandler, Any, Any]
+Key = tuple[int, StateHandler]
 
 
 class Snapshot:
@@ -25,49 +26,47 @@ class Snapshot:
     `restore` writes the copied values into the objects that were found then: parameters,
     gradients and optimizer states stay the same objects. Copies of tensors lie beside the
     originals, or in main memory where `off_device` is set. A snapshot with a `base`, taken
-    earlier, shares the copies of what did not change since, and puts back what no step was seen to
-    change only now and then. `failed` says, by name, why something can't be copied or put back;
-    `too_large` has the names of data that was not copied.
+    earlier, shares the copies of what did not change since. `failed` says, by name, why something
+    can't be copied or put back; `too_large` has the names of data that was not copied.
     """
 
     def __init__(self, walk: Walk, off_device: bool = False, base: Snapshot | None = None) -> None:
         self.walk, self._base = walk, base
         self.failed: dict[str, str] = {}
-        self._changing: set[tuple[int, StateHandler]] = set() if base is None else base._changing
+        self._changing: set[Key] = set() if base is None else base._changing
         self._restored = 0
         self._settings = Settings(process.switches())
         self._random = Settings(process.generators())
         copies = Copies(off_device, _owned(walk))
         self._memories = self._copied(copies)
-        self._by_object = {(id(one), handler): memory for handler, one, memory in self._memories}
         self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
 
-    def _copied(self, copies: Copies) -> list[Memory]:
+    def _copied(self, copies: Copies) -> dict[Key, tuple[Any, Any]]:
+        """Return each object with its memory, in the order in which they are put back."""
         import torch
 
-        by_handler: dict[StateHandler, list[Memory]] = {handler: [] for handler in HANDLERS}
+        memories: dict[Key, tuple[Any, Any]] = {}
         with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
                 for handler in self.walk.handlers(instance):
                     if not handler.has_state:
                         continue
                     try:
-                        memory = None if self._base is None else self._base._same(handler, instance)
-                        if memory is None:
-                            memory = handler.copy(instance, copies)
+                        memory = self._shared(handler, instance)
+                        memory = handler.copy(instance, copies) if memory is None else memory
+                        memories[id(instance), handler] = instance, memory
                     except Exception as error:
                         name = self.walk.name(instance)
                         self.failed[name] = f"can't be copied ({in_a_line(error)})"
-                    else:
-                        by_handler[handler].append((handler, instance, memory))
-        return [memory for handler in HANDLERS for memory in by_handler[handler]]
+        return dict(sorted(memories.items(), key=lambda one: HANDLERS.index(one[0][1])))
 
-    def _same(self, handler: StateHandler, instance: Any) -> Any:
-        """Return the copy of bulky values that are still the same; None if there is none."""
+    def _shared(self, handler: StateHandler, instance: Any) -> Any:
+        """Return the base's copy of bulky values that are still the same; None if there is none."""
         key = (id(instance), handler)
-        if not handler.bulky or key in self._changing or key not in self._by_object:
+        base = {} if self._base is None else self._base._memories
+        if not handler.bulky or key in self._changing or key not in base:
             return None
-        memory = self._by_object[key]
+        memory = base[key][1]
         return memory if handler.same(instance, memory) else None
 
     def restore(self) -> None:
@@ -78,14 +77,10 @@ class Snapshot:
         # Switches first: in inference mode, say, nothing else could be put back.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
-        with (
-            torch.DisableTorchFunctionSubclass(),
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):
-            for handler, instance, memory in list(self._due()):
+        with torch.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
+            for key, (instance, memory) in list(self._due()):
                 try:
-                    self._put_back(handler, instance, memory)
+                    self._put_back(key, instance, memory)
                 except Exception as error:
                     why = f"could not be put back ({in_a_line(error)})"
                     self.failed[self.walk.name(instance)] = why
@@ -98,7 +93,7 @@ class Snapshot:
     def restore_randomness(self) -> None:
         """Put back only what random numbers are drawn from."""
         self.failed.update(self._random.restore())
-        for handler, instance, memory in self._memories:
+        for (_, handler), (instance, memory) in self._memories.items():
             if isinstance(handler, Generators):
                 handler.put_back(instance, memory)
 
@@ -106,17 +101,16 @@ class Snapshot:
         """Have the random generators of the process come back to what they are now."""
         self._random = Settings(process.generators())
 
-    def _due(self) -> Iterator[Memory]:
+    def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
         """Yield all; or what is known to change, and what is new since the base."""
-        base = self._base
         is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
-        for handler, instance, memory in self._memories:
-            key = (id(instance), handler)
-            if base is None or is_whole or key in self._changing or key not in base._by_object:
-                yield handler, instance, memory
+        known = {} if self._base is None or is_whole else self._base._memories
+        for key, found in self._memories.items():
+            if key in self._changing or key not in known:
+                yield key, found
 
-    def _put_back(self, handler: StateHandler, instance: Any, memory: Any) -> None:
-        key = (id(instance), handler)
+    def _put_back(self, key: Key, instance: Any, memory: Any) -> None:
+        _, handler = key
         if handler.bulky and key in self._changing:  # to compare costs as much as to copy
             handler.put_back(instance, memory)
         elif not handler.same(instance, memory):
@@ -130,26 +124,27 @@ class Snapshot:
         with torch.DisableTorchFunctionSubclass():
             return [
                 instance
-                for handler, instance, memory in self._memories
+                for (_, handler), (instance, memory) in self._memories.items()
                 if handler.bulky and not handler.same_values(instance, memory)
             ]
 
-    def settings_changed(self) -> bool:
-        """Return whether a switch of torch is not as it was."""
-        return self._settings.changed()
+    def changed(self, names: Mapping[int, str]) -> str:
+        """Return the name of what is not as it was copied, but for failures; empty if all is.
 
-    def changed(self) -> Any:
-        """Return an object that is not as it was copied, but for failures; None if all is."""
+        Objects whose ids are in `names` have better names than the walk's.
+        """
         import torch
 
+        if self._settings.changed():
+            return "torch's settings"
         with torch.DisableTorchFunctionSubclass():
-            for handler, instance, memory in self._memories:
+            for (_, handler), (instance, memory) in self._memories.items():
                 # A plan that is shown and hidden again lays tensors elsewhere.
                 same = handler.same_values if handler.bulky else handler.same
                 with suppress(Exception):
                     if not same(instance, memory) and self.walk.name(instance) not in self.failed:
-                        return instance
-        return None
+                        return names.get(id(instance)) or self.walk.name(instance)
+        return ""
 
 
 def _owned(walk: Walk) -> Iterator[int]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS = 8
+HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
 
 
 class CompiledCode:
@@ -27,19 +28,14 @@ class CompiledCode:
     """
 
     def __init__(self, options: Mapping[str, Any], modules: int, notes: dict[str, str]) -> None:
-        self._compiled: Callable[..., Any] | None = _compile(options, modules)
+        self._compiled, self.failed = _compile(options, modules), False
         self._notes, backend = notes, options.get("backend")
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
         self._checked = False
 
-    @property
-    def failed(self) -> bool:
-        """Return whether the modules run as before."""
-        return self._compiled is None
-
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
-        if self._compiled is None:
+        if self.failed:
             return module._call_impl(*args, **kwargs)
         try:
             if self._checked:
@@ -61,7 +57,7 @@ class CompiledCode:
     def _first_run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         counters = torch_private.compile_counters()
         before = counters["stats"]["unique_graphs"]
-        result = self._compiled(module, args, kwargs)  # type: ignore[misc]
+        result = self._compiled(module, args, kwargs)
         self._checked = True
         if counters["stats"]["unique_graphs"] == before:
             self._notes["compile"] = f"{self._name} found nothing to compile in this model"
@@ -72,7 +68,7 @@ class CompiledCode:
     ) -> Any:
         # Where the plain model fails too, the mistake is the user's: the plain error goes up.
         result = module._call_impl(*args, **kwargs)
-        self._compiled = None
+        self.failed = True
         note = f"{self._name} failed, so the model runs as before: {_first_line(error)}"
         self._notes["compile"] = note
         warnings.warn(f"{note} (%speedkit report)", stacklevel=4)
@@ -129,22 +125,17 @@ def _first_line(error: BaseException) -> str:
 def was_interrupted(error: BaseException | None) -> bool:
     """Return whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
     while error is not None:
-        if isinstance(error, KeyboardInterrupt):
-            return True
-        if getattr(error, "returncode", 0) in (-2, 130):
+        if isinstance(error, KeyboardInterrupt) or getattr(error, "returncode", 0) in (-2, 130):
             return True
         error = error.__cause__ or error.__context__
     return False
 
 
 def removed_half_written_build(error: BaseException) -> bool:
-    """Delete the library that a killed linker left half written, so that it is built anew.
-
-    Inductor takes any file of that name for a finished one, also in later processes.
+    """Delete the library that a killed linker left half written: Inductor takes any file of that
+    name for a finished one, also in later processes.
     """
-    match = re.search(
-        r"(\S+\.so): (file too short|invalid ELF header|file is truncated)", str(error)
-    )
+    match = re.search(HALF_WRITTEN, str(error))
     if match is None or not Path(match[1]).is_file():
         return False
     Path(match[1]).unlink()

@@ -38,8 +38,8 @@ FUSED = "`compile` fuses the casts, without which it may be slower"
 class Compression(Optimization):
     """By request only; one of them at a time.
 
-    `for_training` says that optimizers may step. Rows and columns of a weight have to be `multiples`
-    of these numbers (`also` says what else it needs); with `casts` it is made bfloat16 first.
+    `for_training` says that optimizers may step. Rows and columns have to be `multiples` of these
+    numbers (`also` says what else a weight needs); with `casts` it is made bfloat16 first.
     `since` is the first compute capability whose `units` multiply so.
     """
 

@@ -23,30 +23,20 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """One optimization's outcome.
-
-    `value` is in the config's own words; `active` says whether applying changes anything;
-    `declined` that something was asked for and not granted (or replaced by the nearest that
-    works). `worth_measuring` is the value that may pay here and may cost: no rule turns it on,
-    and None where there is none.
-
-    Why: `rule` names the rule or the fact; `asked` says that it is done as it was asked; `measured`
-    is the number that decided, and `variable` the environment variable. `hint` is what follows
-    from it for the user. One of the first three is there.
-    """
+    """One optimization's outcome. A reason is there: `rule`, `asked` or `measured`."""
 
     name: str
-    value: Any
-    rule: str
+    value: Any  # in the config's own words
+    rule: str  # the rule or the fact that decided
     source: Source = "auto"
-    active: bool = False
-    declined: bool = False
-    worth_measuring: Any = None
+    active: bool = False  # applying changes something
+    declined: bool = False  # asked for and not granted, or replaced by the nearest that works
+    worth_measuring: Any = None  # the value that may pay here and may cost: no rule turns it on
     details: Mapping[str, Any] = field(default_factory=dict)
-    asked: bool = False
-    measured: str = ""
-    variable: str | None = None
-    hint: str = ""
+    asked: bool = False  # done as it was asked
+    measured: str = ""  # the number that decided
+    variable: str | None = None  # the environment variable that decided
+    hint: str = ""  # what follows for the user
 
     @property
     def why(self) -> str:

@@ -30,45 +30,31 @@ BY_REQUEST = "changes what the model computes, so it is there on request only"
 
 
 class Optimization(ABC):
-    """One file, one class, one line in CATALOG; everything else derives from it.
-
-    `Options` is the type of the config field (a pydantic model or annotation), `default` its value;
-    `variable` is the environment variable that wins over both, `SPEEDKIT_<NAME>`, and None where it
-    has none. `bare` is the word that the name alone stands for, where it is not `true`; `free`
-    stands for values that no word names (`threads:NUMBER`); `none` changes nothing.
-
-    `follows` marks what another optimization needs: a plan that names only that one has it too.
-    `costly` marks what takes seconds at the first step: a search tries it last. `excludes` are
-    others beside which it does nothing. `frameworks_choose` marks what Accelerate, Fabric or
-    Trainer choose by themselves, so that they are told also what is as is. `lowers` marks what
-    lowers the precision of products, `rivals` whose values are a choice among equals. `library` is
-    the optional one that it calls, by its name on PyPI: declined where it is missing.
-
-    `helps`, `risk` and `undone` are what `%speedkit explain` says: where it pays, what it may do
-    wrong, how it goes back; `page` is torch's own about it, or that of the `library`.
-    """
+    """One file, one class, one line in CATALOG; everything else derives from it."""
 
     name: ClassVar[str]
     effect: ClassVar[Effect]
+    # What `%speedkit explain` says: what it is, where it pays, what it may do wrong, how it goes
+    # back, and torch's (or the library's) own page about it.
     summary: ClassVar[str]
     helps: ClassVar[str]
     risk: ClassVar[str]
     undone: ClassVar[str]
     page: ClassVar[str]
-    Options: ClassVar[Any]
+    Options: ClassVar[Any]  # type of the config field: a pydantic model, or an annotation
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
-    variable: ClassVar[str | None]
-    follows: ClassVar[bool] = False
-    costly: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset()
-    free: ClassVar[str] = ""
-    frameworks_choose: ClassVar[bool] = False
-    lowers: ClassVar[bool] = False
-    rivals: ClassVar[bool] = False
-    library: ClassVar[str] = ""
-    bare: ClassVar[str] = ""
-    none: ClassVar[Any] = False
+    variable: ClassVar[str | None]  # environment variable that wins; `SPEEDKIT_<NAME>`, or none
+    follows: ClassVar[bool] = False  # another one needs it: a plan that names only that has it too
+    costly: ClassVar[bool] = False  # takes seconds at the first step: a search tries it last
+    excludes: ClassVar[frozenset[str]] = frozenset()  # others beside which it does nothing
+    free: ClassVar[str] = ""  # stands for values that no word names (`threads:NUMBER`)
+    frameworks_choose: ClassVar[bool] = False  # Accelerate and others are told also what is as is
+    lowers: ClassVar[bool] = False  # the precision of products
+    rivals: ClassVar[bool] = False  # its values are a choice among equals
+    library: ClassVar[str] = ""  # the optional one that it calls, by its name on PyPI
+    bare: ClassVar[str] = ""  # the word that the name alone stands for, where it is not `true`
+    none: ClassVar[Any] = False  # the value that changes nothing
 
     def __init_subclass__(cls) -> None:
         if "Options" not in vars(cls):
@@ -128,8 +114,8 @@ class Optimization(ABC):
         """Return the facts that later optimizations decide upon."""
         return facts
 
-    def values(self, decision: Decision) -> Mapping[str, Any]:
-        """Return what it writes to its process-wide switches, where that is all that it does."""
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        """Return what it writes to its switches, of which `now` are the values in force."""
         return {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -142,23 +128,25 @@ class Optimization(ABC):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Apply on entry; on exit put back exactly what was found, around the values.
-
-        No name in here may hold the model: it would live as long as the plan.
-        """
-        values = self.values(decision)
-
-        def change() -> None:
-            switches = self.switches()
-            for name, value in values.items():
-                switches[name].write(value)
-
+        """Apply on entry; on exit put back exactly what was found, around the values."""
+        # No name in here may hold the model: it would live as long as the plan.
         with (
-            overridden(target, tuple(values), change) if values else nullcontext(),
+            self.switched(decision, target),
             SWAPPED.overriding(list(self.stand_ins(decision, target).items())),
             CALLS.overriding([(call.module, call) for call in self.calls(decision, target)]),
         ):
             yield
+
+    def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        """Return what sets its process-wide switches for a block."""
+        switches = self.switches()
+        values = self.values(decision, {name: one.read() for name, one in switches.items()})
+
+        def change() -> None:
+            for name, value in values.items():
+                switches[name].write(value)
+
+        return overridden(target, tuple(values), change) if values else nullcontext()
 
     def around_forward(
         self, decision: Decision, target: Target
@@ -168,10 +156,8 @@ class Optimization(ABC):
 
     @abstractmethod
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the same without SpeedKit, with the arguments of a framework where it has them.
-
-        `facts` are those once the plan is applied. Raises SpeedKitError where a framework can't
-        do it.
+        """Return the same without SpeedKit, with the arguments of a framework where it has them;
+        `facts` are those under the plan. Raises SpeedKitError where a framework can't do it.
         """
 
     def switches(self) -> Mapping[str, flags.Switch]:
@@ -183,12 +169,8 @@ class Optimization(ABC):
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return what flags and `observe` will say once this is applied.
-
-        `facts` are those of the original state. The contract test compares this with what is
-        so then.
-        """
-        return self.values(decision)
+        """Return what flags and `observe` will say once this is applied to the original `facts`."""
+        return self.values(decision, facts.flags)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Return config values worth trying here, cheapest first."""

@@ -36,32 +36,21 @@ class _Weakly:
 
 @dataclass(eq=False)
 class Memo:
-    """What lives as long as a context, whether its plan is in force or hidden for a while.
+    """What lives as long as a context, whether its plan is in force or hidden for a while."""
 
-    `autocast` is the dtype in the config's word while the plan has one; `autocast_entered`,
-    whether a forward pass has run inside; `scales`, whether the GradScaler does. `compiled_call` is
-    what a compiled model calls, `graphed` what is recorded of its calls, `quantized` what stands in
-    for weights, with marks of what it was made of. `followed` says of each convolution whether
-    other tensors followed its weight's memory when the plan first came to it. `strangers` are
-    optimizers that were there before the plan, `met_later` those made after it, with their facts.
-    """
-
-    autocast: str | None = None
-    autocast_entered: bool = False
-    scales: bool = False
+    autocast: str | None = None  # the dtype, in the config's word, while the plan has one
+    autocast_entered: bool = False  # a forward pass has run inside
+    scales: bool = False  # the GradScaler does
     steps_watched: bool = False
-    compiled_call: Any = None
-    graphed: Any = None
-    quantized: MutableMapping[torch.nn.Module, Any] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    followed: MutableMapping[torch.nn.Module, bool] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    strangers: weakref.WeakSet[Any] | None = None
-    met_later: weakref.WeakKeyDictionary[Any, OptimizerFacts] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    compiled_call: Any = None  # what a compiled model calls
+    graphed: Any = None  # what is recorded of its calls
+    # What stands in for each layer's weight, with marks of what it was made of.
+    quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
+    # Whether other tensors followed a convolution's memory when the plan first came to it.
+    followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
+    strangers: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
+    # Those made after it, with their facts.
+    met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
         """Keep nothing that was made of the model's weights."""
@@ -71,13 +60,12 @@ class Memo:
 
 @dataclass(eq=False)
 class Target:
-    """What a plan is applied to: the model, and the optimizers behind their wrappers.
+    """What a plan is applied to: the model, and the optimizers behind their wrappers. It keeps
+    neither alive.
 
-    It keeps neither alive: the plan ends with its model.
-
-    `memo` lives as long as the context; `notes` (by optimization) and `kept` (the flags that the
-    user changed meanwhile, and that were left alone) reach the report. A benchmark, which steps
-    its own optimizers only, switches `search` off; `made` are such as its step makes.
+    `notes` (by optimization) and `kept` (the flags that the user changed meanwhile, and that were
+    left alone) reach the report. A benchmark, which steps its own optimizers only, switches
+    `search` off; `made` are such as its step makes.
     """
 
     model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
@@ -122,22 +110,18 @@ class Target:
             return list(self._found)
         found = [*self.optimizers]
         if self.search:
-            found = self._held(each_once([*found, *_optimizers_of_the_process()]))
+            found = self.holders(each_once([*found, *_optimizers_of_the_process()]))
         self._found = found if self.remember else None
         return found
 
-    def is_stepped_by(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether it holds a parameter of the model."""
-        return bool(self._held([optimizer]))
-
-    def _held(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+    def holders(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
         """Return those that hold a parameter of the model."""
         own = set() if self.model is None else {id(p) for p in self.model.parameters()}
-        return [
-            optimizer
-            for optimizer in optimizers
-            if any(id(p) in own for g in optimizer.param_groups for p in g["params"])
-        ]
+
+        def is_held(optimizer: torch.optim.Optimizer) -> bool:
+            return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+        return list(filter(is_held, optimizers))
 
 
 def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
@@ -172,9 +156,8 @@ def newcomers(
 ) -> Iterator[None]:
     """Call `welcome` with each optimizer that is not `known`, just before its first step.
 
-    torch's hook is for the whole process: other models' optimizers cost one look at a set. It
-    must not keep the model alive, so neither may `welcome`. A benchmark knows all that it steps,
-    but those that its step makes: these are met in its own thread.
+    Neither torch's hook nor `welcome` may keep the model alive. A benchmark knows all that it
+    steps, but those that its step makes: these are met in its own thread.
     """
     if not target.search and not target.made:
         yield
@@ -193,7 +176,7 @@ def newcomers(
         if optimizer in members or strangers.get(optimizer) == count:
             return
         target = reference()
-        if target is None or not target.is_stepped_by(optimizer):
+        if target is None or not target.holders([optimizer]):
             strangers[optimizer] = count  # looked at again if it takes more parameters
             return
         members.add(optimizer)

@@ -34,46 +34,33 @@ OwnCheckpointing = Literal["none", "off", "on"]
 
 @dataclass(frozen=True)
 class Facts:
-    """A model, its optimizers (those behind wrappers) and the process that they are in.
+    """A model, its optimizers (those behind wrappers) and the process that they are in."""
 
-    `device` is where most parameters lie ("cpu", "cuda:0"); `dtypes` are the parameters' own;
-    `convolution_dims` are the dimensions of the convolutions' weights (4, 5);
-    `flags` is the `flags.snapshot()` of that moment. `optimizers_later` says that optimizers may
-    be made after planning, as they mostly are. `blocks` is how many blocks the model repeats,
-    `block_classes` the names of their classes; `training` says that some module is in training
-    mode, `lazy` that some have no shape yet. `precision` and `passed_by` (what compiled code
-    would pass by) are filled in while planning. `rewritable` are kinds and paths of
-    modules that `rewrites` can make others of, `model_type` is transformers' word for the model.
-    `block_names` are those of the repeated blocks that are not compiled yet, `blocks_of_torch` says
-    that their forward is torch's own.
-    `quantized` says which optimization multiplies in the stead of the weights.
-    """
-
-    device: str = "cpu"
+    device: str = "cpu"  # where most parameters lie: "cpu", "cuda:0"
     devices: tuple[str, ...] = ("cpu",)
-    dtypes: tuple[str, ...] = ("float32",)
+    dtypes: tuple[str, ...] = ("float32",)  # the parameters' own
     parameters: int = 0
     convolutions: int = 0
-    convolution_dims: tuple[int, ...] = (4,)
+    convolution_dims: tuple[int, ...] = (4,)  # dimensions of their weights: 4, 5
     channels_last: int = 0
     linears: int = 0
     lstms: int = 0
-    blocks: int = 0
+    blocks: int = 0  # that the model repeats
     block_classes: tuple[str, ...] = ()
     own_checkpointing: OwnCheckpointing = "none"
-    training: bool = True
-    lazy: bool = False
+    training: bool = True  # some module is in training mode
+    lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
-    rewritable: tuple[tuple[str, str], ...] = ()
-    model_type: str = ""
-    block_names: tuple[str, ...] = ()
-    blocks_of_torch: bool = False
+    rewritable: tuple[tuple[str, str], ...] = ()  # kind and path of each module for `rewrites`
+    model_type: str = ""  # transformers' word for the model
+    block_names: tuple[str, ...] = ()  # of the repeated blocks that are not compiled yet
+    blocks_of_torch: bool = False  # their forward is torch's own
     optimizers: tuple[OptimizerFacts, ...] = ()
-    optimizers_later: bool = False
-    precision: str = "fp32"
-    passed_by: str = ""
-    quantized: str = ""
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    optimizers_later: bool = False  # some may be made after planning
+    precision: str = "fp32"  # filled in while planning, as the next two
+    passed_by: str = ""  # what compiled code would pass by
+    quantized: str = ""  # which optimization multiplies in the stead of the weights
+    flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
     def device_type(self) -> str:
@@ -101,10 +88,7 @@ class Facts:
     def read(
         cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> Facts:
-        """Read the facts. Nothing is run, moved or allocated on a device.
-
-        Every user pays for this at each plan: the model is gone through as few times as may be.
-        """
+        """Read the facts. Nothing is run, moved or allocated on a device."""
         import torch
         from torch.nn.parameter import is_lazy
 

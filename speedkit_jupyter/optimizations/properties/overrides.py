@@ -21,9 +21,8 @@ MISSING = object()
 class Property(ABC):
     """One property of one kind of object: how a weight lies, where it is, an optimizer's settings.
 
-    What is known of an object is kept beside it and dies with it; nothing here keeps an object
-    alive. So an `original` must not hold its object. `optimizers` are those whose state goes with
-    the object.
+    Nothing here keeps an object alive, so an `original` must not hold its object. `optimizers` are
+    those whose state goes with the object.
     """
 
     def __init__(self) -> None:
@@ -43,10 +42,7 @@ class Property(ABC):
 
     @abstractmethod
     def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:
-        """Make it what was found, around the values, wherever it is still as overridden.
-
-        What is new takes after the rest.
-        """
+        """Make it what was found, wherever it is still as overridden; the values stay."""
 
     def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
         """Return the original once the user has changed something since it was found."""
@@ -57,13 +53,12 @@ class Property(ABC):
         self, overrides: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
     ) -> Iterator[Layer]:
         """Put every (object, override) into force for the block, and take all back, whatever fails.
-
         `search` finds the optimizers, now and at the end.
         """
         layer = Layer(self, search)
         try:
             layer.add_each(overrides)
-            del overrides  # whatever this function names lives as long as the plan
+            del overrides  # what this function names lives as long as the plan
             yield layer
         finally:
             layer.close()

@@ -17,35 +17,22 @@ if TYPE_CHECKING:
 
 ATTRIBUTES = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 Values = Mapping[str, Any]
-# Where a parameter's `step` lay, and its dtype.
-Step = tuple["torch.device", "torch.dtype"]
 
 
 class Found(NamedTuple):
-    """Settings of the defaults, and of the groups by their first parameter; attributes; steps.
+    """Settings of the defaults, and of the groups by their first parameter; attributes.
 
     Parameters are known by their `id()`: `torch.utils.swap_tensors` refuses tensors that something
-    refers to weakly, and a strong reference would keep them alive.
+    refers to weakly.
     """
 
     defaults: Values
     groups: dict[int, Values]
     attributes: Values
-    steps: dict[int, Step]
 
     def of_group(self, group: Mapping[str, Any]) -> Values:
         """Return those of a group; one that was added meanwhile has the defaults'."""
         return self.groups.get(_key(group), self.defaults)
-
-    def of_step(
-        self, optimizer: torch.optim.Optimizer, parameter: torch.Tensor, step: torch.Tensor
-    ) -> Step:
-        """Return where a parameter's `step` lies without the plan, a new one as torch makes it."""
-        import torch
-
-        capturable = any(group.get("capturable") for group in optimizer.param_groups)
-        device = parameter.device if capturable else torch.device("cpu")
-        return self.steps.get(id(parameter), (device, step.dtype))
 
 
 class Fused(Property):
@@ -53,9 +40,8 @@ class Fused(Property):
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> Found:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
-        steps = {id(p): (step.device, step.dtype) for p, step in _stepped(thing)}
         attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
-        return Found(_settings(thing.defaults), groups, attributes, steps)
+        return Found(_settings(thing.defaults), groups, attributes)
 
     def adopted(self, thing: Any, original: Found, optimizers: Optimizers) -> Found:
         now = self.found(thing, optimizers)
@@ -64,7 +50,7 @@ class Fused(Property):
                 now.groups[_key(group)] = original.of_group(group)
         ours = thing.defaults.get("fused") is True
         defaults = original.defaults if ours else now.defaults
-        return Found(defaults, now.groups, original.attributes, original.steps)
+        return Found(defaults, now.groups, original.attributes)
 
     def holds(self, thing: torch.optim.Optimizer, override: bool) -> bool:
         return all(holder.get("fused") is True for holder in (thing.defaults, *thing.param_groups))
@@ -77,16 +63,16 @@ class Fused(Property):
             if holder.get("foreach"):
                 holder["foreach"] = False
         thing._step_supports_amp_scaling = True
-        for parameter, step in _stepped(thing):
-            _move(step, parameter.device, torch.float32)
+        for _, parameter, step in _stepped(thing):
+            step.data = step.to(parameter.device, torch.float32)
 
     def put_back(self, thing: Any, original: Found, override: Any, optimizers: Optimizers) -> None:
         _put_back(thing.defaults, original.defaults)
         for group in thing.param_groups:
             _put_back(group, original.of_group(group))
         put_back_entries(thing.__dict__, original.attributes)
-        for parameter, step in _stepped(thing):
-            _move(step, *original.of_step(thing, parameter, step))
+        for group, parameter, step in _stepped(thing):
+            step.data = _as_torch_makes_it(group, parameter, step)
 
 
 # State at module level, on purpose: what is set in an optimizer is known for the whole process.
@@ -95,20 +81,18 @@ FUSED = Fused()
 
 def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return the optimizer's `state_dict()` as it is without plans; other values are shared."""
-    import torch
-
     original = FUSED.original(optimizer)
     if original is MISSING:
         return state
     groups, kept = [dict(group) for group in state["param_groups"]], dict(state["state"])
+    numbers: dict[int, Any] = {}
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        numbers |= zip(map(id, group["params"]), saved["params"], strict=True)
         _put_back(saved, original.of_group(group))
-        for parameter, number in zip(group["params"], saved["params"], strict=True):
-            values: Any = kept.get(number)
-            step = values.get("step") if isinstance(values, dict) else None
-            if isinstance(step, torch.Tensor):
-                device, dtype = original.of_step(optimizer, parameter, step)
-                kept[number] = {**values, "step": step.to(device=device, dtype=dtype)}
+    for group, parameter, step in _stepped(optimizer):
+        number = numbers[id(parameter)]
+        own = _as_torch_makes_it(users_own(optimizer, group), parameter, step)
+        kept[number] = {**kept[number], "step": own}
     return state | {"state": kept, "param_groups": groups}
 
 
@@ -117,7 +101,8 @@ def users_own(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Val
     original = FUSED.original(optimizer)
     if original is MISSING or group.get("fused") is not True:
         return group
-    return {name: v for name, v in original.of_group(group).items() if v is not MISSING}
+    own = {**group, **original.of_group(group)}
+    return {name: value for name, value in own.items() if value is not MISSING}
 
 
 def _settings(holder: Mapping[str, Any]) -> Values:
@@ -135,14 +120,21 @@ def _key(group: Mapping[str, Any]) -> int:
     return id(group["params"][0]) if group["params"] else 0
 
 
-def _stepped(optimizer: torch.optim.Optimizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield each parameter with its `step`, where that is a tensor."""
-    for parameter, state in optimizer.state.items():
-        step = state.get("step") if isinstance(state, dict) else None
-        if step is not None and hasattr(step, "dtype"):
-            yield parameter, step
+def _stepped(optimizer: Any) -> Iterator[tuple[Values, torch.Tensor, torch.Tensor]]:
+    """Yield each parameter with its group and its `step`, where that is a tensor."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            step = state.get("step") if isinstance(state, dict) else None
+            if step is not None and hasattr(step, "dtype"):
+                yield group, parameter, step
 
 
-def _move(step: torch.Tensor, device: torch.device, dtype: torch.dtype) -> None:
-    if step.device != device or step.dtype != dtype:
-        step.data = step.to(device=device, dtype=dtype)
+def _as_torch_makes_it(group: Values, parameter: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Return `step` with the device and dtype that it has in an optimizer with such settings."""
+    import torch
+
+    if group.get("capturable") or group.get("fused"):
+        return step.to(parameter.device)
+    is_double = torch.get_default_dtype() is torch.float64
+    return step.to("cpu", torch.float64 if is_double else torch.float32)

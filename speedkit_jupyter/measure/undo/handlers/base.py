@@ -40,16 +40,12 @@ class StateHandler:
     """One kind of state. An object may have several: a list of a class with attributes.
 
     `copy` makes a memory of what the object itself holds, by identity; the objects behind it
-    (`children`) have memories of their own. So every object is found, copied, compared and put
-    back by the same few lines.
+    (`children`) have memories of their own.
     """
 
-    # The classes of its objects; whether it holds many bytes of values; whether there is anything
-    # to put back; whether it can hold another object in place of one (`replace`).
-    types: tuple[type, ...] = ()
-    bulky = False
-    has_state = True
-    can_replace = False
+    types: tuple[type, ...] = ()  # the classes of its objects
+    bulky = False  # whether it holds many bytes of values
+    has_state = True  # whether there is anything to put back
 
     def recognizes(self, cls: type) -> bool:
         """Return whether instances of this class have this kind of state."""
@@ -69,9 +65,7 @@ class StateHandler:
         if isinstance(memory, dict):
             parts = (now.get(key, MISSING) is part for key, part in memory.items())
             return now.keys() == memory.keys() and all(parts)
-        if isinstance(memory, list | tuple):
-            return len(now) == len(memory) and all(map(operator.is_, now, memory))
-        return now is memory or bool(now == memory)
+        return len(now) == len(memory) and all(map(operator.is_, now, memory))
 
     def same_values(self, instance: Any, memory: Any) -> bool:
         """Return whether the values are the same, wherever they lie by now."""
@@ -82,6 +76,11 @@ class StateHandler:
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
         """Make it hold `new` wherever it holds `old`."""
+
+    @property
+    def can_replace(self) -> bool:
+        """Return whether it can hold another object in place of one."""
+        return type(self).replace is not StateHandler.replace
 
     def is_unrestorable(self, instance: Any) -> bool:
         """Return whether it can't be put back, which is then said before the run."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
@@ -18,46 +17,29 @@ from speedkit_jupyter.measure.undo.handlers.base import (
 from speedkit_jupyter.measure.undo.handlers.iterators import Replay
 from speedkit_jupyter.measure.undo.ownership import PACKAGE, is_installed, is_the_users_class
 
-Items = tuple[list[Any], list[Any], Any]
 
-
-class Dicts(StateHandler):
+class Dicts(Holder):
     """Dicts of every class: keys, their order, values, a defaultdict's factory.
 
     A plan's own entries (its hooks, say) stay: it may have been applied anew since.
     """
 
     types = (dict,)
-    can_replace = True
 
-    def children(self, instance: Any) -> Iterable[Any]:
-        keys, values, factory = self.copy(instance, Copies())
-        return [*keys, *values, *([] if factory is MISSING else [factory])]
-
-    def copy(self, instance: Any, copies: Copies) -> Items:
+    def copy(self, instance: Any, copies: Copies) -> list[Any]:
+        """Return the factory, all keys, all values."""
         base = _base(instance)
-        factory = instance.default_factory if isinstance(instance, defaultdict) else MISSING
-        return [*base.keys(instance)], [*base.values(instance)], factory
+        factory = instance.default_factory if isinstance(instance, defaultdict) else None
+        return [factory, *base.keys(instance), *base.values(instance)]
 
-    def same(self, instance: Any, memory: Items) -> bool:
-        keys, values, factory = self.copy(instance, Copies())
-        return (
-            len(keys) == len(memory[0])
-            and all(map(operator.is_, values, memory[1]))
-            and all(map(operator.is_, keys, memory[0]))
-            and factory is memory[2]
-        )
-
-    def put_back(self, instance: Any, memory: Items) -> None:
-        base, (keys, values, factory) = _base(instance), memory
+    def put_back(self, instance: Any, memory: list[Any]) -> None:
+        base, (factory, *parts) = _base(instance), memory
         of_a_plan = [pair for pair in base.items(instance) if _is_a_plans(pair[1])]
         base.clear(instance)
-        for key, value in zip(keys, values, strict=True):
-            if not _is_a_plans(value):
-                base.__setitem__(instance, key, value)
-        for key, value in of_a_plan:
+        found = zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)
+        for key, value in [*(pair for pair in found if not _is_a_plans(pair[1])), *of_a_plan]:
             base.__setitem__(instance, key, value)
-        if factory is not MISSING:
+        if isinstance(instance, defaultdict):
             instance.default_factory = factory
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
@@ -77,29 +59,30 @@ def _is_a_plans(value: Any) -> bool:
     for _ in range(4):
         if type(function) is not FunctionType:
             break
-        if function.__globals__.get("__name__", "").partition(".")[0] == PACKAGE:
+        if _package(function.__globals__.get("__name__", "")) == PACKAGE:
             return True
         function = vars(function).get("__wrapped__")
-    home = str(getattr(type(value), "__module__", ""))
-    return home.partition(".")[0] == PACKAGE and type(value) is not Replay
+    home = getattr(type(value), "__module__", "")
+    return _package(home) == PACKAGE and type(value) is not Replay
+
+
+def _package(home: Any) -> str:
+    return str(home).partition(".")[0]
 
 
 class Lists(Holder):
     """The elements of lists and deques, in order."""
 
     types = (list, deque)
-    can_replace = True
 
     def copy(self, instance: Any, copies: Copies) -> list[Any]:
         iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
         return list(iterate(instance))
 
     def put_back(self, instance: Any, memory: list[Any]) -> None:
-        if isinstance(instance, list):
-            list.__setitem__(instance, slice(None), memory)
-        else:
-            deque.clear(instance)
-            deque.extend(instance, memory)
+        base: Any = list if isinstance(instance, list) else deque
+        base.clear(instance)
+        base.extend(instance, memory)
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
         parts = self.copy(instance, Copies())
@@ -185,13 +168,9 @@ class Definitions(StateHandler):
     types = (type, ModuleType)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        if not _is_the_users(instance):
-            return
-        if isinstance(instance, type):
-            yield from instance.__bases__
-            yield from vars(instance).values()
-        else:
-            yield from self.copy(instance, Copies()).values()
+        if isinstance(instance, type) and _is_the_users(instance):
+            return [*instance.__bases__, *vars(instance).values()]
+        return self.copy(instance, Copies()).values()
 
     def copy(self, instance: Any, copies: Copies) -> dict[str, Any]:
         if not _is_the_users(instance):
@@ -217,4 +196,4 @@ def _is_the_users(instance: Any) -> bool:
     if isinstance(instance, type):
         return is_the_users_class(instance)
     home: Any = vars(instance).get("__name__")
-    return isinstance(home, str) and home != "__main__" and not is_installed(home.split(".")[0])
+    return isinstance(home, str) and home != "__main__" and not is_installed(_package(home))

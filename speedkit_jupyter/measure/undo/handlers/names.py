@@ -16,26 +16,24 @@ class Names:
     """Some names of a namespace: those that code reads, and those that it binds anew."""
 
     def __init__(
-        self,
-        space: MutableMapping[str, Any],
-        read: Iterable[str],
-        bound: Iterable[str] = (),
+        self, space: MutableMapping[str, Any], read: Iterable[str], bound: Iterable[str] = ()
     ) -> None:
         self.space, self.bound = space, frozenset(bound)
         self.all = [*dict.fromkeys([*read, *self.bound])]
 
 
 class NamesHandler(Holder):
-    """Bindings are compared for all names, and put back for those that the code binds."""
+    """Bindings are compared for all names, and put back for those that the code binds.
+
+    Another cell may have bound the others.
+    """
 
     types = (Names,)
-    can_replace = True
 
     def copy(self, instance: Names, copies: Copies) -> dict[str, Any]:
         return {name: instance.space.get(name, MISSING) for name in instance.all}
 
     def put_back(self, instance: Names, memory: dict[str, Any]) -> None:
-        """Put back the names that the code binds; another cell may have bound others."""
         for name in instance.bound:
             if memory[name] is MISSING:
                 instance.space.pop(name, None)
@@ -52,7 +50,6 @@ class Cells(Holder):
     """Variables of an enclosing function (`nonlocal`)."""
 
     types = (CellType,)
-    can_replace = True
 
     def copy(self, instance: CellType, copies: Copies) -> tuple[Any, ...]:
         try:

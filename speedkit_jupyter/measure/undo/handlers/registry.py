@@ -43,11 +43,8 @@ class Leading(StateHandler):
 
     has_state = False
 
-    def __init__(
-        self, kinds: type | tuple[type, ...], behind: Callable[[Any], Iterable[Any]]
-    ) -> None:
-        self.types = kinds if isinstance(kinds, tuple) else (kinds,)
-        self._behind = behind
+    def __init__(self, behind: Callable[[Any], Iterable[Any]], *types: type) -> None:
+        self.types, self._behind = types, behind
 
     def children(self, instance: Any) -> Iterable[Any]:
         return [part for part in self._behind(instance) if part is not None]
@@ -94,18 +91,20 @@ class Caches(StateHandler):
         return type(function) is types.FunctionType and is_the_users_function(function)
 
 
-BOUND = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)
+BOUND = (
+    types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, staticmethod, classmethod,
+)  # fmt: skip
 # In the order in which they put back: what holds before what is held, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
     NamesHandler(), Cells(), Functions(), Definitions(), Attributes(), Slots(), Dicts(), Lists(),
     Sets(), Buffers(), Tensors(), Arrays(), Generators(), Iterators(), Replays(),
-    Leading(tuple, tuple.__iter__),
-    Leading(frozenset, frozenset.__iter__),
-    Leading((MappingView, types.MappingProxyType), _views),
-    Leading((*BOUND, staticmethod, classmethod), _bound),
-    Leading(property, lambda p: (p.fget, p.fset, p.fdel)),
-    Leading((functools.partial, functools.partialmethod), lambda p: (p.func, *p.args, p.keywords)),
-    Leading((weakref.ref, *PROXIES), _referents),
+    Leading(tuple.__iter__, tuple),
+    Leading(frozenset.__iter__, frozenset),
+    Leading(_views, MappingView, types.MappingProxyType),
+    Leading(_bound, *BOUND),
+    Leading(lambda p: (p.fget, p.fset, p.fdel), property),
+    Leading(lambda p: (p.func, *p.args, p.keywords), functools.partial, functools.partialmethod),
+    Leading(_referents, weakref.ref, *PROXIES),
     Caches(), Gradients(),
 )  # fmt: skip
 UNKNOWN = Unknown()
@@ -135,9 +134,9 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
         handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
     except Exception:  # its metaclass compares or hashes in a way of its own
         return (UNKNOWN,)
-    alone = tuple(one for one in handlers if isinstance(one, NamesHandler | Iterators | Replays))
-    if alone:
-        return alone
+    alone = (NamesHandler, Iterators, Replays)
+    if own := tuple(handler for handler in handlers if isinstance(handler, alone)):
+        return own
     if is_elsewhere(cls):
         return (UNKNOWN,)
     if _is_left_alone(cls):

@@ -7,11 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.checks.values import (
-    has_values,
-    is_plain,
-    plain,
-)
+from speedkit_jupyter.measure.checks.values import has_values, is_plain, plain
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 from speedkit_jupyter.support.torch_private import is_made_of_tensors, is_transformed, set_versions
 
@@ -88,7 +84,9 @@ class Tensors(StateHandler):
             if home is not None and now != layout:
                 instance.data = home
             elif now[:4] != layout[:4] and saved is not None:
-                instance.data = _laid_out(layout, saved)
+                data = saved.to(layout[2], copy=True)  # strides and all
+                is_cut = is_plain(saved) and saved.shape != layout[0]
+                instance.data = data.as_strided(layout[0], layout[3]) if is_cut else data
             if saved is not None:
                 _write(instance, saved)
         if memory.is_leaf and not instance.is_leaf:  # a graph was written into it
@@ -182,14 +180,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((span,), (1,), tensor.storage_offset())
 
 
-def _laid_out(layout: tuple[Any, ...], saved: torch.Tensor) -> torch.Tensor:
-    """Return new memory with the values of a copy, in the layout of the original."""
-    new = saved.to(layout[2], copy=True)  # strides and all
-    if not is_plain(saved) or saved.shape == layout[0]:
-        return new
-    return new.as_strided(layout[0], layout[3])
-
-
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     """Write the values of a copy into the tensor, where it lies if it is strided."""
     import torch
@@ -222,14 +212,13 @@ def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the strided tensors that a sparse one consists of."""
-    import torch
-
-    if tensor.layout is torch.sparse_coo:
+    """Return the strided tensors that a sparse one consists of; none for others."""
+    layout = str(tensor.layout)
+    if layout == "torch.sparse_coo":
         return [tensor._indices(), tensor._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+    if layout in ("torch.sparse_csr", "torch.sparse_bsr"):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+    if layout in ("torch.sparse_csc", "torch.sparse_bsc"):
         return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
     return []
 

@@ -35,6 +35,8 @@ class Arrays(StateHandler):
         return bool(_header(instance) == memory[1]) and self.same_values(instance, memory)
 
     def same_values(self, instance: Any, memory: tuple[Any, Any]) -> bool:
+        import numpy as np
+
         saved, plain = memory[0], _bare(instance)
         if saved is None:
             return True
@@ -42,7 +44,8 @@ class Arrays(StateHandler):
             return False
         if plain.dtype == object:
             return all(map(operator.is_, plain.ravel().tolist(), saved.ravel().tolist()))
-        return bool((_bytes(plain) == _bytes(saved)).all())
+        parts = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (plain, saved))
+        return np.array_equal(*parts)
 
     def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
         """Write into its own memory."""
@@ -66,12 +69,6 @@ def _header(array: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.strides
 
 
-def _bytes(plain: Any) -> Any:
-    import numpy as np
-
-    return np.ascontiguousarray(plain).reshape(-1).view(np.uint8)
-
-
 class Buffers(StateHandler):
     """The bytes of a `bytearray`."""
 
@@ -91,41 +88,40 @@ class Buffers(StateHandler):
 class Generators(StateHandler):
     """The state of Python's, NumPy's and torch's generators."""
 
-    # Module, class, attribute that holds the generator, and what reads and writes it: two methods
-    # or one attribute.
-    WAYS = (
-        ("random", "Random", "", "getstate", "setstate"),
-        ("torch", "Generator", "", "get_state", "set_state"),
-        ("numpy.random", "RandomState", "", "get_state", "set_state"),
-        ("numpy.random", "BitGenerator", "", "state", "state"),
-        ("numpy.random", "Generator", "bit_generator", "state", "state"),
+    KINDS = (
+        ("random", "Random"),
+        ("torch", "Generator"),
+        ("numpy.random", "RandomState"),
+        ("numpy.random", "BitGenerator"),
+        ("numpy.random", "Generator"),
     )
 
     def recognizes(self, cls: type) -> bool:
-        return self._way(cls) is not None and not issubclass(cls, random.SystemRandom)
+        known = tuple(
+            getattr(sys.modules[module], name)
+            for module, name in self.KINDS
+            if module in sys.modules
+        )
+        return issubclass(cls, known) and not issubclass(cls, random.SystemRandom)
 
     def copy(self, instance: Any, copies: Copies) -> Any:
-        holder, read, write = self._way(type(instance)) or ("", "", "")
-        state = getattr(getattr(instance, holder) if holder else instance, read)
-        return state if read == write else state()
+        source = getattr(instance, "bit_generator", instance)
+        return source.state if (read := _method(source, "get")) is None else read()
 
     def same(self, instance: Any, memory: Any) -> bool:
         return bool(_plain(self.copy(instance, Copies())) == _plain(memory))
 
     def put_back(self, instance: Any, memory: Any) -> None:
-        holder, read, write = self._way(type(instance)) or ("", "", "")
-        generator = getattr(instance, holder) if holder else instance
-        if read == write:
-            setattr(generator, write, memory)
+        source = getattr(instance, "bit_generator", instance)
+        if (write := _method(source, "set")) is None:
+            source.state = memory
         else:
-            getattr(generator, write)(memory)
+            write(memory)
 
-    def _way(self, cls: type) -> tuple[str, str, str] | None:
-        for module, name, *way in self.WAYS:
-            found = getattr(sys.modules.get(module), name, None)
-            if found is not None and issubclass(cls, found):
-                return way[0], way[1], way[2]
-        return None
+
+def _method(generator: Any, verb: str) -> Any:
+    """Return the method that reads or writes the state; None for NumPy's attribute."""
+    return getattr(generator, f"{verb}state", getattr(generator, f"{verb}_state", None))
 
 
 def _plain(state: Any) -> Any:
