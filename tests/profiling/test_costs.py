@@ -153,7 +153,7 @@ def found() -> Profile:
         optimizer.step()
         optimizer.zero_grad()
 
-    return profile(step, budget_s=1.5)
+    return profile(step, budget_s=0.8)
 
 
 def test_a_profile_has_modules_operators_and_their_tree(found):

@@ -13,8 +13,7 @@ from speedkit_jupyter.profiling.split import PARTS, Recorder, Split
 class Clock:
     """Seconds that pass when they are told to."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
+    now_s = 0.0
 
     def __call__(self) -> float:
         return self.now_s
