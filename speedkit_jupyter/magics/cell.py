@@ -17,9 +17,7 @@ from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.namespace import find_model, models, named_optimizers
-from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
-from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.discovery import (
     bystanders_among,
     optimizers_among,
@@ -252,16 +250,12 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
     """Return the profiler of a cell whose loops tell what they wait for."""
     from speedkit_jupyter.profiling.instruments import Loops
-    from speedkit_jupyter.profiling.lines import cells
-    from speedkit_jupyter.profiling.profile import Profile
     from speedkit_jupyter.profiling.profiler import Profiler
 
     loops = Loops()
     step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
-    device = device_of(step)
-    profile = Profile(names=cells(), environment=environment(device), command=command)
     called = {id(model): name for name, model in models(shell.user_ns).items()}
-    return Profiler(step, device, profile, budget_s, loops, called)
+    return Profiler(step, budget_s, command, called, loops)
 
 
 def again(make: Callable[..., R], *arguments: Any) -> R:

@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.profiling.lines import cells
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support import arguments
@@ -57,17 +54,16 @@ def profiler_of(
     command: str,
     models: Mapping[int, str] = MappingProxyType({}),
 ) -> Profiler:
-    """Return that of a function; `command` is how it is repeated, `models` how models are called
-    by their ids, beside the variables where it was defined. Raises StepError.
+    """Return the profiler of a function; `models` are further names of models by their ids.
+
+    Raises StepError.
     """
-    measured = step_of(step, model, optimizer)
-    device = device_of(measured)
-    found = Profile(names=cells(), environment=environment(device), command=command)
-    return Profiler(measured, device, found, budget_s, called=models_of(step) | dict(models))
+    called = models_of(step) | dict(models)
+    return Profiler(step_of(step, model, optimizer), budget_s, command, called)
 
 
 def models_of(step: Callable[..., object]) -> dict[int, str]:
-    """Return the variables of models by the models' ids, where the function was defined."""
+    """Return the names that models have where the function was defined, by the models' ids."""
     import torch
 
     function = inspect.unwrap(step)

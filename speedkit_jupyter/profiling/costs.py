@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import accumulate
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,10 +29,9 @@ MOST_TRACED, ROOM = 5, 4
 class Cost:
     """What one module, or one operator, takes of a call.
 
-    `share` is that of all the time, 0 to 1, `backward` how much of it is the backward pass.
-    `times`, `flops` and `moved_bytes` are of one call; `limit` is how much of the time the machine
-    needs at best (1 is as fast as it can get), and None where that is not known; `bound` is what
-    that limit is made of for the most part, operations or bytes.
+    `share` is of all the time, 0 to 1, `backward` the part of it in the backward pass; `times`,
+    `flops` and `moved_bytes` are of one call. `limit` is how much of the time the machine needs at
+    best (None: unknown), `bound` what that is made of: operations or bytes.
     """
 
     name: str
@@ -49,9 +49,8 @@ class Cost:
 class Costs:
     """Modules without those inside of them, and operators, costliest first.
 
-    `tree` are shares of the modules with all that is inside of them, by name, in the order of the
-    model; `busy` is the share of time in which a device worked at all, None on a CPU. `chrome` is
-    the trace as gzipped JSON.
+    `tree` are shares of modules with those inside, by name, in the model's order; `busy` is the
+    share of time in which a device worked, None on a CPU; `chrome` is the trace as gzipped JSON.
     """
 
     modules: list[Cost] = field(default_factory=list)
@@ -72,9 +71,7 @@ def costs_of(
     """Count one call, then trace as many as the budget allows, at least one.
 
     `call` makes the step once, in `call_s` seconds; `settle` puts it back to where it began.
-    `names` are those of modules by their ids, and their classes by these names, in the order of the
-    model. The machine's limits are measured for each dtype once in a session. Raises StepError
-    beside another profiler.
+    `names` are those of `names_of`. Raises StepError beside another profiler.
     """
     (by_id, kinds), work, trace = names, Counter[Work](), Trace()
     modules = ModuleCalls(by_id)
@@ -108,9 +105,7 @@ def _collected(
     limits: Mapping[Work, tuple[float, float]],
     call_s: float,
 ) -> list[Cost]:
-    """Return the costs for each value of the attribute `key` of the places in a trace and a count,
-    the costliest first.
-    """
+    """Return the costs by the attribute `key` of the places, the costliest first."""
     found, name = dict[str, Cost](), attrgetter(key)
     for place, spent_s in trace.seconds.items():
         cost, share = found.setdefault(name(place), Cost(name(place))), spent_s / trace.total_s
@@ -123,7 +118,7 @@ def _collected(
             found[at].flops += times * done.flops
             found[at].moved_bytes += times * done.moved_bytes
             computing_s[at] += times * limits[done][0]
-            # of each call what takes longer: the other happens meanwhile
+            # The shorter of the two happens meanwhile.
             roof_s[at] += times * max(limits[done])
     found.pop("", None)
     for at, cost in found.items():
@@ -134,8 +129,7 @@ def _collected(
 def _limit(computing_s: float, roof_s: float, spent_s: float) -> tuple[float | None, Bound]:
     """Return how much of the time the machine needs at best, and what for.
 
-    What is faster than its bytes can come from memory has them from a cache: then operations alone
-    are a limit.
+    What is faster than memory has its bytes from a cache: then operations alone are a limit.
     """
     from_memory = roof_s <= CACHED * spent_s
     limit_s = roof_s if from_memory else computing_s
@@ -149,15 +143,13 @@ def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]
     """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
     found = dict.fromkeys(kinds, 0.0)
     for cost in modules:
-        parts = cost.name.split(".")
-        for end in range(1, len(parts) + 1):
-            around = ".".join(parts[:end])
+        for around in accumulate(cost.name.split("."), "{}.{}".format):
             found[around] = found.get(around, 0.0) + cost.share
     return {name: share for name, share in found.items() if share > 0}
 
 
 def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[float, float]]:
-    """Return seconds for the operations and for the bytes of each, at the machine's own rates."""
+    """Return seconds for the operations and the bytes of each, at the machine's own rates."""
     import torch
 
     precision = str(read()[MATMUL_PRECISION])
@@ -168,7 +160,6 @@ def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[fl
         dtype = one.dtype if one.flops and one.dtype is not None else torch.float32
         if dtype not in peaks:
             peaks[dtype] = roofline.peak(device, dtype, setting)
-        found[one] = (
-            one.flops / peaks[dtype].flops_per_s, one.moved_bytes / peaks[dtype].bytes_per_s
-        )  # fmt: skip
+        peak = peaks[dtype]
+        found[one] = one.flops / peak.flops_per_s, one.moved_bytes / peak.bytes_per_s
     return found

@@ -23,38 +23,28 @@ from speedkit_jupyter.support import torch_private
 if TYPE_CHECKING:
     import torch
 
-# Each of them waits until the device has done all that was asked of it before; `float(loss)` is the
-# method `__float__`.
+# Each waits until the device has done all that it was asked for.
 WAITING = (
-    "item",
-    "tolist",
-    "numpy",
-    "__array__",
-    "__bool__",
-    "__float__",
-    "__int__",
-    "__index__",
-    "__format__",
-    "__repr__",
-    "nonzero",
-)
+    "item", "tolist", "numpy", "nonzero", "__array__", "__bool__", "__float__", "__int__",
+    "__index__", "__format__", "__repr__",
+)  # fmt: skip
 MOVING = ("to", "cuda", "cpu")
-# What is at hand already makes nobody wait; torch's loaders are seen wherever they are used.
+# These are at hand already; torch's loaders are seen wherever they are used.
 AT_HAND = (range, list, tuple, dict, set, frozenset, str)
 
 
 @contextmanager
-def installed(recorder: Recorder) -> Iterator[None]:
-    """Have torch's functions that are a whole part tell of their calls in the block.
+def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
+    """Have torch's functions that are a whole part tell of their calls in the block; `within` them
+    methods that wait, or move, too.
 
-    For many calls at once: Python (3.13) forgets for ever how to find the methods of a class
-    quickly that was changed a thousand times.
+    For many calls at once: Python 3.13 forgets for ever how to find methods quickly in a class that
+    was changed a thousand times.
     """
     import torch
     from torch.nn.utils import clip_grad
     from torch.utils.data import DataLoader
 
-    scaler = torch.amp.GradScaler
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
         (torch_private.loader_iterator(), "__next__", "data"),
@@ -63,32 +53,31 @@ def installed(recorder: Recorder) -> Iterator[None]:
         (torch.autograd, "grad", "backward"),
         (torch.optim.Optimizer, "zero_grad", "optimizer"),
         (torch.nn.Module, "__call__", "forward"),
-        (scaler, "step", "optimizer"),
-        (scaler, "unscale_", "optimizer"),
-        (scaler, "update", "optimizer"),
+        *((torch.amp.GradScaler, name, "optimizer") for name in ("step", "unscale_", "update")),
         *((home, "clip_grad_norm_", "optimizer") for home in (clip_grad, torch.nn.utils)),
     ]
-    with _in_place((owner, name, partial(_counted, recorder, part)) for owner, name, part in whole):
-        yield
-
-
-@contextmanager
-def installed_within(recorder: Recorder) -> Iterator[None]:
-    """Have methods that wait, or move, tell of their calls: within those parts, or between them."""
-    import torch
-
-    moving = MOVING if torch.accelerator.is_available() else ()
-    methods = [*((name, _waiting) for name in WAITING), *((name, _moving) for name in moving)]
-    with _in_place((torch.Tensor, name, partial(make, recorder, name)) for name, make in methods):
-        yield
+    patches = [(owner, name, partial(_counted, recorder, part)) for owner, name, part in whole]
+    if within:
+        moving = MOVING if torch.accelerator.is_available() else ()
+        methods = [*((name, _waiting) for name in WAITING), *((name, _moving) for name in moving)]
+        patches += [(torch.Tensor, name, partial(make, recorder, name)) for name, make in methods]
+    # torch makes tables of its functions once in a process: those made in the block are made anew.
+    before = {id(table): table.cache_info().misses for table in torch_private.lookups()}
+    try:
+        with ExitStack() as stack:
+            for owner, name, make in patches:
+                stack.enter_context(patched(owner, name, make))
+            yield
+    finally:
+        for table in torch_private.lookups():
+            if table.cache_info().misses > before.get(id(table), 0):
+                table.cache_clear()
 
 
 @contextmanager
 def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """Tell of compiling, of optimizers' steps and of functions between the parts in the block,
-    which is one call of the step. Between calls hooks and modes are put back.
-
-    Not `sees_functions` in the first call, which may compile: there they are part of the rest.
+    """Tell of compiling, optimizers' steps and functions between the parts, in one call of the
+    step. Not `sees_functions` in a first call, which may compile: they are part of the rest there.
     """
     with ExitStack() as stack:
         open_compilations: list[Any] = []
@@ -102,23 +91,6 @@ def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
             stack.enter_context(recorder.functions())
         stack.enter_context(_optimizer_steps(recorder))
         yield
-
-
-@contextmanager
-def _in_place(patches: Iterable[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Have what stands in for torch's functions in place in the block, but not in the tables that
-    torch makes of them once in a process: those first asked for in the block are made anew.
-    """
-    before = {id(table): table.cache_info().misses for table in torch_private.lookups()}
-    try:
-        with ExitStack() as stack:
-            for owner, name, make in patches:
-                stack.enter_context(patched(owner, name, make))
-            yield
-    finally:
-        for table in torch_private.lookups():
-            if table.cache_info().misses > before.get(id(table), 0):
-                table.cache_clear()
 
 
 def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,10 +107,7 @@ def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Ca
 
 
 def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell of a method that waits for the device, and gives Python a value.
-
-    On a CPU nothing waits: there it counts where the user's own code asks.
-    """
+    """Tell of a method that waits for the device; on a CPU where the user's own code asks."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
@@ -187,9 +156,7 @@ def _note(recorder: Recorder, spot: Spot | None, name: str, seconds: float) -> N
 
 @contextmanager
 def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
-    """Count optimizers' steps, with the hooks of their own. The step of a class that calls the step
-    of the one that it is of is one step.
-    """
+    """Count optimizers' steps; one that calls the step of its base class counts once."""
     under_way: list[tuple[int, Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -206,10 +173,7 @@ def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
 
 
 class Loops:
-    """Every `for` of the code that is `rewritten` goes through this object's call.
-
-    It is found among Python's built-in names, while the code runs: nothing is added to the user's.
-    """
+    """Every `for` of the code that is `rewritten` calls this object, by a built-in name."""
 
     name = "_speedbench_waits"
 
@@ -217,7 +181,7 @@ class Loops:
         self._recorder: Recorder | None = None
 
     def rewritten(self, tree: ast.Module) -> ast.Module:
-        """Return the same code, line by line; the loops of functions that it defines, too."""
+        """Return the same code with its loops, and those of functions that it defines, told."""
         for node in ast.walk(tree):
             if isinstance(node, ast.For):
                 called = ast.Call(ast.Name(self.name, ast.Load()), [node.iter], [])
@@ -226,7 +190,7 @@ class Loops:
 
     @contextmanager
     def told_to(self, recorder: Recorder | None) -> Iterator[None]:
-        """Let the code run in the block; the recorder, if there is one, learns of the waits."""
+        """Let the code run in the block; a recorder learns of the waits."""
         self._recorder = recorder
         setattr(builtins, self.name, self)
         try:

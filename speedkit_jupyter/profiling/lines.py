@@ -2,9 +2,8 @@
 
 A timer interrupts the measured thread. A signal's handler runs in the thread that it interrupts,
 between two steps of Python's interpreter, so that it reads frames of its own thread only. (Frames
-of another thread end while they are read, and Python crashes.) What lies between two samples
-counts for what the second one sees. Python runs handlers after calls and at the end of loops: a
-long operation that calls nothing counts for the next line that does.
+of another thread end while they are read, and Python crashes.) Time between two samples counts for
+the second one: a long operation that calls nothing counts for the next line that does.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from speedkit_jupyter.support.tracebacks import is_user_code_boundary
 OURS = str(Path(__file__).parents[1])
 # Seconds between two samples. One takes some 10 µs.
 EVERY_S = 0.001
-# A second of samples counts for at most so many by itself: a part may be seen only once.
+# A sample counts for at most so many times its own time: a part may be seen only once.
 MOST = 4.0
 
 
@@ -42,17 +41,15 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of the user's own code: no library's, not Python's, not ours.
-
-    None where there is none: what a thread of a library's calls, or what we do between the user's
-    calls. Lines that called us are not looked at.
+    """Return the innermost line of the user's own code (no library's, not Python's, not ours), None
+    where there is none. Lines that called us are not looked at.
     """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
     if frame is None:
         return None
-    # What the compiler adds (the end of a `with`) is of no line.
+    # Code that the compiler adds (the end of a `with`) has no line.
     return Spot(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno)
 
 
@@ -66,12 +63,12 @@ def is_users(file: str) -> bool:
 
 
 def source(file: str, number: int) -> str:
-    """Return the line as it is written; empty where nothing is known of the file."""
+    """Return the line as it is written; empty in an unknown file."""
     return linecache.getline(file, number).strip()
 
 
 def cells() -> dict[str, str]:
-    """Return what the notebook calls the files that its cells are to Python; nothing elsewhere."""
+    """Return the notebook's names of the files that its cells are to Python."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return {file: f"cell {number}" for file, number in numbers.items()}
@@ -79,9 +76,8 @@ def cells() -> dict[str, str]:
 
 @dataclass
 class LineTimes:
-    """Shares of a step, 0 to 1: `own` are those of lines of the user's, without other lines that
-    they call, by part of the step; `python` what of the rest is Python itself (and other
-    libraries), and no function of torch's.
+    """Shares of a step, 0 to 1: `own` are those of the user's lines, without other lines that they
+    call, by part of the step; `python` is what of them takes place outside of torch.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
@@ -89,9 +85,7 @@ class LineTimes:
 
     @staticmethod
     def of(samples: Sequence[LineSample], shares: Mapping[Part, float]) -> LineTimes:
-        """Return those of the samples. `shares` are those of the parts, as the split knows them:
-        some parts are interrupted more often than others.
-        """
+        """Return those of the samples; `shares` are those of the parts by the split."""
         own = defaultdict[tuple[Spot, Part], float](float)
         python = defaultdict[Spot, float](float)
         seen_s = defaultdict[Part, float](float)
@@ -123,11 +117,9 @@ class LineTimes:
 
 @contextmanager
 def sampled(recorder: Recorder) -> Iterator[None]:
-    """Have a timer note which line is at work in this thread, into the recorder's split, while it
-    runs.
+    """Have a timer note into the recorder's split which line is at work in this thread.
 
-    Nothing is noted where no timer can interrupt: signals reach the main thread only, Windows has
-    no such timer, and one that the user has set stays as it is.
+    Nothing is noted outside the main thread, on Windows, and beside a timer of the user's.
     """
     import torch
 
@@ -153,8 +145,8 @@ def sampled(recorder: Recorder) -> Iterator[None]:
 
 
 def _sampler(recorder: Recorder) -> Callable[[int, object], None]:
-    """Return a handler of signals that notes one sample, and goes on between two calls: the first
-    sample of a short call counts as much as any.
+    """Return a handler of signals that notes one sample. It counts time between two calls, too: the
+    first sample of a short call counts as much as any.
     """
     before_s = time.perf_counter()
 

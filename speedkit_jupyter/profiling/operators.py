@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -57,26 +58,32 @@ class Work(NamedTuple):
 class ModuleCalls:
     """Follows the calls of modules in this thread; `names` are theirs, by their ids.
 
-    Autograd numbers its nodes in the order in which a thread makes them. So the number of a node
-    tells during which call it was made, and what it does in the backward pass is that module's.
+    Autograd numbers nodes as a thread makes them: so a node's number tells the module that made it.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
         self._names = names
         self._inside: list[str] = []
-        # From this number on nodes are this module's.
+        # From each number on nodes are the module's of the same place.
         self._numbers: list[int] = []
         self._whose: list[str] = []
 
     @property
     def here(self) -> str:
-        """Return the innermost module that is being called; empty outside of all."""
+        """Return the innermost module that is called now; empty outside of all."""
         return self._inside[-1] if self._inside else ""
 
     def of_node(self, number: int) -> str:
         """Return the module that made the node of this number; empty where none did."""
         at = bisect_right(self._numbers, number) - 1
         return self._whose[at] if at >= 0 else ""
+
+    def at_work(self) -> tuple[str, bool]:
+        """Return the module that works, and whether it is the backward pass."""
+        node = torch_private.current_node()
+        if node is None:
+            return self.here, False
+        return self.here or self.of_node(node._sequence_nr()), True
 
     @contextmanager
     def followed(
@@ -110,20 +117,18 @@ class ModuleCalls:
 def names_of(
     models: Sequence[torch.nn.Module], given: Mapping[int, str]
 ) -> tuple[dict[int, str], dict[str, str]]:
-    """Return the name of each module by its id, as `net.blocks.3.mlp`, and its class by its name.
+    """Return the name of each module by its id (`net.blocks.3.mlp`), and its class by its name.
 
-    `given` are names of models by their ids; one without any is called by its class.
+    `given` are names of models by their ids; others are called by their classes.
     """
     names: dict[int, str] = {}
     kinds: dict[str, str] = {}
     for model in models:
         inner = unwrapped(model)
         name = given.get(id(model)) or given.get(id(inner)) or type(inner).__name__
-        root = name = name.replace(".", "_")
-        number = 1
-        while root in kinds:
-            number += 1
-            root = f"{name} {number}"
+        name = name.replace(".", "_")
+        numbered = (f"{name} {number}" for number in count(2))
+        root = next(one for one in chain([name], numbered) if one not in kinds)
         for path, module in inner.named_modules(prefix=root):
             names.setdefault(id(module), path)
             kinds.setdefault(path, type(module).__name__)
@@ -132,11 +137,10 @@ def names_of(
 
 
 def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
-    """Count what a call does.
+    """Count what a call does; compiled code runs as plain PyTorch.
 
-    Operations are those that torch's formulas know (`torch.utils.flop_counter`): matrix products,
-    convolutions, attention. Bytes are the tensors that are read and written. Compiled code runs as
-    plain PyTorch.
+    Operations are those that `torch.utils.flop_counter` knows (matrix products, convolutions,
+    attention), bytes the tensors that are read and written.
     """
     from torch.utils.flop_counter import flop_registry
 
@@ -161,7 +165,7 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
             read, given = _tensors((args, kwargs)), _tensors(result)
             moved = _moved_bytes(function._schema, read, given)
             if flops or moved:
-                place = Place(*_whose(modules), function._schema.name)
+                place = Place(*modules.at_work(), function._schema.name)
                 dtypes = (t.dtype for t in (*read, *given) if t.dtype.is_floating_point)
                 found[Work(place, next(dtypes, None), flops, moved)] += 1
             return result
@@ -169,14 +173,6 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
     with eager(), modules.followed(), Counting():
         call()
     return found
-
-
-def _whose(modules: ModuleCalls) -> tuple[str, bool]:
-    """Return the module, and whether it is the backward pass."""
-    node = torch_private.current_node()
-    if node is None:
-        return modules.here, False
-    return modules.here or modules.of_node(node._sequence_nr()), True
 
 
 def _tensors(values: Any) -> list[Any]:
@@ -203,15 +199,12 @@ def _moved_bytes(schema: Any, read: list[Any], given: list[Any]) -> int:
 
 
 def _storage(tensor: Any) -> tuple[int, int]:
-    """Return where it lies, and the bytes of its elements: fewer than its shape says, if expanded.
-
-    Sparse tensors and other kinds have no storage.
-    """
+    """Return where a tensor lies, and its bytes: fewer than its shape says, if it is expanded."""
     size = int(tensor.numel() * tensor.element_size())
     try:
         storage = tensor.untyped_storage()
         return int(storage.data_ptr()), min(size, int(storage.nbytes()))
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError):  # a sparse tensor has no storage
         return id(tensor), size
 
 
@@ -219,8 +212,8 @@ def _storage(tensor: Any) -> tuple[int, int]:
 class Trace:
     """Seconds of each place in `total_s` of `calls`, and how often each event was seen.
 
-    On a device the seconds are those of its kernels, and `busy_s` those in which it worked at all.
-    `chrome` is the last call for chrome://tracing and Perfetto, as gzipped JSON.
+    On a device they are of its kernels, and `busy_s` is the time in which any ran. `chrome` is the
+    last call for Perfetto, as gzipped JSON.
     """
 
     total_s: float = 0.0

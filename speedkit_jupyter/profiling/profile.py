@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split, shares
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
-# Where telling makes a call this many times as long, others tell of the parts as a whole alone.
+# Where telling makes a call this many times as long, other calls tell of whole parts alone.
 COSTLY = 1.05
 
 
@@ -30,19 +31,16 @@ class Wait(NamedTuple):
 
 @dataclass(repr=False)
 class Profile(Shown):
-    """The result. Seconds are of one step; a call of the cell or function makes `steps` of them,
-    as many as its optimizer made, or one.
+    """The result. Seconds are of one step; a call of the cell or function makes `steps` of them, as
+    many as its optimizer made, or one.
 
-    `splits` are those of the profiled calls, `plain_s` seconds of calls that were not profiled, in
-    between; where telling takes long, `whole` are splits of calls that were told of little: of the
-    parts as a whole, without what is within them. `first` is that of the first call, which may have
-    compiled.
-    `timed_s` are wall-clock seconds of all plain calls (of the first call, where there are none),
-    `cpu_s` the CPU seconds of this process in them, `held_up_s` those for which other processes
-    kept it from the cores. A profile that `is_interrupted` ended by Ctrl-C.
-    `lines` are the user's own, `costs` those of modules and operators, each from calls of their
-    own; no costs where `why_no_costs` says it.
-    `names` are how files are called in the notebook.
+    `first` is the split of the first call, which may have compiled, `splits` are those of profiled
+    calls, `plain_s` the seconds of plain calls in between; `whole` are splits of the parts as a
+    whole, without what is within them, where telling takes long.
+    `timed_s` are the seconds of all plain calls (or the first call), `held_up_s` those for which
+    other processes kept it from the cores. A profile that `is_interrupted` ended by Ctrl-C.
+    `lines` are the user's own, `costs` those of modules and operators, or `why_no_costs` says why
+    there are none; `names` are the notebook's for files.
     """
 
     first: Split | None = None
@@ -53,7 +51,6 @@ class Profile(Shown):
     costs: Costs | None = None
     why_no_costs: str = ""
     timed_s: float = 0.0
-    cpu_s: float = 0.0
     held_up_s: float = 0.0
     is_interrupted: bool = False
     device: str = "cpu"
@@ -100,29 +97,26 @@ class Profile(Shown):
 
     def waits(self) -> list[Wait]:
         """Return lines that wait, what takes longest first, then what waits most often."""
-        lines = {line for split in self.taken for line in split.waits}
-        calls = len(self.taken) * self.steps
-        waited_s = sum(sum(split.waited_s.values()) for split in self.taken) / calls
+        times, waited_s = Counter[Line](), Counter[Line]()
+        for split in self.taken:
+            times.update(split.waits)
+            waited_s.update(split.waited_s)  # type: ignore[arg-type]
+        calls, total_s = len(self.taken) * self.steps, sum(waited_s.values())
         # What telling takes is taken off the part, in all.
-        share = min(self.seconds("synchronizations") / waited_s, 1.0) if waited_s else 1.0
-        found = [
-            Wait(
-                line,
-                sum(split.waits[line] for split in self.taken) / calls,
-                share * sum(split.waited_s.get(line, 0.0) for split in self.taken) / calls,
-            )
-            for line in lines
-        ]
+        share = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
+        found = [Wait(line, times[line] / calls, share * waited_s[line] / calls) for line in times]
         return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
 
     def place(self, line: Line | Spot) -> str:
-        """Return where it stands, as the notebook says it."""
+        """Return where a line stands, as the notebook says it."""
         return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
+
+    def _at(self, line: Line | Spot) -> dict[str, str]:
+        return {"place": self.place(line), "source": source(line.file, line.number)}
 
     @hide_internal_frames
     def export_chrome_trace(self, path: str | Path) -> Path:
-        """Write the traced call for Perfetto (ui.perfetto.dev) and chrome://tracing: gzipped where
-        the name ends in `.gz`. Modules are there by their names.
+        """Write the traced call for ui.perfetto.dev, gzipped where the name ends in `.gz`.
 
         Raises SpeedKitError where nothing was traced, or where it can't be written.
         """
@@ -155,22 +149,11 @@ class Profile(Shown):
             "first_call_s": None if self.first is None else self.first.total_s,
             "first_compiling_s": None if self.first is None else self.first.seconds["compiling"],
             "synchronizations": [
-                {
-                    "place": self.place(wait.line),
-                    "source": source(wait.line.file, wait.line.number),
-                    "call": wait.line.call,
-                    "times": wait.times,
-                    "seconds": wait.seconds,
-                }
-                for wait in self.waits()
+                {**self._at(line), "call": line.call, "times": times, "seconds": seconds}
+                for line, times, seconds in self.waits()
             ],
             "lines": [
-                {
-                    "place": self.place(spot),
-                    "source": source(spot.file, spot.number),
-                    "part": self.lines.part(spot),
-                    "share": share,
-                }
+                {**self._at(spot), "part": self.lines.part(spot), "share": share}
                 for spot, share in self.lines.costliest()
             ],
             "modules": [asdict(cost) for cost in costs.modules],

@@ -7,20 +7,22 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.repeats import ended
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.costs import costs_of
-from speedkit_jupyter.profiling.lines import LineTimes, sampled
+from speedkit_jupyter.profiling.lines import LineTimes, cells, sampled
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, LineSample, Recorder, Split
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Seconds of a profile without a budget of the user's; as many profiled calls are enough, and plain
-# and profiled ones take turns about as often.
+# Seconds without a budget of the user's; how many profiled calls are enough; about how often plain
+# and profiled calls take turns.
 DEFAULT_S, ENOUGH, TURNS = 10.0, 100, 10
-# What takes longer than the first share of the budget is called once, and that call is the profile;
-# what takes less than the second is called once more before each call that counts.
+# A call that takes more than the first share of the budget is the profile; one that takes less than
+# the second is made once more before each call that counts.
 LONG, SHORT = 0.5, 0.02
 # Modules and operators take about as many calls' time, and get up to this share of the budget.
 COSTS, COSTS_SHARE = 10, 0.5
@@ -52,8 +54,8 @@ TRYING_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Isolated:
-    """A step that was profiled, and is isolated still: `call` makes it once, `settle` puts it back
-    to where it began. `affords` says whether there is time for so many seconds.
+    """A profiled step that is isolated still: `call` makes it once, `settle` puts it back to where
+    it began, `affords` says whether there is time for so many seconds.
     """
 
     call: Callable[[], object]
@@ -65,29 +67,29 @@ class Isolated:
 class Profiler:
     """Drain `run()`, then read `result()`.
 
-    `budget_s` are the seconds for all of it; at least one call is made, however long it takes. A
-    call that takes most of them is the only one, first call or not. `loops` are those of the step's
-    own code, where it was rewritten to tell them; `called` how the user calls models, by their ids.
-    `afterwards` is called at the end, while the step is isolated still. Whatever happens, models,
-    optimizers, random generators and names end as they began. Raises StepError.
+    `budget_s` are the seconds for all of it; a call that takes most of them is the only one.
+    `command` is how the profile is repeated; `called` is how the user calls models, by their ids;
+    `loops` are those of the step's own code, where it was rewritten to tell them. `afterwards` is
+    called at the end, while the step is isolated still. Whatever happens, all that the step changes
+    is put back. Raises StepError.
     """
 
     def __init__(
         self,
         step: Step,
-        device: torch.device,
-        profile: Profile,
-        budget_s: float | None = None,
+        budget_s: float | None,
+        command: str,
+        called: Mapping[int, str],
         loops: instruments.Loops | None = None,
-        called: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        self.step, self._device, self._profile = step, device, profile
-        self.called = called
-        self._loops = loops or instruments.Loops()
+        self.step, self.called, self._loops = step, called, loops or instruments.Loops()
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
         self.afterwards: Callable[[Isolated], object] | None = None
-        profile.device = device.type
+        self._device = device = device_of(step)
+        self._profile = Profile(
+            device=device.type, names=cells(), environment=environment(device), command=command
+        )
         self._context: Any = None
         self._is_alone = False
         self._watch = clock.Stopwatch(device, clock.now, clock.Interruptions())
@@ -102,45 +104,45 @@ class Profiler:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every call. What the step changed is put back at the end."""
-        profile, budget = self._profile, Budget(self.budget_s, begun_s=self.begun_s)
-        with self._interruptible(), self.step.guarded() as guard:
-            self._context = in_force_or_none(self.step.models)
-            budget.reserved_s = guard.taking_s
-            yield Progress(0.0, "first call")
-            with self._sampled() as recorder:
-                profile.first = first = self._watched(lambda: self._profiled(recorder, True))
-            budget.exclude(first.seconds["compiling"])
-            is_long = self._first_s > LONG * self.budget_s
-            state = guard.state if is_long and not self.afterwards else self.step.state()
-            if is_long:
-                profile.why_no_costs = "there was no time for a second call"
-                self._find_lines(first.samples)
-                yield Progress(1.0, "the call is long: it is the profile")
-            else:
-                try:
-                    yield from self._in_full(state, budget)
-                except StepError:
-                    raise
-                except Exception as error:
-                    if profile.plain_s:
-                        raise
-                    # Another call can't follow (a schedule has so many steps): each begins anew.
-                    self.step.tell([ended(error).line])
-                    state, self._is_alone = guard.state, True
-                    budget.reserved_s = guard.taking_s
-                    yield from self._in_full(state, budget)
-            if self.afterwards is not None:
-                yield Progress(1.0, "one more call, watched")
-                self.afterwards(self._isolated(state))
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Have the profile say that Ctrl-C ended the block."""
+        budget = Budget(self.budget_s, begun_s=self.begun_s)
         try:
-            yield
+            with self.step.guarded() as guard:
+                yield from self._measured(guard, budget)
         except KeyboardInterrupt:
             self._profile.is_interrupted = True
             raise
+
+    def _measured(self, guard: MeasurementGuard, budget: Budget) -> Generator[Progress, None, None]:
+        profile = self._profile
+        self._context = in_force_or_none(self.step.models)
+        budget.reserved_s = guard.taking_s
+        yield Progress(0.0, "first call")
+        with self._sampled() as recorder:
+            profile.first = first = self._watched(lambda: self._profiled(recorder, True))
+        budget.exclude(first.seconds["compiling"])
+        is_long = self._first_s > LONG * self.budget_s
+        state = guard.state if is_long and not self.afterwards else self.step.state()
+        if is_long:
+            profile.why_no_costs = "there was no time for a second call"
+            self._find_lines(first.samples)
+            yield Progress(1.0, "the call is long: it is the profile")
+        else:
+            try:
+                yield from self._in_full(state, budget)
+            except StepError:
+                raise
+            except Exception as error:
+                if profile.plain_s:
+                    raise
+                # Another call can't follow (a schedule has so many steps): each begins anew.
+                self.step.tell([ended(error).line])
+                state, self._is_alone = guard.state, True
+                budget.reserved_s = guard.taking_s
+                yield from self._in_full(state, budget)
+        if self.afterwards is not None:
+            yield Progress(1.0, "one more call, watched")
+            call = partial(self._aside, self._call)
+            self.afterwards(Isolated(call, state.restore, self._affords_trial, self._device))
 
     @property
     def _first_s(self) -> float:
@@ -175,11 +177,9 @@ class Profiler:
         self._profile.why_no_costs = why
 
     def _in_turn(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        """Make some plain calls, as many profiled ones, each from the same state and with data of
-        its own.
-        """
+        """Make plain calls and as many profiled ones, each from the same state."""
         profile, number, slowest_s = self._profile, 1, 0.0
-        profile.timed_s = profile.cpu_s = profile.held_up_s = 0.0
+        profile.timed_s = profile.held_up_s = 0.0
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -188,21 +188,24 @@ class Profiler:
             for _ in range(number):
                 self._settle(state)
                 plain_s.append(self._watched(self._plain))
-            with self._installed() as recorder:
-                with instruments.installed_within(recorder):
-                    for _ in range(number):
-                        state.restore()
-                        profile.splits.append(self._profiled(recorder))
-                profile.plain_s += plain_s
-                for _ in range(number if profile.is_costly else 0):
-                    state.restore()
-                    profile.whole.append(self._profiled(recorder, is_whole=True))
+            profile.splits += self._in_a_row(number, state, is_whole=False)
+            profile.plain_s += plain_s
+            if profile.is_costly:
+                profile.whole += self._in_a_row(number, state, is_whole=True)
             slowest_s = max(slowest_s, (clock.now() - begun_s) / (2 * number))
             taken = len(profile.splits)
             if taken == 1:
                 affordable = min(ENOUGH - 1, max(budget.left_s, 0.0) / (2 * slowest_s))
                 number = max(1, round(affordable / TURNS))
             yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
+
+    def _in_a_row(self, number: int, state: Snapshot, is_whole: bool) -> Iterator[Split]:
+        """Profile some calls, each from the same state."""
+        recorder = Recorder()
+        with instruments.installed(recorder, within=not is_whole):
+            for _ in range(number):
+                state.restore()
+                yield self._profiled(recorder, is_whole=is_whole)
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
@@ -224,24 +227,19 @@ class Profiler:
 
     def _find_costs(self, state: Snapshot, budget: Budget) -> str:
         """Find those of modules and operators, or return why there are none."""
-        call, settle = lambda: self._aside(self._call), lambda: self._settle(state)
+        call, settle = partial(self._aside, self._call), partial(self._settle, state)
         names = names_of(self.step.models, self.called)
         try:
-            costs = costs_of(call, settle, self._device, names, self._call_s, budget)
+            found = costs_of(call, settle, self._device, names, self._call_s, budget)
         except StepError as error:
             return str(error)
         except Exception as error:  # what can't be traced hides nothing else
             return f"{type(error).__name__}: {error}".partition("\n")[0]
-        self._profile.costs = costs
+        self._profile.costs = found
         return ""
 
-    def _isolated(self, state: Snapshot) -> Isolated:
-        return Isolated(
-            call=lambda: self._aside(self._call),
-            settle=state.restore,
-            affords=lambda seconds: seconds <= TRYING_SHARE * self.budget_s,
-            device=self._device,
-        )
+    def _affords_trial(self, seconds: float) -> bool:
+        return seconds <= TRYING_SHARE * self.budget_s
 
     def _aside(self, call: Callable[[], T]) -> T:
         """Call what runs the step, once, and tells nothing to a split."""
@@ -249,7 +247,7 @@ class Profiler:
             return call()
 
     def _settle(self, state: Snapshot) -> None:
-        """Go back to the state; a short step is called once more, so that caches are warm."""
+        """Go back to the state; a short step then warms the caches."""
         state.restore()
         if self._is_short:
             self._plain()
@@ -267,33 +265,23 @@ class Profiler:
         result = call()
         self._watch.end()
         self._profile.timed_s += self._watch.wall_s
-        self._profile.cpu_s += self._watch.cpu_s
         self._profile.held_up_s += self._watch.waited_s
         return result
 
     @contextmanager
-    def _installed(self) -> Iterator[Recorder]:
-        """Let calls be profiled in the block, one after another."""
-        recorder = Recorder()
-        with instruments.installed(recorder):
-            yield recorder
-
-    @contextmanager
     def _sampled(self) -> Iterator[Recorder]:
-        """The same in every detail, while a timer looks which lines are at work."""
-        with (
-            self._installed() as recorder,
-            instruments.installed_within(recorder),
-            sampled(recorder),
-        ):
+        """Let calls be profiled in every detail, while a timer looks which lines are at work."""
+        recorder = Recorder()
+        with instruments.installed(recorder, within=True), sampled(recorder):
             yield recorder
 
     def _profiled(
         self, recorder: Recorder, is_first: bool = False, is_whole: bool = False
     ) -> Split:
-        """Make one call. A short step is called once before: Python forgets what it knows of the
-        types that are patched, which costs it a tenth. `is_whole`: without what happens within the
-        parts.
+        """Make one call; `is_whole`: without what happens within the parts.
+
+        A short step is called once before: Python forgets what it knows of the types that are
+        patched, which costs a tenth.
         """
         with (
             self.step.around_blocks(),

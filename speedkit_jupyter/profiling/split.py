@@ -13,34 +13,24 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support import torch_private
 
 Part = Literal[
-    "data",
-    "host to device",
-    "forward",
-    "backward",
-    "optimizer",
-    "synchronizations",
-    "compiling",
-    "rest",
-    "overhead",
-]
+    "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
+    "rest", "overhead",
+]  # fmt: skip
 # In the order of a step; the time that the instruments take is "overhead", and no part of it.
 PARTS: tuple[Part, ...] = Part.__args__[:-1]  # type: ignore[attr-defined]
 # What is no part of its own within another one: a transform of the data set that calls a module is
 # data, a checkpoint that runs a forward pass again in the backward pass is backward.
+_EVERY = frozenset(PARTS)
 _HIDDEN: dict[Part, frozenset[Part]] = {
-    "data": frozenset(PARTS),
-    "host to device": frozenset(PARTS),
-    "synchronizations": frozenset(PARTS),
-    "compiling": frozenset(PARTS),
+    "data": _EVERY, "host to device": _EVERY, "synchronizations": _EVERY, "compiling": _EVERY,
     "forward": frozenset(["forward", "data"]),
     "backward": frozenset(["forward", "backward", "host to device", "data"]),
     "optimizer": frozenset(["optimizer"]),
-    "rest": frozenset(),
-    "overhead": frozenset(),
-}
-# What a call of a function is from its beginning to its end; within it others are told apart.
+    "rest": frozenset(), "overhead": frozenset(),
+}  # fmt: skip
+# A call is such a part from its beginning to its end; other parts are told apart within it.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
-# Of a whole part, or the rest, a part that was told apart within it; or itself.
+# A whole part (or the rest), and the part that was told apart within it, or the same again.
 Piece = tuple[Part, Part]
 
 
@@ -54,8 +44,8 @@ class Line(NamedTuple):
 
 @dataclass
 class LineSample:
-    """The user's innermost line at one moment, if any, and the part of the step at that moment;
-    whether one of torch's functions was at work that no module called.
+    """The user's line (if any) and the part of the step at one moment; `in_torch` where a function
+    of torch's was at work outside of modules.
     """
 
     spot: Any
@@ -66,8 +56,8 @@ class LineSample:
 
 @dataclass
 class Split:
-    """Seconds of one call by its `pieces`; `waits` are the synchronizations by line, `stepped` the
-    steps of each optimizer by its id, `samples` the lines that a timer saw.
+    """Seconds of one call by its `pieces`; `waits` counts synchronizations by line, `stepped` the
+    steps of each optimizer by its id; `samples` are the lines that a timer saw.
     """
 
     pieces: dict[Piece, float] = field(default_factory=lambda: defaultdict(float))
@@ -78,7 +68,7 @@ class Split:
 
     @property
     def seconds(self) -> dict[Part, float]:
-        """Return those of each part."""
+        """Return the seconds of each part."""
         found: dict[Part, float] = dict.fromkeys((*PARTS, "overhead"), 0.0)
         for (_, part), spent_s in self.pieces.items():
             found[part] += spent_s
@@ -179,11 +169,10 @@ class Recorder:
 
     @contextmanager
     def functions(self) -> Iterator[None]:
-        """See torch's functions between the parts: what leads to a gradient (a loss that is a
-        function) is forward, what does not (a metric) stays the rest.
+        """See torch's functions between the parts: one that leads to a gradient (a loss) is
+        forward, one that does not (a metric) stays the rest.
 
-        Not for a step that was compiled: it would be compiled anew for the mode. To be entered once
-        what stands in for methods of tensors is in place.
+        A compiled step would be compiled anew for the mode. Methods of tensors are patched first.
         """
         import torch
         from torch.overrides import TorchFunctionMode
@@ -200,18 +189,12 @@ class Recorder:
             def __torch_function__(
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                function = methods.get(function, function)
-                if recorder.part != "rest":
-                    return function(*args, **(kwargs or {}))
-                mark, samples = recorder.mark(), recorder.split.samples
-                seen = len(samples)
+                function, is_rest = methods.get(function, function), recorder.part == "rest"
+                mark, seen = recorder.mark() if is_rest else 0.0, len(recorder.split.samples)
                 result = function(*args, **(kwargs or {}))
-                leads = isinstance(result, torch.Tensor) and result.requires_grad
-                if leads:
-                    recorder.moved(mark, "forward")
-                for sample in samples[seen:]:
-                    sample.in_torch = True
-                    sample.part = "forward" if leads and sample.part == "rest" else sample.part
+                if is_rest:
+                    leads = isinstance(result, torch.Tensor) and result.requires_grad
+                    recorder.saw_function(mark, recorder.split.samples[seen:], leads)
                 return result
 
         self._mode = mode = Seen()
@@ -222,6 +205,14 @@ class Recorder:
             self._mode = None
             if torch_private.innermost_function_mode() is mode:  # Ctrl-C may come while it is off
                 mode.__exit__(None, None, None)
+
+    def saw_function(self, mark: float, samples: Sequence[LineSample], leads: bool) -> None:
+        """Count a function of torch's for the forward pass where it `leads` to a gradient."""
+        if leads:
+            self.moved(mark, "forward")
+        for sample in samples:
+            sample.in_torch = True
+            sample.part = "forward" if leads and sample.part == "rest" else sample.part
 
     def _without_mode(self) -> Any:
         """Take the mode off torch's stack and return it, where no other mode lies on top."""
@@ -242,8 +233,7 @@ def shares(splits: Sequence[Split], whole: Sequence[Split]) -> dict[Part, float]
     """Return the share of each part in all calls.
 
     Looking into the parts may take longer than what they do. So `whole`, splits of calls that were
-    looked at from outside of them, say how long each of these is, if there are any, and `splits`
-    what is within it.
+    looked at from outside, say how long each whole part is; `splits` say what is within it.
     """
     pieces, found = _summed(splits), dict.fromkeys(PARTS, 0.0)
     seen, wholes = _by_whole(pieces), _by_whole(_summed(whole or splits))
@@ -262,8 +252,8 @@ def _by_whole(pieces: dict[Piece, float]) -> dict[Part, float]:
 
 
 def _summed(splits: Sequence[Split]) -> dict[Piece, float]:
-    """Return seconds of pieces, without what is ours, of the quicker half of all calls: the others
-    were interrupted by other processes.
+    """Return seconds of pieces, without overhead, in the quicker half of all calls: other processes
+    interrupted the others.
     """
     found = defaultdict[Piece, float](float)
     for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:

@@ -133,7 +133,7 @@ def _rolled_out(device: str) -> Loop:
         state, seen, chosen = np.zeros(8), [], []
         for _ in range(40):
             x = torch.as_tensor(state, dtype=torch.float32).to(device)
-            with part("forward"), torch.no_grad():
+            with torch.no_grad(), part("forward"):
                 scores = policy(x)
             action = int(scores.argmax())
             state = np.tanh(state + moves[action])
