@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A candidate that is not part of the plan, and why."""
+    """A plan or a part that is not in the plan, and why."""
 
     name: str
     reason: str
@@ -67,7 +67,6 @@ class Timed:
 
     @property
     def words(self) -> set[str]:
-        """The words of its parts."""
         return set(self.record.name.split("+"))
 
     @property
@@ -216,12 +215,10 @@ class Tuning(Shown):
 
     @property
     def stages(self) -> list[Stage]:
-        """The benchmarks of the search: races, then the proof."""
         return self.known.stages
 
     @property
     def rejected(self) -> list[Rejected]:
-        """What is not in the plan, and why."""
         return [Rejected(*reason) for reason in self.known.reasons.items()]
 
     @property
@@ -315,11 +312,9 @@ class Tuning(Shown):
         return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one for each variant of each stage: races, then the proof."""
         return [{"stage": s.title, **row} for s in self.stages for row in s.comparison.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         plain = ("objective", "within", "steps", "seconds", "compiling_s", "confirmed", "likely")
         return {
             "winner": self.winner.name,

@@ -93,11 +93,9 @@ class Search:
         self._budget_s, self.budget = budget_s, Allowance(budget_s)
 
     def result(self) -> Tuning:
-        """Return what is known so far."""
         return self.tuning
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
