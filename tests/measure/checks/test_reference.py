@@ -108,7 +108,7 @@ def test_tensors_are_taken_to_float64_themselves_and_put_back_to_their_own_memor
     held = [*model.parameters(), *model.buffers()]
     held += [value for state in optimizer.state.values() for value in state.values()]
     before = [(t.data_ptr(), t.dtype, t.clone()) for t in held]
-    with in_float64([model], [optimizer]):
+    with in_float64([model, optimizer]):
         assert step().dtype is torch.float64
         assert model[0].weight.dtype is model[0].weight.grad.dtype is torch.float64
         assert model[0].weight.is_leaf
@@ -120,7 +120,7 @@ def test_tensors_are_taken_to_float64_themselves_and_put_back_to_their_own_memor
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_data_in_float32_meets_every_layer(layer):
     model, x = layer(6, 6), torch.randn(4, 2, 6)
-    with in_float64([model], []), torch.no_grad():
+    with in_float64([model]), torch.no_grad():
         out = model(x)[0]
         kept = torch.zeros(6)
         kept.lerp_(out[0, 0], 0.5)
