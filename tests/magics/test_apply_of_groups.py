@@ -74,12 +74,11 @@ def test_they_may_be_named_in_any_order_and_way(notebook, line):
 
 
 def test_where_the_search_could_not_tell_apply_says_that_nothing_is_applied():
-    from speedkit_jupyter import Facts, Hardware
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.tuning.outcome import Tuning
 
     model = nn.Linear(2, 2)
     step = step_of(lambda: model.weight, model)
-    found = Tuning(step, Hardware.current(), Facts.read(model), unclear="too noisy")
+    found = Tuning(step, unclear="too noisy")
     with pytest.warns(UserWarning, match="could not tell, so nothing is applied$"):
         assert found.apply() == []
