@@ -152,8 +152,7 @@ def window() -> Gate | None:
 def in_a_window(function: Callable[[], R]) -> R:
     """Call the user's code; what waits for a window may arrive in it."""
     __tracebackhide__ = True
-    gate = window()
-    if gate is None:
+    if (gate := window()) is None:
         return function()
     try:
         gate.open()
@@ -163,7 +162,6 @@ def in_a_window(function: Callable[[], R]) -> R:
 
 
 def is_here(here: int) -> bool:
-    """Return whether this is the thread of that number."""
     return threading.get_ident() == here
 
 
