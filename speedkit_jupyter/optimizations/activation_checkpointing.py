@@ -14,7 +14,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import (
     FORWARD_HOOKS,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
@@ -61,8 +61,7 @@ class Task:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
     """What single steps show: the `setting`, the task, and the seconds of the fastest one."""
 
     setting: str
@@ -72,10 +71,9 @@ class Looked:
 
 def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
-    torch; the same for each order of the models.
+    torch; the same for each order of the models, which must be in their original state.
 
-    Values of parameters are no part of it. The models must be in their original state. What was
-    measured here for another machine's plans holds on this one, for those plans.
+    What was measured for another machine's plans holds on this machine, for those plans.
     """
     import torch
 
@@ -87,19 +85,15 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
 
 
 def _structure(model: torch.nn.Module) -> str:
-    modules = [f"{n} {type(m).__qualname__} {_extra(m)}" for n, m in model.named_modules()]
+    try:
+        text = repr(model)
+    except Exception:  # the user's own code: a fingerprint is no reason to fail
+        text = type(model).__qualname__
     tensors = [
         f"{name} {tuple(getattr(one, 'shape', ()))} {one.dtype} {one.device} {one.requires_grad}"
         for name, one in (*model.named_parameters(), *model.named_buffers())
     ]
-    return "\n".join([*modules, *tensors])
-
-
-def _extra(module: torch.nn.Module) -> str:
-    try:
-        return module.extra_repr()
-    except Exception:  # the user's own code: a fingerprint is no reason to fail
-        return ""
+    return "\n".join([text, *tensors])
 
 
 class _Inputs(Watcher):
@@ -169,8 +163,8 @@ def newest(
     optimizers: Sequence[torch.optim.Optimizer],
     hardware: Hardware,
 ) -> database.Learned | None:
-    """Return the last plan that was learned for models of one step, whatever went in; of training
-    ones where there is an optimizer.
+    """Return the last plan that was learned for these models of a step, of training ones where
+    there is an optimizer.
     """
     if not database.learned():  # a fingerprint takes time, too
         return None

@@ -87,7 +87,7 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     options.OPTIMIZER,
     Option("--config", "FILE", "a YAML file to start from", options.configs),
     switch("--rules", "by rules, although tuning has learned a plan"),
-    more=_options,
+    *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
     """Apply; what is typed wins over the file, the file over the session's config."""

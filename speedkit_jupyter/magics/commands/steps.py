@@ -172,10 +172,10 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
     known, name = list(namespace.loaders(names)), arguments.loader
     if name is None:
-        if not known:
-            raise UsageError("there is no DataLoader in this notebook yet: make one first")
-        if len(known) > 1:
-            raise UsageError(f"which one? {', '.join(known)}")
+        if len(known) != 1:
+            many = f"which one? {', '.join(known)}"
+            none = "there is no DataLoader in this notebook yet: make one first"
+            raise UsageError(many if known else none)
         name = known[0]
     found = namespace.find_loader(names, name)
     step, against = _step_with(names, session, arguments.step, found)
@@ -220,16 +220,16 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
     __tracebackhide__ = True
     from speedkit_jupyter.batching.sweep import sweep_of
 
-    sizes, budget_s = arguments.range, arguments.budget
     loader, data = namespace.find_loader(names, arguments.loader), None
     if arguments.data:
         known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
         data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
+    text, title = "%speedkit batch", ""
     if arguments.step is not None:
-        function = namespace.find_function(names, arguments.step)
-        text = f"%speedkit batch --step {arguments.step}"
-        sweep = sweep_of(function, data, loader, sizes, budget_s, text)
+        text += f" --step {arguments.step}"
+        step = namespace.find_function(names, arguments.step)
     else:
         cell = last_cell(session)
-        sweep = sweep_of(cell.step(), data, loader, sizes, budget_s, "%speedkit batch", cell.title)
+        step, title = cell.step(), cell.title
+    sweep = sweep_of(step, data, loader, arguments.range, arguments.budget, text, title)
     measured(sweep, "batches", names, arguments.v)

@@ -37,7 +37,6 @@ NOTHING_TO_COMPARE = (
     "its result, or name it with --check"
 )
 BY_CHANCE = "rounding alone decides how many results there are"
-MODES = (".training", ".requires_grad")
 RESULTS = ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
@@ -152,10 +151,9 @@ class Judge:
             share = SCATTER * self._explained("output", precision)
             words = _beyond(row, [one for one, _ in known], share)
             return (DOUBT, words) if words else (0.0, "")
-        kind = row.kind if place[1] or row.kind != "gradient" else "gradients"
-        if row.error is None or kind not in LIMITS or place[0] not in self.trace:
+        if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
             return 0.0, ""
-        return beyond_limit(row.error, row.size, _control(known), kind, precision)
+        return beyond_limit(row.error, row.size, _control(known), row.kind, precision)
 
     def _explaining(self, place: Place, row: Row, precision: str) -> list[tuple[Row, float]]:
         """Return what rounding did at this moment, or at the last one that has it, each with how
@@ -186,7 +184,7 @@ class Judge:
             for control in self.controls.get(precision, ()):
                 if control.diverged or not all(one.fits for one in control.rows.values()):
                     return Accuracy("not checked", BY_CHANCE)
-            what = f"another number or shape of {row.kind}s than the baseline's"
+            what = f"another number or shape of {row.kind.rstrip('s')}s than the baseline's"
             return Accuracy("wrong", f"{_where(place, self.baseline)}{what}")
         for place, row in run.rows.items():
             own, name, where = self.baseline.rows.get(place, row), place[1], _where(place, run)
@@ -195,8 +193,6 @@ class Judge:
                 return Accuracy("wrong", f"{where}{row.kind}s are not finite")
             if is_result and row.dtype not in {"", own.dtype, DTYPES.get(precision)}:
                 return Accuracy("wrong", f"{where}{name} is {row.dtype}, not {own.dtype}")
-            if row.count and name.endswith(MODES) and not (other and name.endswith(MODES[1])):
-                return Accuracy("wrong", f"{name} is left otherwise than by the baseline")
         return None
 
     def _lack(self, run: Run, precision: str) -> str:
@@ -204,14 +200,13 @@ class Judge:
         compared = [
             _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
-            if place[1] and row.kind in ("output", "gradient") and row.error and row.size
+            if row.kind in ("output", "gradient") and row.error and row.size
         ]
         if any(control is None or control.distance < UNDETERMINED for control in compared):
             return ""
         if compared:
             return f"rounding to {precision} alone moves all that was compared by its own size"
-        names = ", ".join(dict.fromkeys(run.unknown))
-        return f"it gives nothing that can be compared: {names}" if names else NOTHING_TO_COMPARE
+        return NOTHING_TO_COMPARE
 
     def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
         numbers: dict[str, Any] = {}
@@ -265,6 +260,6 @@ def _where(place: Place, run: Run) -> str:
 
 
 def _called(kind: str, name: str) -> str:
-    if kind == "gradient":
-        return f"gradient of {name}" if name else "gradients"
+    if kind.startswith("gradient"):
+        return f"gradient of {name}" if name else kind
     return name if kind in RESULTS else f"{'parameter' if kind == 'moved' else kind} {name}"
