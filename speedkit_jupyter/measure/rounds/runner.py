@@ -120,10 +120,7 @@ class Runner:
 
     @user_code_boundary
     def _first(self) -> object:
-        """Run the first step of all, and note what its code asks a context for.
-
-        Code can get hold of a context in any way: as an argument, by name, through a function.
-        """
+        """Run the first step of all, and note what its code asks a context for."""
         __tracebackhide__ = True
         for context in self.contexts:
             context.asked.clear()
@@ -220,10 +217,7 @@ class Runner:
 
 
 def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
-    """Judge by two more calls of a warm variant whether a later one does less.
-
-    The models are left as they come out.
-    """
+    """Judge by two more calls of a warm variant whether a later one does less."""
     __tracebackhide__ = True
     step, warm = runner.step, runner.warm
     assert warm is not None
