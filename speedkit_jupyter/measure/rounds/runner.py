@@ -65,7 +65,7 @@ class Runner:
 
     @property
     def worst_s(self) -> float:
-        """How long a step may take, by the slowest of the latest ones."""
+        """Return how long a step may take, by the slowest of the latest ones."""
         return max(self.recent_s, default=self.step_s)
 
     def times_slower(self, first: Runner) -> float:
@@ -74,7 +74,7 @@ class Runner:
 
     @property
     def device(self) -> torch.device:
-        """Where the first model lies under this plan."""
+        """Return where the first model lies under this plan."""
         return self.contexts[0].device
 
     def applied(self) -> ExitStack:
@@ -182,8 +182,7 @@ class Runner:
     @property
     def steps_only(self) -> bool:
         """Return whether the variant changes the optimizer's step alone."""
-        active = {d.name for context in self.contexts for d in context.plan if d.active}
-        return bool(active) and active <= STEPS
+        return {d.name for one in self.contexts for d in one.plan if d.active} == STEPS
 
     def fail(self, error: Exception) -> None:
         """Note the error in a line, and let go of what its traceback keeps alive."""
