@@ -112,7 +112,7 @@ class Found:
 
 
 class Session:
-    """`names` is the notebook's namespace, if there is one; `contexts` are by model name.
+    """`names` is the notebook's namespace, if there is one.
 
     `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
     what the panels of one model share, by the model's id; `last_advice` is what was advised last,
@@ -121,7 +121,8 @@ class Session:
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
-        self.contexts: dict[str, SpeedContext] = {}
+        # With the word for the model that the user has typed.
+        self._applied: list[tuple[str, SpeedContext]] = []
         self.last_advice: Any = None
         self.last_report: Any = None
         self.open_panel: Callable[..., Any] | None = None
@@ -171,36 +172,23 @@ class Session:
             found.is_newer = False
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-        """Return the contexts that are not restored, by the name of their model.
+        """Return the contexts that are not restored, by the word of their model.
 
-        A name that means another object by now is marked.
+        A word that means another object by now is marked.
         """
-        self._forget_what_ended()
-        every, ids = dict(self.contexts), {id(context) for context in self.contexts.values()}
-        for name, model in named(names, "nn.Module").items():
-            context = applied_to(model)
-            if context is not None and id(context) not in ids:
-                every[name] = context
-                ids.add(id(context))
+        contexts = [(word, applied_to(one)) for word, one in named(names, "nn.Module").items()]
+        by_id = {id(one): (word, one) for word, one in contexts if one is not None}
+        by_id |= {id(one): (word, one) for word, one in self._applied if not one.restored}
         return [
-            (n if _means(names, n, context.model) else f"{n} (an earlier model)", context)
-            for n, context in every.items()
+            (word if _means(names, word, one.model) else f"{word} (an earlier model)", one)
+            for word, one in by_id.values()
         ]
 
-    def _forget_what_ended(self) -> None:
-        self.contexts = {n: context for n, context in self.contexts.items() if not context.restored}
-
     def keep(self, name: str, context: SpeedContext) -> str:
-        """Remember an applied plan, and put its context into the namespace; return its name there.
-
-        A plan on an earlier model of that name stays known.
-        """
+        """Remember an applied plan; return the variable of the notebook that its context gets."""
         variable = self._variable_for(name, context.model)
-        self._forget_what_ended()
-        earlier = self.contexts.pop(name, None)
-        if earlier is not None and earlier.model is not context.model:
-            self.contexts[f"{name} (earlier model {len(self.contexts) + 1})"] = earlier
-        self.contexts[name] = context
+        others = (pair for pair in self._applied if pair[1].model is not context.model)
+        self._applied = [*(pair for pair in others if not pair[1].restored), (name, context)]
         if self.names is not None:
             self.names[variable] = context
         return variable
@@ -239,8 +227,8 @@ def is_free(value: Any, model: torch.nn.Module) -> bool:
 def _means(names: Mapping[str, Any], word: str, model: torch.nn.Module) -> bool:
     try:
         return unwrapped(lookup.value_of(names, word)) is unwrapped(model)
-    except SpeedKitError:  # a method's own variable, as `self.net`, or already said to be earlier
-        return "." in word or "(" in word
+    except SpeedKitError:  # a method's own variable, as `self.net`
+        return "." in word
 
 
 # State at module level, on purpose: plans and flags belong to the process, as one notebook does.

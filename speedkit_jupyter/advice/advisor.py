@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import paired_ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import BASELINE, Variant, variant
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -31,7 +30,6 @@ from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profiler import Isolated, Profiler
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.database import Learned
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
@@ -63,24 +61,11 @@ class Advisor:
         self._profiler, self._names, self._loaders = profiler, names, loaders
         self._advice = Advice(profiler.result(), subject=subject)
         profiler.afterwards = self._look
-
-    @property
-    def step(self) -> Step:
-        """Return what the advice is about."""
-        return self._profiler.step
+        self.run, self.has_results = profiler.run, profiler.has_results
 
     def result(self) -> Advice:
         """Return what is known so far."""
         return self._advice
-
-    def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
-        return self._profiler.has_results()
-
-    def run(self) -> Generator[Progress, None, None]:
-        """Measure and look; yield after every call."""
-        __tracebackhide__ = True
-        yield from self._profiler.run()
 
     def _look(self, isolated: Isolated) -> None:
         """Ask the rules while the step is isolated, so that they may try what they think of."""
@@ -99,7 +84,7 @@ class Advisor:
 
     def _situation(self, isolated: Isolated) -> Situation:
         __tracebackhide__ = True
-        step, hardware = self.step, Hardware.current()
+        step, hardware = self._profiler.step, Hardware.current()
         what = watched(isolated.call, Subject(step.models).parameters)
         known = [*(self._loaders or loaders_of(step))]
         ids = {id(one) for one in known}
@@ -107,6 +92,9 @@ class Advisor:
         names, _ = names_of(step.models, self._profiler.called)
         facts = [Facts.read(model, step.holders(model)) for model in step.models]
         applied = [found for model in step.models if (found := plan_applied_to(model)) is not None]
+        learned = None
+        with suppress(SpeedKitError):  # a damaged store is told of where plans are asked for
+            learned = learning.newest(step.models, step.optimizers, hardware)
         return Situation(
             profile=self._profiler.result(),
             watched=what,
@@ -118,7 +106,7 @@ class Advisor:
             loaders=[*known, *(one for one in what.loaders.values() if id(one) not in ids)],
             lasting=len(known),
             plans=[plan(hardware=hardware, facts=one) for one in facts],
-            learned=_learned(step, hardware),
+            learned=learned if step.models else None,
             in_force=frozenset(one.name for plan in applied for one in plan if one.active),
             names={**self._names, **names},
             settle=isolated.settle,
@@ -131,7 +119,7 @@ def _tried(
 ) -> Iterator[Opportunity]:
     """Try what can be tried at once, in turn with the step as it is, while there is time.
 
-    What shows that the step gains less than was expected lowers the range: down to nothing.
+    A trial lowers what is expected to the upper end of its interval, down to nothing.
     """
     __tracebackhide__ = True
     begun_s = clock.now()
@@ -162,13 +150,6 @@ def _most(isolated: Isolated, trial: Callable[[], Any], begun_s: float) -> float
     return paired_ratio(plain_s[1:], tried_s[1:]).high if len(plain_s) > 1 else math.inf
 
 
-def _learned(step: Step, hardware: Hardware) -> Learned | None:
-    try:
-        return learning.newest(step.models, step.optimizers, hardware) if step.models else None
-    except SpeedKitError:  # a damaged store is told of where plans are asked for
-        return None
-
-
 def loaders_of(step: Step) -> list[DataLoader[Any]]:
     """Return torch's that the step's code reaches, in the order in which it does."""
     from torch.utils.data import DataLoader
@@ -178,19 +159,26 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
 
 @dataclass(frozen=True)
 class Advised:
-    """What was advised last, about what: opportunities by their numbers, and what makes their step
-    again.
+    """What was advised last, by number; `step` makes the step again, and `asked` are the names of
+    the function, the model and the loader that it was about.
     """
 
     opportunities: list[Opportunity]
     step: Callable[[], Step]
-    subject: str = ""
+    asked: tuple[str | None, ...] = ()
 
     def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
         """Return the benchmark of one, by its number or rule: the step as it is beside the step as
         it would be. Raises StepError where there is none, or only the user can write it.
         """
-        one = self._find(wanted)
+        rules = [one.rule for one in self.opportunities]
+        if wanted not in [*range(1, len(rules) + 1), *rules]:
+            known = ", ".join(f"{number} or {rule}" for number, rule in enumerate(rules, 1))
+            raise StepError(
+                f"%speedkit advise --try: there is no {wanted}: {known or 'nothing found'}"
+            )
+        at = wanted - 1 if isinstance(wanted, int) else rules.index(wanted)
+        one = self.opportunities[at]
         if not (one.variant or one.trial):
             raise StepError(
                 f"%speedkit advise --try: {wanted} has to be written by hand: {one.remedy}; "
@@ -204,15 +192,6 @@ class Advised:
             one.rule, around=partial(one.trial, subject)
         )  # fmt: skip
         return Benchmark(step, [Variant(BASELINE), tried], budget_s, command=command)
-
-    def _find(self, wanted: int | str) -> Opportunity:
-        rules = [one.rule for one in self.opportunities]
-        if wanted in rules:
-            return self.opportunities[rules.index(str(wanted))]
-        if isinstance(wanted, int) and 1 <= wanted <= len(rules):
-            return self.opportunities[wanted - 1]
-        known = ", ".join(f"{number} or {rule}" for number, rule in enumerate(rules, 1))
-        raise StepError(f"%speedkit advise --try: there is no {wanted}: {known or 'nothing found'}")
 
 
 @hide_internal_frames
@@ -233,12 +212,10 @@ def advise(
     every rule is asked. Models, optimizers and loaders that are not given are those that the
     function's code reaches. Nothing is changed. Raises StepError where the step can't be measured.
     """
-    begun_s = clock.now()
     budget_s = arguments.seconds("budget_s", budget_s)
     name = getattr(step, "__name__", "step")
     step = over_batches(step, loader, name, "give loader=…")
     profiler = profiler_of(step, model, optimizer, budget_s, f"advise({name})")
-    profiler.begun_s = begun_s
     advisor = Advisor(profiler, loaders=[] if loader is None else [loader], subject=name)
     for _ in advisor.run():
         pass
@@ -250,15 +227,10 @@ def over_batches(
 ) -> Callable[..., object]:
     """Return an epoch of the loader for a step that takes batches; another step as it is."""
     takes = arguments_of(step) if callable(step) else 0
-    if not takes or _is_context(step):
+    words = "a batch" if takes == 1 else f"{takes} arguments"
+    # What a benchmark's step takes may be SpeedKit's own context.
+    if not takes or (takes == 1 and {*inspect.signature(step).parameters} & {"ctx", "context"}):
         return step
     if loader is None:
-        words = "a batch" if takes == 1 else f"{takes} arguments"
         raise StepError(f"{name} takes {words}: {advice}, or name a function that takes none")
     return partial(loop, loader, step, takes > 1)
-
-
-def _is_context(step: Callable[..., object]) -> bool:
-    """Return whether what it takes is SpeedKit's own, as in a benchmark."""
-    parameters = [*inspect.signature(step).parameters.values()] if arguments_of(step) == 1 else []
-    return bool(parameters) and parameters[0].name in ("ctx", "context")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.codegen.script import (
     MODEL,
-    Block,
     Script,
     assembled,
     comment,
@@ -25,7 +24,7 @@ from speedkit_jupyter.codegen.script import (
     taken_as_they_are,
     words_of,
 )
-from speedkit_jupyter.codegen.training_loop import call_of, indented
+from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
@@ -134,7 +133,7 @@ def _accelerate(script: Script) -> str:
         script,
         [f"{names} = accelerator.prepare({names})"],
         "accelerator.backward({loss})",
-        [f"accelerator = Accelerator({_listed(script.arguments)})"],
+        [f"accelerator = Accelerator({keywords(script.arguments)})"],
         "from accelerate import Accelerator",
     )
 
@@ -147,7 +146,7 @@ def _fabric(script: Script) -> str:
         script,
         [*script.reasons("compiled"), f"{names} = fabric.setup({given})"],
         "fabric.backward({loss})",
-        [f"fabric = Fabric({_listed(script.arguments)})"],
+        [f"fabric = Fabric({keywords(script.arguments)})"],
         "from lightning.fabric import Fabric",
     )
 
@@ -179,13 +178,13 @@ def _transformers(script: Script) -> str:
     make = [
         *script.reasons("arguments"),
         *comment("Add your own arguments to these."),
-        f"arguments = TrainingArguments({_listed(script.arguments)})",
+        f"arguments = TrainingArguments({keywords(script.arguments)})",
     ]
     given_to = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
     for name in script.optimizers:
         given_to["optimizers"] = f"({name}, None)"
     body = [
-        f"trainer = Trainer({_listed(given_to)}, **more)",
+        f"trainer = Trainer({keywords(given_to)}, **more)",
         *script.surrounded(["trainer.train()"]),
         "return trainer",
     ]
@@ -203,7 +202,3 @@ WRITERS = {
     "fabric": _fabric,
     "transformers": _transformers,
 }
-
-
-def _listed(arguments: Mapping[str, str]) -> str:
-    return ", ".join(keywords(arguments))

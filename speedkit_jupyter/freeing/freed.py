@@ -7,7 +7,7 @@ import gc
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -37,27 +37,27 @@ class Holder:
 
 @dataclass(frozen=True)
 class Held:
-    """What a holder kept alive that no name of the user's does: bytes of tensors and arrays, the
-    largest of them as `what`. `loses` is what is gone with it.
-    """
-
-    holder: str
-    bytes: int
-    number: int
-    what: str
-    loses: str = ""
-
-
-@dataclass(frozen=True)
-class Own:
-    """A name of the user's, the bytes behind it, the largest piece of them, and how many of its
-    tensors have a graph.
+    """Bytes of the tensors and arrays that a name, or a holder, keeps alive: their `number`, the
+    largest of them as `what`, how many have `graphs`, and what `loses` its use without them.
     """
 
     name: str
     bytes: int
+    number: int
     what: str
+    loses: str = ""
     graphs: int = 0
+
+    @classmethod
+    def of(cls, name: str, values: Sequence[Any], loses: str = "") -> Held:
+        """Return it for one or more values."""
+        largest = max(values, key=lambda one: size([one]))
+        shape = "×".join(map(str, getattr(largest, "shape", ()))) or "scalar"
+        device = str(getattr(largest, "device", "cpu"))
+        what = f"{shape} {getattr(largest, 'dtype', '')}".replace("torch.", "")
+        what += f" on {device}" if device != "cpu" else ""
+        graphs = sum(getattr(value, "grad_fn", None) is not None for value in values)
+        return cls(name, size(values), len(values), what, loses, graphs)
 
 
 @dataclass(repr=False)
@@ -69,14 +69,14 @@ class Freed(Shown):
     """
 
     let_go: list[Held] = field(default_factory=list)
-    kept: list[Own] = field(default_factory=list)
+    kept: list[Held] = field(default_factory=list)
     process_bytes: tuple[int, int] = (0, 0)
     devices_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each that held something."""
         return [
-            {"holder": one.holder, "bytes": one.bytes, "values": one.number, "what": one.what}
+            {"holder": one.name, "bytes": one.bytes, "values": one.number, "what": one.what}
             for one in self.let_go
         ]
 
@@ -95,34 +95,40 @@ def free(holders: Iterable[Holder], names: Mapping[str, Any], apart: Sequence[An
 
     `apart` is what leads everywhere: the notebook's namespace and its shell.
     """
+    import psutil
+
+    resident_bytes = lambda: int(psutil.Process().memory_info().rss)  # noqa: E731
     reach = {name: reached([value], apart) for name, value in names.items()}
-    users = [value for values in reach.values() for value in values]
-    process_bytes, on_devices = _resident_bytes(), _allocated_bytes()
-    loose_bytes = _living_bytes()
+    users = {_piece(value)[0] for values in reach.values() for value in values}
+    process_bytes, devices_bytes = resident_bytes(), _allocated_bytes()
+    unreferenced_bytes = _living_bytes()
     gc.collect()
-    loose_bytes -= _living_bytes()
+    unreferenced_bytes -= _living_bytes()
     # Nothing here refers to what they held by the end: so they come one by one.
-    held = [one for holder in holders if (one := _let_go(holder, users, apart)) is not None]
-    if loose_bytes > 0:
+    let_go = [one for holder in holders if (one := _let_go(holder, users, apart)) is not None]
+    if unreferenced_bytes > 0:
         word = "circles of objects that nothing refers to"
-        held.append(Held(word, loose_bytes, 0, "found by gc.collect()"))
-    _give_back()
-    kept = sorted(_own(reach), key=lambda one: -one.bytes)[:MOST_NAMES]
-    after = _allocated_bytes()
+        let_go.append(Held(word, unreferenced_bytes, 0, "found by gc.collect()"))
+    gc.collect()
+    devices.release_cached()
+    if sys.platform == "linux":  # gives free pages to the system, where its C library can
+        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
+    kept = [Held.of(name, values) for name, values in reach.items() if values]
+    kept = [one for one in kept if one.bytes >= LEAST_BYTES or one.graphs]
     return Freed(
-        held,
-        kept,
-        (process_bytes, _resident_bytes()),
-        {name: (on_devices.get(name, 0), now) for name, now in after.items()},
+        let_go,
+        sorted(kept, key=lambda one: -one.bytes)[:MOST_NAMES],
+        (process_bytes, resident_bytes()),
+        {name: (devices_bytes.get(name, 0), now) for name, now in _allocated_bytes().items()},
     )
 
 
-def _let_go(holder: Holder, users: Sequence[Any], apart: Sequence[Any]) -> Held | None:
-    """Make it hold nothing; return what it held of its own, if anything."""
-    values = _without(reached(holder.roots(), apart), users)
+def _let_go(holder: Holder, users: Collection[object], apart: Sequence[Any]) -> Held | None:
+    """Make it hold nothing; return what it held beside the pieces of memory of the users'."""
+    values = [one for one in reached(holder.roots(), apart) if _piece(one)[0] not in users]
     if not values:
         return None
-    held = Held(holder.name, size(values), len(values), _largest(values), holder.loses)
+    held = Held.of(holder.name, values, holder.loses)
     del values
     holder.let_go()
     return held
@@ -132,41 +138,10 @@ def _living_bytes() -> int:
     return size(value for value in gc.get_objects() if is_large(value))
 
 
-def _own(reach: Mapping[str, list[Any]]) -> Iterator[Own]:
-    for name, values in reach.items():
-        total = size(values)
-        graphs = sum(getattr(value, "grad_fn", None) is not None for value in values)
-        if values and (total >= LEAST_BYTES or graphs):
-            yield Own(name, total, _largest(values), graphs)
-
-
-def _largest(values: Sequence[Any]) -> str:
-    """Describe the largest: `1024×512 float32 on cuda:0`."""
-    value = max(values, key=lambda one: size([one]))
-    shape = "×".join(map(str, getattr(value, "shape", ()))) or "scalar"
-    device = str(getattr(value, "device", "cpu"))
-    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    return f"{shape} {dtype}" + (f" on {device}" if device != "cpu" else "")
-
-
-def _resident_bytes() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
 def _allocated_bytes() -> dict[str, int]:
     """Return what tensors take on each accelerator in use."""
     used = {kind.name: getattr(kind.module, "memory_allocated", None) for kind in devices.in_use()}
     return {name: int(allocated()) for name, allocated in used.items() if allocated is not None}
-
-
-def _give_back() -> None:
-    """Give caches to the driver, and free pages to the system, where its C library can."""
-    gc.collect()
-    devices.release_cached()
-    if sys.platform == "linux":
-        getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
 
 
 def of_process() -> Iterator[Holder]:
@@ -232,12 +207,6 @@ def size(values: Iterable[Any]) -> int:
         place, number = _piece(value)
         pieces[place] = max(number, pieces.get(place, 0))
     return sum(pieces.values())
-
-
-def _without(values: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    """Return those that share no piece of memory with the others."""
-    pieces = {_piece(value)[0] for value in others}
-    return [value for value in values if _piece(value)[0] not in pieces]
 
 
 def _piece(value: Any) -> tuple[object, int]:

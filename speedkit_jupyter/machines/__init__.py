@@ -17,7 +17,6 @@ def names() -> list[str]:
 
 
 def chosen() -> str:
-    """Return what `SPEEDKIT_HARDWARE` says; empty for nothing."""
     return os.environ.get(VARIABLE, "").strip()
 
 

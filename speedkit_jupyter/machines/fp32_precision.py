@@ -82,7 +82,7 @@ def _owners() -> dict[str, Any]:
     """Return what has each of NEW as its attribute `fp32_precision`."""
     import torch
 
-    root = torch.backends
+    root: Any = torch.backends
     cuda = (root.cudnn, root.cuda.matmul, root.cudnn.conv, root.cudnn.rnn)
     onednn = (root.mkldnn, root.mkldnn.matmul, root.mkldnn.conv, root.mkldnn.rnn)
     return dict(zip(NEW, (root, *cuda, *onednn), strict=True))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support import interrupts, torch_private
@@ -30,14 +31,12 @@ SHORTEST = 4
 Kernel = Callable[..., Any]
 
 
+@dataclass
 class _Engine:
-    """The library of kernels in force, and the least multiply-adds that were said last: they are
-    the machine's, so that a plan that is in force again has its own.
-    """
+    """The library of kernels in force, and the least multiply-adds that were said last."""
 
-    def __init__(self) -> None:
-        self.library: torch.library.Library | None = None
-        self.least = LEAST
+    library: torch.library.Library | None = None
+    least: int = LEAST
 
 
 # State at module level, on purpose: the dispatcher belongs to the whole process.
@@ -52,8 +51,7 @@ def engine() -> str:
 def use(name: str, least: int | None = None) -> None:
     """Give products to this engine from now on: to oneDNN those of at least so many multiply-adds.
 
-    An interrupt waits until that is done. Raises SpeedKitError where somebody else has put kernels
-    in the place of torch's.
+    Raises SpeedKitError where somebody else has put kernels in the place of torch's.
     """
     least = least or _now.least
     if name == engine() and (name == BLAS or least == _now.least):
@@ -90,10 +88,9 @@ def _installed(least: int) -> torch.library.Library:
 
 
 def kernels(least: int) -> dict[str, Kernel]:
-    """Return kernels by operator: closures, as each product asks, in 1.6 to 2 microseconds.
+    """Return kernels by operator, as closures: each product asks, in 1.6 to 2 microseconds.
 
-    torch's own go on for what is smaller. Where a compiled model computes between its graphs,
-    torch.compile looks at every Python function that is called, these too: it would compile them,
+    They stay uncompiled: between the graphs of a compiled model torch.compile would compile them,
     and Inductor fails on oneDNN's product.
     """
     import torch
@@ -111,21 +108,18 @@ def kernels(least: int) -> dict[str, Kernel]:
             return out.copy_(product(a, b))
         return plain_mm_out(keys, a, b, out=out)
 
-    def addmm(
-        keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-        *, beta: Any = 1, alpha: Any = 1,
-    ) -> Any:  # fmt: skip
-        if suits(a, b) and beta == 1 == alpha and _is_a_row(row, a, b):
+    def addmm(keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **scales: Any) -> Any:
+        if suits(a, b) and _is_a_row(row, a, b) and {*scales.values()} <= {1}:
             return product(a, b, row)
-        return plain_addmm(keys, row, a, b, beta=beta, alpha=alpha)
+        return plain_addmm(keys, row, a, b, **scales)
 
     def addmm_out(
-        keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-        *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor,
-    ) -> Any:  # fmt: skip
-        if suits(a, b) and beta == 1 == alpha and _is_a_row(row, a, b) and _takes(out, a, b):
+        keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, out: Any, **scales: Any
+    ) -> Any:
+        is_plain = suits(a, b) and _is_a_row(row, a, b) and {*scales.values()} <= {1}
+        if is_plain and _takes(out, a, b):
             return out.copy_(product(a, b, row))
-        return plain_addmm_out(keys, row, a, b, beta=beta, alpha=alpha, out=out)
+        return plain_addmm_out(keys, row, a, b, out=out, **scales)
 
     for kernel in (mm, mm_out, addmm, addmm_out):
         torch_private.leave_uncompiled(kernel)
@@ -151,7 +145,8 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
     """Return whether oneDNN is given a product: what is wrong with one torch says itself."""
     import torch
 
-    onednn, float32 = torch.backends.mkldnn, torch.float32
+    onednn: Any = torch.backends.mkldnn
+    float32 = torch.float32
 
     def suits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if a.dim() != 2 or b.dim() != 2:
@@ -161,7 +156,7 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
             return False
         if min(rows, inner, columns) < SHORTEST:
             return False
-        return a.dtype is float32 and b.dtype is float32 and onednn.enabled
+        return a.dtype is float32 and b.dtype is float32 and bool(onednn.enabled)
 
     return suits
 

@@ -152,9 +152,9 @@ class Hardware(_Record):
         """Read this machine, whatever plans are made for; makes no CUDA context."""
         import torch
 
-        cpu = _detect_cpu()
+        cpu, system = _detect_cpu(), platform.system()
         return cls(
-            system=probes.system(),
+            system=system if system in ("Windows", "Darwin") else "Linux",  # type: ignore[arg-type]
             python=platform.python_version(),
             torch=torch.__version__,
             cpu=cpu,
@@ -209,13 +209,14 @@ def _problem(detail: ErrorDetails) -> str:
     where = ".".join(map(str, path)) or "a machine"
     if detail["type"] != "extra_forbidden":
         return f"{where}: {detail['msg']}"
-    record = {"cpu": Cpu, "accelerators": Accelerator}.get(str(path[0]), Hardware)
-    fields = record.model_fields
+    records: dict[str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
+    fields = records.get(str(path[0]), Hardware).model_fields
     return f"{where}: unknown key; allowed: {', '.join(fields)}.{did_you_mean(path[-1], fields)}"
 
 
 def _detect_cpu() -> Cpu:
     import loky
+    import psutil
     import torch
 
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -224,14 +225,13 @@ def _detect_cpu() -> Cpu:
         architecture=platform.machine() or "unknown",
         logical_cores=os.cpu_count() or 1,
         usable_cores=loky.cpu_count(),  # affinity, cgroup v1 and v2 quotas
-        memory_bytes=probes.memory_bytes(),
+        memory_bytes=psutil.virtual_memory().total,
         features=probes.features(capabilities),
     )
     return cpu.model_copy(update={"gemm": gemm_rates.known(_place(cpu))})
 
 
 def _place(cpu: Cpu) -> str:
-    """Return what the engines' rates belong to."""
     import torch
 
     held_back = (os.environ.get(variable, "") for variable in gemm_rates.VARIABLES)

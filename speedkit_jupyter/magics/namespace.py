@@ -15,6 +15,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.measure.subject.discovery import holds, outermost
 from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan
@@ -173,16 +174,15 @@ def planned_for(
 
     Without a name it is the only model with a plan, or the only one. Raises UsageError.
     """
-    applied, model = dict(session.applied(names)), None
+    applied = dict(session.applied(names))
     if name is None and len(applied) > 1:
         raise UsageError(f"which model? {', '.join(applied)}")
-    if name is None and applied:
-        (name,) = applied
-    if name not in applied:
-        name, model = find_model(names, name)
+    name = next(iter(applied)) if name is None and applied else name
     if name in applied:
         return name, applied[name], applied[name].plan
-    assert model is not None
+    name, model = find_model(names, name)
+    if (context := applied_to(model)) is not None:
+        return name, context, context.plan
     held = list((find_optimizers(names, None, model) if wanted is None else wanted).values())
     config = or_learned(session.config, model, held)
     facts = replace(Facts.read(model, held), optimizers_later=True)

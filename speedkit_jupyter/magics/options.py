@@ -1,35 +1,202 @@
-"""The options that several commands share, `--accuracy` among them, and those of `%%speedbench`."""
+"""A magic's line: its comment, words, options and set-up code, its subcommand, shared options."""
 
 from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Mapping
+import math
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import namespace
-from speedkit_jupyter.magics.line import (
-    Names,
-    Option,
-    Parser,
-    names_of,
-    number,
-    seconds,
-    switch,
-    whole_number,
-)
 from speedkit_jupyter.measure.rounds.timeit_run import RUNS
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.measure.subject.variants import AUTO, BASELINE, CURRENT, words
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.support import database
-from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.lookup import canonical
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.session import Session
+
+Names = MutableMapping[str, Any]
+Run = Callable[[Names, "Session", argparse.Namespace], None]
+
+# An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
+OPTION = re.compile(r"\s*(--?[A-Za-z][^\s=]*)(=\S*)?")
+VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
+# Text in quotes, or else in brackets.
+BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
+END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
+# Text in quotes, or else a comment.
+COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
+
+
+class Option:
+    """An option, or a word without dashes. `more` goes to argparse.
+
+    Tab offers what is `found` among the notebook's names, or else the `words`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        metavar: str | None,
+        about: str,
+        found: Callable[[Mapping[str, Any]], Iterable[str]] | None = None,
+        words: Iterable[str] = (),
+        **more: Any,
+    ) -> None:
+        self.names = list(dict.fromkeys((name, name.replace("_", "-"))))
+        self.found, self.words = found, tuple(words or more.get("choices", ()))
+        self.more = {"help": about, **({"metavar": metavar} if metavar else {}), **more}
+
+
+def switch(name: str, about: str) -> Option:
+    """Return an option without a value."""
+    return Option(name, None, about, action="store_true")
+
+
+class Parser(argparse.ArgumentParser):
+    """Parse a line; an error is one line with the nearest right word, never an exit."""
+
+    def __init__(self, command: str, options: Iterable[Option]) -> None:
+        self.about: dict[str, Option] = {}
+        super().__init__(prog=command, add_help=False, allow_abbrev=False)
+        for option in options:
+            action = self.add_argument(*option.names, **option.more)
+            self.about[action.dest] = option
+
+    def error(self, message: str) -> NoReturn:
+        """Raise IPython's UsageError."""
+        message = re.sub(r"invalid (.+?) value", r"no \1", message)
+        message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
+        message = message.removeprefix("argument ")
+        topic = self.prog.strip("%").removeprefix("speedkit ")
+        if choice := re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message):
+            words = choice[2].replace("'", "")
+            hint = did_you_mean(choice[1], words.split(", "))
+            message = f"{choice[1]!r} is not allowed; allowed: {words}.{hint}"
+        elif match := re.search(r"unrecognized arguments: (\S+)", message):
+            known = [name[2:] for name in self._option_string_actions if name[:2] == "--"]
+            hint = did_you_mean(match[1].partition("=")[0].strip("-"), known)
+            hint = hint.replace(" '", " '--") or f" %speedkit help {topic} lists them"
+            message = f"unknown option {match[1]!r}.{hint}"
+            if match[1][0] != "-":
+                message = f"{match[1]!r} is one word too many (lists take commas without spaces)"
+        raise UsageError(f"{self.prog}: {message}")
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """Return the arguments of a magic's line; raises UsageError."""
+        return self.parse_args(split(line))
+
+    def described(self) -> list[tuple[str, str]]:
+        """Return every option and word, and what it does with the words that it takes."""
+        rows = []
+        for action in self._actions:
+            words = ", ".join(self.about[action.dest].words)
+            value = str(action.metavar or ("" if action.nargs == 0 else action.dest.upper()))
+            value = f"[{value}]" if action.nargs == "?" else value
+            name = next(iter(action.option_strings), "")
+            rows.append((f"{name} {value}".strip(), f"{action.help}{f': {words}' * bool(words)}"))
+        return rows
+
+
+def without_comment(line: str) -> str:
+    """Return a magic's line without the comment behind it; a # in quotes or in a word is none."""
+    return COMMENT.sub(lambda match: match[1] or "", line).rstrip()
+
+
+def split(line: str) -> list[str]:
+    """Return the words of a line; quotes and blanks within brackets belong to a word, as in
+    `models['lm']`. Raises UsageError where a quote is left open.
+    """
+
+    def kept(match: re.Match[str]) -> str:
+        return match[0] if match[1] else re.sub(r"(['\"\s\\])", r"\\\1", match[0])
+
+    try:
+        return shlex.split(BRACKETS.sub(kept, line))
+    except ValueError as error:
+        raise UsageError(f"can't be read: {error}") from None
+
+
+def split_setup(parser: Parser, line: str) -> tuple[str, str]:
+    """Return the options at the beginning of a `%%speedbench` line, and the set-up code after
+    them as it was typed.
+    """
+    actions, end = parser._option_string_actions, 0
+    while match := OPTION.match(line, end):
+        end = match.end()
+        takes_value = match[1] in actions and actions[match[1]].nargs != 0
+        if takes_value and not match[2] and (value := VALUE.match(line, end)):
+            end = value.end()
+    begin = marker.end() if (marker := END_OF_OPTIONS.match(line, end)) else end
+    return line[:end], line[begin:].strip()
+
+
+def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Callable[[str], Any]:
+    """Return a type for options: a number from `low` to `high`, which the error calls `what`."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {what}")
+        return value
+
+    read.__name__ = "whole number" if kind is int else "number"  # argparse says it
+    return read
+
+
+whole_number = number(int, "a number of times: give 1 or more", 1)
+seconds = number(float, "a positive number of seconds", sys.float_info.min)
+
+
+def names_of(text: str) -> list[str]:
+    """Return the names of a list with commas."""
+    return [name for name in text.split(",") if name]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand of `%speedkit`; its parser, completion and help follow from it.
+
+    `run` does it with the notebook's names, its session, and the arguments; it displays and
+    returns nothing.
+    """
+
+    name: str
+    summary: str
+    options: tuple[Option, ...]
+    run: Run
+
+    @cached_property
+    def parser(self) -> Parser:
+        """The parser, made at first use."""
+        return Parser(f"%speedkit {self.name}", self.options)
+
+    def run_line(self, names: Names, session: Session, line: str) -> None:
+        """Run it with the arguments of a line; raises UsageError."""
+        __tracebackhide__ = True
+        self.run(names, session, self.parser.parse_line(line))
+
+
+def command(summary: str, *options: Option) -> Callable[[Run], Command]:
+    """Make a function the subcommand that is called as it is."""
+    return lambda run: Command(run.__name__, summary, options, run)
+
+
+# --- options that several commands share ---
 
 
 def listed(name: str, about: str, found: Any = None) -> Option:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 from IPython import get_ipython
 from IPython.display import display
 
-from speedkit_jupyter.magics.line import Names
 from speedkit_jupyter.magics.namespace import check_result_name
+from speedkit_jupyter.magics.options import Names
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.report.comparison_report import live_line, live_report, waiting
+from speedkit_jupyter.report.comparison_report import live_line, live_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import current
 from speedkit_jupyter.support import messages
@@ -30,17 +30,15 @@ def measured(
     names: Names,
     variable: str | None,
     value_of: Callable[[Any], Any] = lambda result: result,
-    tried: Sequence[str] = (),
     is_quiet: bool = False,
 ) -> Any:
     """Run an engine to its end, show the result and return it; `variable` gets its value.
 
-    `tried` are the variants, which stand in the table from the start. Ctrl-C does the same with
-    what is known so far, and stops the notebook.
+    Ctrl-C does the same with what is known so far, and stops the notebook.
     """
     __tracebackhide__ = True
     check_result_name(variable, names)
-    line, was_stopped = _ProgressLine(title, tried), False
+    line, was_stopped = _ProgressLine(title), False
     streams = sys.stdout, sys.stderr
     try:
         try:
@@ -72,8 +70,8 @@ class _ProgressLine:
     line of stderr. Without a result it ends empty.
     """
 
-    def __init__(self, title: str, names: Sequence[str]) -> None:
-        self._title, self._names, self._last = title, names, 0.0
+    def __init__(self, title: str) -> None:
+        self._title, self._last = title, 0.0
         self._handle: Any = None
         self._on_terminal = False
         if messages.verbosity() != "quiet":
@@ -90,7 +88,7 @@ class _ProgressLine:
             return
         self._last = now
         if self._handle is not None:
-            self._handle.update(live_report(waiting(progress, self._names), self._title))
+            self._handle.update(live_report(progress, self._title))
         self._rewrite(live_line(progress, self._title))
 
     def replace(self, result: Any) -> None:

@@ -1,12 +1,15 @@
-"""The two magics as IPython sees them; importing this must stay instant."""
+"""The two magics as IPython sees them, and Tab; importing this must stay instant."""
 
 from __future__ import annotations
 
+import sys
+from argparse import Action
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from IPython.core import completer
 from IPython.core.error import UsageError
 from IPython.core.magic import (
     Magics,
@@ -20,8 +23,40 @@ from IPython.core.magic import (
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
 
+if TYPE_CHECKING:
+    from speedkit_jupyter.magics.options import Parser
+
 R = TypeVar("R")
 STOPPED = "stopped; everything is as before"
+MAGICS = ("%speedkit", "%%speedbench")
+IDENTIFIER = "speedkit"
+
+
+def register(shell: Any, open_panel: Any = None) -> None:
+    """Add the magics and their completion to an IPython shell.
+
+    `open_panel(model, **more)` is what `%speedkit panel` shows.
+    """
+    magics = SpeedKitMagics(shell)
+    magics.open_panel = open_panel
+    shell.register_magics(magics)
+    add_completion(shell)
+
+
+def unregister(shell: Any) -> None:
+    """Restore everything and take the magics away."""
+    if "speedkit_jupyter.plans.context" in sys.modules:  # else nothing can have been applied
+        from speedkit_jupyter.plans.context import restore_all
+
+        restore_all()
+    if "speedkit_jupyter.session" in sys.modules:
+        from speedkit_jupyter import session
+
+        session.end()
+    shell.magics_manager.magics["line"].pop("speedkit", None)
+    shell.magics_manager.magics["cell"].pop("speedbench", None)
+    shell.magics_manager.registry.pop("SpeedKitMagics", None)
+    remove_completion(shell)
 
 
 @magics_class
@@ -129,3 +164,73 @@ def _show(error: BaseException, lines: list[str]) -> None:
     asked would hold on to itself, and to the user's model.
     """
     vars(error)["_render_traceback_"] = lambda: lines  # whatever its class says to attributes
+
+
+# --- Tab completion, made of the parsers ---
+
+
+def add_completion(shell: Any) -> None:
+    """Have Tab offer our words on our lines, and nothing else there.
+
+    IPython before 8.6 has only a hook, which mixes Python's own names in.
+    """
+    if not hasattr(completer, "context_matcher"):
+        for name in MAGICS:
+            shell.set_hook("complete_command", _completed, str_key=name)
+        return
+
+    @completer.context_matcher(identifier=IDENTIFIER, priority=1000)  # type: ignore[untyped-decorator]
+    def matcher(context: Any) -> dict[str, Any]:
+        line, token = context.text_until_cursor, context.token
+        is_ours = line.lstrip().startswith(MAGICS)
+        words = complete(line[: len(line) - len(token)], shell.user_ns) if is_ours else []
+        found = [completer.SimpleCompletion(word) for word in words if word.startswith(token)]
+        return {"completions": found, "suppress": bool(found), "ordered": True}
+
+    shell.Completer.custom_matchers.append(matcher)
+
+
+def remove_completion(shell: Any) -> None:
+    """Take it away again."""
+    matchers = getattr(shell.Completer, "custom_matchers", [])
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != IDENTIFIER]
+    for name in MAGICS:
+        shell.strdispatchers["complete_command"].strs.pop(name, None)
+
+
+def _completed(shell: Any, event: Any) -> list[str]:
+    return complete(event.line[: len(event.line) - len(event.symbol)], shell.user_ns)
+
+
+def complete(before: str, names: Mapping[str, Any]) -> list[str]:
+    """Return what may stand behind the beginning of a `%speedkit` or `%%speedbench` line."""
+    from speedkit_jupyter.magics.commands import COMMANDS
+    from speedkit_jupyter.magics.options import speedbench_parser
+
+    magic, *words = before.split() or [""]
+    if magic == "%%speedbench":
+        return _offered(speedbench_parser(), words, names)
+    if not words:
+        return list(COMMANDS)
+    known = COMMANDS.get(words[0])
+    return _offered(known.parser, words[1:], names) if known else []
+
+
+def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:
+    """For the option that was typed last, or else for the next word and for further options."""
+    options, places = parser._option_string_actions, parser._get_positional_actions()
+
+    def offered(action: Action) -> list[str]:
+        about = parser.about[action.dest]
+        return list(about.found(names)) if about.found else list(about.words)
+
+    takes = {name for name, action in options.items() if action.nargs != 0}
+    last = words[-1:]
+    if last and last[0][-1] in ",+":  # a list goes on
+        last = words[-2:-1]
+    if last and last[0] in takes:
+        return offered(options[last[0]])
+    pairs = zip(["", *words], words, strict=False)
+    typed = sum(word not in options and before not in takes for before, word in pairs)
+    further = [name for name in options if name.startswith("--") and name not in words]
+    return [*(offered(places[typed]) if typed < len(places) else ()), *further]

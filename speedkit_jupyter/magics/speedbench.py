@@ -10,8 +10,12 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.magics import namespace
 from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
-from speedkit_jupyter.magics.line import split_setup, without_comment
-from speedkit_jupyter.magics.options import accuracy_of, speedbench_parser
+from speedkit_jupyter.magics.options import (
+    accuracy_of,
+    speedbench_parser,
+    split_setup,
+    without_comment,
+)
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
@@ -27,13 +31,11 @@ from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
-# The work that an option belongs to.
+# The work that an option belongs to; --save belongs to two.
 BELONGS = {
-    **dict.fromkeys(("n", "r", "p"), (TIMING,)),
-    **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better"), (COMPARE,)),
-    **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep"), (TUNE,)),
-    "save": (TIMING, COMPARE),
-    "compare": (COMPARE,),
+    **dict.fromkeys(("n", "r", "p"), TIMING),
+    **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
+    **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep", "tune"), TUNE),
 }
 
 
@@ -56,9 +58,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
         partial(again, step_of_cell, shell, cell, arguments, True),
         partial(again, profiler, shell, cell, arguments, command),
     )
-    tried = [variant.name for variant in work.variants] if isinstance(work, Benchmark) else []
     is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
-    result = measured(work, title, shell.user_ns, arguments.v, tried=tried, is_quiet=is_quiet)
+    result = measured(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
     if arguments.apply and result.helped:
         for number, context in enumerate(result.put_in_force(), 1):
             name = session.name_of(context.model, f"model_{number}")
@@ -78,25 +79,16 @@ def _mode(arguments: Any) -> str:
 def _check_options(arguments: Any, setup: str) -> None:
     """Raise UsageError for what does not go together."""
     mode = _mode(arguments)
-    wrong = [
-        name
-        for name, modes in BELONGS.items()
-        if getattr(arguments, name) not in (None, False) and mode not in modes
-    ]
-    if mode == PROFILE and arguments.tune:
-        wrong.append("tune")
-    for name in wrong:
-        option = f"-{name}" if len(name) == 1 else f"--{name}"
-        where = " and ".join(BELONGS.get(name, ()))
-        belongs = f": it belongs to {where}" if where and where != option else ""
-        raise UsageError(f"{option} does not go with {mode}{belongs}")
+    for name, of in {**BELONGS, "save": f"{TIMING} and {COMPARE}"}.items():
+        if getattr(arguments, name) not in (None, False) and mode not in of:
+            option = f"-{name}" if len(name) == 1 else f"--{name}"
+            belongs = f": it belongs to {of}" if of != option else ""
+            raise UsageError(f"{option} does not go with {mode}{belongs}")
     if arguments.save is not None:
         check_free(arguments.save)
-    if not setup:
-        return
-    if mode == COMPARE and arguments.compare.endswith(","):
+    if setup and mode == COMPARE and arguments.compare.endswith(","):
         raise UsageError(f"--compare takes commas without spaces (before {setup!r})")
-    if mode != TIMING:
+    if setup and mode != TIMING:
         hint = f"; -v {setup} keeps the result" if setup.isidentifier() else ""
         raise UsageError(
             f"{setup!r}: set-up code belongs to {TIMING}; put it into an earlier cell{hint}"

@@ -14,7 +14,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import (
     FORWARD_HOOKS,
@@ -74,7 +74,6 @@ class ActivationCheckpointing(Optimization):
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only."""
         every, why = request.value.every, ""
         if facts.compiled != "no":
             why = "compiled code chooses itself what it keeps"
@@ -92,13 +91,11 @@ class ActivationCheckpointing(Optimization):
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return a layer around the calls of each block; in a benchmark for its own thread."""
         torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
         blocks = _chosen(target.model, decision)
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's own function around each block, or a Hugging Face model's own switch."""
         every = decision.details.get("every", 1)
         if facts.own_checkpointing == "off" and every == 1:
             if form != "transformers":
@@ -112,23 +109,17 @@ class ActivationCheckpointing(Optimization):
             imports=("from functools import partial", checkpoint), model=tuple(lines.splitlines())
         )
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return _state(target.model, len(_chosen(target.model, decision)))
-
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return _state(target.model)
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        blocks = repeated_blocks(target.model)
+        count = sum(around(block, Recomputed) for block in blocks)
+        if planned:
+            count = len(_chosen(target.model, planned))
+        return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
             return ()
         return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
-
-
-def _state(model: torch.nn.Module, count: int | None = None) -> dict[str, str]:
-    blocks = repeated_blocks(model)
-    if count is None:
-        count = sum(around(block, Recomputed) for block in blocks)
-    return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
 
 
 def _chosen(model: torch.nn.Module, decision: Decision) -> list[torch.nn.Module]:

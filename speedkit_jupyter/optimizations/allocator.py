@@ -34,7 +34,6 @@ class Allocator(Optimization):
     Options = Literal["auto", "expandable_segments"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only: it is about memory, not time."""
         if request.value == "auto":
             return request.leave("auto", "torch's own setting; growing segments are on request")
         if facts.device_type != "cuda":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -20,7 +19,6 @@ from speedkit_jupyter.optimizations.facts.layers import (
 )
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
-from speedkit_jupyter.optimizations.properties.overrides import Layer
 from speedkit_jupyter.optimizations.properties.tensors import (
     LAYOUT,
     is_followed,
@@ -59,10 +57,7 @@ class ChannelsLast(Optimization):
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Offer it for convolutions on Tensor Cores and on CPUs.
-
-        No rule turns it on: activations lie so too, and whether the code takes that, a call shows.
-        """
+        """Offer it for convolutions on Tensor Cores and on CPUs; activations lie so too."""
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
         if request.value is False:
             return request.leave(now, "the layout stays as it is", asked=True)
@@ -85,9 +80,6 @@ class ChannelsLast(Optimization):
         reason = "Tensor Cores read NHWC, code that calls view() on activations may fail"
         return request.offer(False, True, reason)
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return _state(target.model, {id(weight_of(module)) for module in _laid_out(target)})
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Lay the weights out anew, and whatever must lie like them."""
@@ -104,9 +96,14 @@ class ChannelsLast(Optimization):
             stack.enter_context(CALLS.overriding(calls))
             del overrides, calls  # which hold the model
 
+            def renew(optimizer: torch.optim.Optimizer) -> None:
+                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                for module in list(layer.things):
+                    if id(weight_of(module)) in own:
+                        layer.renew(module, [optimizer])
+
             def follow(optimizer: torch.optim.Optimizer) -> None:
                 """Lay its state out, and a loaded one: a fused optimizer would mix weights up."""
-                renew = partial(_renew, layer)
                 stack.callback(optimizer.register_load_state_dict_post_hook(renew).remove)
                 renew(optimizer)
 
@@ -116,7 +113,6 @@ class ChannelsLast(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a line for the whole model, or a loop where it has convolutions of both kinds."""
         kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
         formats = [kinds[dimensions] for dimensions in facts.convolution_dims]
         if len(formats) == 1:
@@ -128,18 +124,15 @@ class ChannelsLast(Optimization):
             lines.append(f"        module.to(memory_format=torch.{memory_format})")
         return Snippet(model=tuple(lines))
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return _state(target.model, set())
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        anew = {id(weight_of(module)) for module in _laid_out(target)} if planned else set()
+        convolutions = [m for m in target.model.modules() if is_convolution(m)]
+        last = sum(is_channels_last(m) or id(weight_of(m)) in anew for m in convolutions)
+        words = f"{last} of {len(convolutions)} convolutions"
+        return {"model.channels_last": words} if convolutions else {}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         return (True,) if facts.convolutions else ()
-
-
-def _state(model: torch.nn.Module, anew: set[int]) -> dict[str, str]:
-    convolutions = [m for m in model.modules() if is_convolution(m)]
-    last = sum(is_channels_last(m) or id(weight_of(m)) in anew for m in convolutions)
-    words = f"{last} of {len(convolutions)} convolutions"
-    return {"model.channels_last": words} if convolutions else {}
 
 
 def _counted(convolutions: int) -> str:
@@ -148,9 +141,7 @@ def _counted(convolutions: int) -> str:
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
     """Return the convolutions to lay out, one for each weight, save those whose memory other
-    tensors or processes use too.
-
-    In a benchmark, which searches for no optimizers, it is its own copies that follow them.
+    tensors or processes use too; in a benchmark its own copies do.
     """
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
@@ -169,13 +160,6 @@ def _is_followed(module: torch.nn.Module, target: Target) -> bool:
     if module not in target.memo.followed:
         target.memo.followed[module] = is_followed(weight_of(module))
     return target.memo.followed[module]
-
-
-def _renew(layer: Layer, optimizer: torch.optim.Optimizer) -> None:
-    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for module in list(layer.things):
-        if id(weight_of(module)) in own:
-            layer.renew(module, [optimizer])
 
 
 class _Explained(Call):

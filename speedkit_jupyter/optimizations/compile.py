@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import types
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.compiled_calls import CompiledCall, CompiledCode
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
 from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
-from speedkit_jupyter.optimizations.base.target import Target, overridden
-from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, is_compiled, users_own
-from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled, users_own
+from speedkit_jupyter.support import messages, torch_private
 
 if TYPE_CHECKING:
     import torch
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
+# Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
+GRAPHS = 8
+HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
 INDUCTOR = "inductor"
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
@@ -83,42 +89,36 @@ class Compile(Optimization):
         return request.on_request(obstacle, offer, hint=hint, details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
+        # Without it hooks that are registered after compiling never fire.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         return {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)} if config else {}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        compiled = _observed(target.model, _modules(decision.details, target.model))
-        return {"model.compiled": compiled, HOOKS: False}
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        return {HOOKS: False}
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Put compiled calls on the modules; the compiled code is kept for the context's life."""
-        config = torch_private.dynamo_config()
+    def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        torch_private.dynamo_config()  # which has the switch
+        return super().switched(decision, target)
 
-        def change() -> None:  # else hooks that are registered after compiling never fire
-            config.skip_nnmodule_hook_guards = False
-
-        with (
-            overridden(target, (HOOKS,), change),
-            CALLS.overriding(()) as layer,
-        ):
-            modules, memo = _modules(decision.details, target.model), target.memo
-            options = options_of(decision.details)
-            code = memo.compiled_call or CompiledCode(options, len(modules), target.notes)
-            memo.compiled_call = code
-            layer.add_each((module, CompiledCall(module, code)) for module in modules)
-            del modules  # which hold the model
-            yield
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        """Return compiled calls for the modules; the code is kept for the context's life."""
+        modules, memo = _modules(decision.details, target.model), target.memo
+        options = options_of(decision.details)
+        code = memo.compiled_call or CompiledCode(options, len(modules), target.notes)
+        memo.compiled_call = code
+        return [CompiledCall(module, code) for module in modules]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return `torch.compile(model)`, which takes torch.nn's own classes, too."""
         options = options_of(decision.details)
         if decision.details.get("scope") == "blocks":
             return _blocks(options, decision.reason, facts)
         return _compiled_model(options, decision.reason, form)
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"model.compiled": _observed(target.model, ())}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        later = {id(one) for one in _modules(planned.details, target.model)} if planned else set()
+        modules = target.model.modules()
+        on = [one is target.model for one in modules if is_compiled(one) or id(one) in later]
+        return {"model.compiled": any(on) or (f"{len(on)} of its modules" if on else False)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
@@ -133,15 +133,6 @@ def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.n
     if details.get("scope") != "blocks":
         return [model]
     return [block for block in repeated_blocks(model) if not users_own(block)]
-
-
-def _observed(model: torch.nn.Module, later: Sequence[torch.nn.Module]) -> Any:
-    """Return in words what is compiled, with what will be compiled `later`."""
-    ids = {id(module) for module in later}
-    if is_compiled(model) or id(model) in ids:
-        return True
-    number = sum(is_compiled(module) or id(module) in ids for module in model.modules())
-    return f"{number} of its modules" if number else False
 
 
 def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str | None:
@@ -202,3 +193,118 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
     names = (f"    {source(name)}," for name in facts.block_names)
     loop = ("for name in (", *names, "):", "    block = model.get_submodule(name)")
     return Snippet(reason, model=(*loop, f"    {compiling}"))
+
+
+class CompiledCode:
+    """Compiled forward passes of one plan, shared by its modules; plain ones once that failed.
+
+    It holds none of the modules: what is kept of compiled code must not keep the model.
+    """
+
+    def __init__(self, options: Mapping[str, Any], modules: int, notes: dict[str, str]) -> None:
+        self._compiled, self.failed = _compile(options, modules), False
+        self._notes, backend = notes, options.get("backend")
+        self._name = f"torch.compile by {backend}" if backend else "torch.compile"
+        self._checked = False
+
+    def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
+        if self.failed:
+            return module._call_impl(*args, **kwargs)
+        try:
+            graphs = None if self._checked else _graphs()
+            result = self._compiled(module, args, kwargs)
+            if not self._checked and _graphs() == graphs:
+                self._notes["compile"] = f"{self._name} found nothing to compile in this model"
+            self._checked = True
+            return result
+        except KeyboardInterrupt:
+            torch_private.forget_builds()
+            raise
+        except Exception as error:
+            if not torch_private.is_compiler_error(error):
+                raise
+            if was_interrupted(error):
+                torch_private.forget_builds()
+                raise KeyboardInterrupt from error
+            if removed_half_written_build(error):
+                return self.run(module, args, kwargs)
+            return self._run_plainly(error, module, args, kwargs)
+
+    def _run_plainly(self, error: Exception, module: Any, args: Any, kwargs: Any) -> Any:
+        # Where the plain model fails too, the mistake is the user's: the plain error goes up.
+        result = module._call_impl(*args, **kwargs)
+        self.failed = True
+        lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
+        why = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        note = f"{self._name} failed, so the model runs as before: {why}"
+        self._notes["compile"] = note
+        messages.warn(f"{note} (%speedkit report)")
+        return result
+
+
+class CompiledCall(Call):
+    """What the call of one module runs."""
+
+    compiles = True
+
+    def __init__(self, module: torch.nn.Module, code: CompiledCode) -> None:
+        super().__init__(module)
+        self.code = code
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Make one forward pass; a plain one where something around it is being compiled."""
+        import torch
+
+        if torch.compiler.is_compiling():
+            return self.module._call_impl(*args, **kwargs)
+        return self.code.run(self.module, args, kwargs)
+
+
+def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
+    """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
+
+    The module is an argument, so that modules that are alike share what is compiled; those that
+    are not (each with a number of its own, say) need room for a graph each.
+    """
+    import torch
+
+    def forward(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)
+
+    allowed = signature(torch.compile).parameters
+    more: dict[str, Any] = {}
+    if "recompile_limit" in allowed and modules > 1:
+        more["recompile_limit"] = GRAPHS * modules
+    if "isolate_recompiles" in allowed:
+        more["isolate_recompiles"] = True
+    else:  # several plans on one model: each needs a code object, and so a cache, of its own
+        forward = types.FunctionType(
+            forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
+        )
+    return torch.compile(forward, **options, **more)
+
+
+def _graphs() -> int:
+    return int(torch_private.compile_counters()["stats"]["unique_graphs"])
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Return whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or getattr(error, "returncode", 0) in (-2, 130):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def removed_half_written_build(error: BaseException) -> bool:
+    """Delete the library that a killed linker left half written: Inductor takes any file of that
+    name for a finished one, also in later processes.
+    """
+    match = re.search(HALF_WRITTEN, str(error))
+    if match is None or not Path(match[1]).is_file():
+        return False
+    Path(match[1]).unlink()
+    torch_private.forget_builds()
+    return True

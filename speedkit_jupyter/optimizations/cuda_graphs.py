@@ -55,7 +55,6 @@ class CudaGraphs(Optimization):
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only, where a GPU can record what the model does."""
         gpu, why = hardware.accelerator(facts.device), ""
         if gpu is None or not gpu.is_nvidia:
             why = f"NVIDIA's GPUs record CUDA graphs; the model is on {facts.device}"
@@ -68,14 +67,11 @@ class CudaGraphs(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, passed_by=self.name) if decision.active else facts
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"model.cuda_graphs": bool(decision.value)}
-
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"model.cuda_graphs": around(target.model, Graphed)}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        is_on = bool(planned.value) if planned else around(target.model, Graphed)
+        return {"model.cuda_graphs": is_on}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return a layer around the model's calls; in a benchmark for its own thread alone."""
         graphed = target.memo.graphed = target.memo.graphed or Graphed(target.model, target.notes)
         graphed.only_in = target.only_in
         return [graphed] if decision.value else []

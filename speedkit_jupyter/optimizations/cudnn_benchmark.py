@@ -26,7 +26,6 @@ class CudnnBenchmark(Optimization):
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Offer it for convolutions on CUDA, unless the user wants determinism."""
         now = bool(facts.flags.get("cudnn.benchmark", False))
         if facts.device_type != "cuda":
             if request.value is True:

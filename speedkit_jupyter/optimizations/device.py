@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -32,10 +33,7 @@ class Device(Optimization):
     summary = "the device that the model runs on"
     helps = "large models, where a GPU lies idle"
     risk = "batches have to be moved by your own code; another device rounds otherwise"
-    undone = (
-        "model, gradients and optimizer state go back to where they were, with the values"
-        " trained meanwhile"
-    )
+    undone = "model, gradients and optimizer state go back, with the values trained meanwhile"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
     Options = Annotated[
         str,
@@ -44,7 +42,6 @@ class Device(Optimization):
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide by `auto` for the GPU, where there is one and the model is on none yet."""
         here = facts.device
         if len(facts.devices) > 1:
             return request.decline(here, f"the model lies on {', '.join(facts.devices)} already")
@@ -67,9 +64,8 @@ class Device(Optimization):
         numbered = kind is not None and kind.is_numbered and ":" not in asked
         where = f"{asked}:0" if numbered else asked
         name = hardware.cpu.name if gpu is None else gpu.name
-        return request.apply(
-            where, f"from {here} to {name}", hint="move batches with .to(ctx.device)"
-        )
+        hint = "move batches with .to(ctx.device)"
+        return request.apply(where, f"from {here} to {name}", hint=hint)
 
     def as_is(self, facts: Facts) -> Any:
         return facts.device
@@ -77,25 +73,14 @@ class Device(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return facts.moved(decision.value) if decision.active else facts
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        where, kind = decision.value, devices.kind_of(decision.value)
-        if kind is not None and not kind.is_numbered:
-            where = f"{where}:0"  # as its tensors say
-        return {"model.device": where} if next(target.model.parameters(), None) is not None else {}
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move there, and back to where each tensor was.
-
-        Raises SpeedKitError where the plan is made for another machine and this one has no such
-        device.
-        """
+        """Move there, and back to where each tensor was. Raises SpeedKitError where it is not."""
         _check_that_it_is_here(decision.value)
-        tensors = _tensors(target.model)
-        overrides = [(tensor, decision.value) for tensor in tensors]
+        overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
         with PLACE.overriding(overrides, target.live_optimizers):
-            origins = {PLACE.original(tensor) for tensor in tensors}
-            del tensors, overrides
+            origins = {PLACE.original(tensor) for tensor, _ in overrides}
+            del overrides
             _to(target.model, decision.value)
             yield
         if target.model is not None and {str(t.device) for t in _tensors(target.model)} == origins:
@@ -103,7 +88,6 @@ class Device(Optimization):
                 _to(target.model, origin)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a move of model and batch, or the framework's own choice of a device."""
         kind, _, index = facts.device.partition(":")
         if form == "torch":
             move = f'.to("{facts.device}")'
@@ -111,32 +95,37 @@ class Device(Optimization):
         if form == "fabric":
             arguments = _of_fabric(kind, index)
             return Snippet(decision.why, batch=".to(fabric.device)", arguments=arguments)
-        arguments = {"cpu" if form == "accelerate" else "use_cpu": "True"} if kind == "cpu" else {}
-        imports: tuple[str, ...] = ()
-        setup: tuple[str, ...] = ()
-        batch = ".to(accelerator.device)"
-        if index.strip("0") and kind == "cuda":  # both take the first GPU that they see
-            imports, setup = ("import os",), (f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"',)
-        elif index.strip("0"):
-            setup = (f"torch.{kind}.set_device({index})",)
-        return Snippet(decision.why, imports, setup, batch=batch, arguments=arguments)
+        where = Snippet(decision.why, batch=".to(accelerator.device)")
+        if kind == "cpu":
+            return replace(where, arguments={"cpu" if form == "accelerate" else "use_cpu": "True"})
+        if not index.strip("0"):
+            return where
+        if kind != "cuda":
+            return replace(where, setup=(f"torch.{kind}.set_device({index})",))
+        seen = (
+            f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'  # both take the first that they see
+        )
+        return replace(where, imports=("import os",), setup=(seen,))
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         parameter = next(target.model.parameters(), None)
-        return {} if parameter is None else {"model.device": str(parameter.device)}
+        if parameter is None:
+            return {}
+        where = planned.value if planned else str(parameter.device)
+        kind = devices.kind_of(where)
+        is_short = planned and kind is not None and not kind.is_numbered
+        return {"model.device": f"{where}:0" if is_short else where}  # as its tensors say
 
 
 def _check_that_it_is_here(device: str) -> None:
-    here = Hardware.detect()
-    if device == "cpu" or here.accelerator(device) is not None:
-        return
-    names = ", ".join(accelerator.name for accelerator in here.accelerators) or "no GPU"
-    pinned = Hardware.current().pinned
-    whose = f" ({machines.as_for(pinned)})" if pinned else ""
-    raise SpeedKitError(
-        f"the plan{whose} moves the model to {device}, which this machine has not (found: "
-        f"{names}); with `device: cpu` it stays on the CPU"
-    )
+    here, pinned = Hardware.detect(), Hardware.current().pinned
+    if device != "cpu" and here.accelerator(device) is None:
+        names = ", ".join(accelerator.name for accelerator in here.accelerators) or "no GPU"
+        whose = f" ({machines.as_for(pinned)})" if pinned else ""
+        raise SpeedKitError(
+            f"the plan{whose} moves the model to {device}, which this machine has not (found: "
+            f"{names}); with `device: cpu` it stays on the CPU"
+        )
 
 
 def _of_fabric(kind: str, index: str) -> dict[str, str]:

@@ -22,9 +22,8 @@ convert_to_float8_training(
 
 
 class Float8(Compression):
-    """Weights, inputs and gradients are rounded to float8 before each product.
-
-    torchao's layers stand in for torch's, over the same parameters: what steps them goes on.
+    """Weights, inputs and gradients are rounded to float8 before each product, by torchao's layers
+    over the same parameters: what steps them goes on.
     """
 
     name = "float8"
@@ -39,13 +38,11 @@ class Float8(Compression):
     Options = Switch
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
-        """Return torchao's layer over the user's own parameters."""
         config = torchao("float8").Float8LinearConfig(pad_inner_dim=True)
         new = torchao("float8.float8_linear").Float8Linear.from_float(layer, config=config)
         return new.train(layer.training)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torchao's own call, which replaces the layers."""
         return Snippet(
             imports=("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",),
             model=tuple(CODE.splitlines()),

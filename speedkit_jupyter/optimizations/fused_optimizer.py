@@ -69,14 +69,6 @@ class FusedOptimizer(Optimization):
         others = f"; {reasons}" if reasons and not options.name else ""
         return request.apply(True, f"{reason}{others}", details=details)
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        options = self.Options(enabled=True, name=decision.details.get("name"))
-        return {
-            f"{type(optimizer).__name__}.fused": True
-            for optimizer, its_facts in zip(target.optimizers, facts.optimizers, strict=True)
-            if _obstacle(its_facts, options) is None
-        }
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Switch every optimizer that can be, those that are made later at their first step."""
@@ -116,7 +108,6 @@ class FusedOptimizer(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return `fused=True` for every optimizer that can."""
         name = str(decision.details.get("name") or "adamw").lower()  # as Trainer makes by itself
         if not facts.optimizers and form == "transformers" and name == "adamw":
             return Snippet(
@@ -129,10 +120,14 @@ class FusedOptimizer(Optimization):
         can = [_obstacle(optimizer, options) is None for optimizer in facts.optimizers]
         return Snippet(optimizers=tuple({"fused": "True"} if flag else {} for flag in can))
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         found: dict[str, Any] = {}
         for optimizer in target.optimizers:
             first, *others = {group.get("fused") for group in optimizer.param_groups}
+            if planned:
+                options = self.Options(enabled=True, name=planned.details.get("name"))
+                facts = OptimizerFacts.read(optimizer, [target.model])
+                first, others = _obstacle(facts, options) is None or first, []
             found[f"{type(optimizer).__name__}.fused"] = "mixed" if others else first
         return found
 

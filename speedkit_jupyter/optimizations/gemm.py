@@ -11,7 +11,7 @@ from speedkit_jupyter.machines import flags, gemm
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.optimization import Optimization, dotted
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -60,13 +60,9 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
 
 
 class Gemm(Optimization):
-    """torch gives float32 products to its BLAS (MKL, mostly), whatever the processor is.
-
-    MKL takes its AVX2 path where the processor is not Intel's; oneDNN takes AVX-512 wherever it is:
-    2.1x on products and 0.9x (a tiny model) to 1.45x on whole steps where that was measured.
-    Attention that torch does in one kernel calls its BLAS inside, and products of batches are
-    torch's own, too. Elsewhere there is nothing to gain, so both engines are measured, once for a
-    machine.
+    """torch gives float32 products to its BLAS (MKL, mostly), which takes its AVX2 path where the
+    processor is not Intel's; oneDNN takes AVX-512 wherever it is: 2.1x on products and 0.9x to
+    1.45x on whole steps where that was measured. Both are measured once for a machine.
     """
 
     name = "gemm"
@@ -84,7 +80,6 @@ class Gemm(Optimization):
     Options = Literal["auto", "blas", "onednn"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide by the rates of both engines, which have to be measured first."""
         now = facts.flags.get("gemm", gemm.BLAS)
         if facts.device_type != "cpu":
             return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
@@ -92,12 +87,12 @@ class Gemm(Optimization):
             if now == gemm.BLAS:
                 return request.leave(now, "torch's own, as it is", asked=True)
             return request.obey(gemm.BLAS)
-        if not _has_get_kernel(hardware):
-            return request.decline(now, f"needs torch 2.11; this is {hardware.torch}")
+        if tuple(map(int, hardware.torch.split(".")[:2])) < SINCE:
+            return request.decline(now, f"needs torch {dotted(SINCE)}; this is {hardware.torch}")
         gemm.check_torch()
         if facts.precision != "fp32":
-            why = f"inside {facts.precision} autocast no product is in float32"
-            return request.decline(now, why)
+            no = f"inside {facts.precision} autocast no product is in float32"
+            return request.decline(now, no)
         if own := facts.no_float32:
             return request.decline(now, f"parameters are {own}: this is about float32 products")
         rates = hardware.cpu.gemm
@@ -112,7 +107,7 @@ class Gemm(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         return {"gemm": flags.Switch(gemm.engine, gemm.use, (gemm.ONEDNN,))}
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"gemm": decision.value}
 
     def as_is(self, facts: Facts) -> Any:
@@ -120,7 +115,6 @@ class Gemm(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Send every product of the process through it, whichever model's it is."""
         least = _least_here() if decision.value == gemm.ONEDNN else None
         with overridden(target, ("gemm",), lambda: gemm.use(decision.value, least)):
             yield
@@ -138,16 +132,9 @@ class Gemm(Optimization):
         return (gemm.ONEDNN,) if facts.device_type == "cpu" and is_ahead else ()
 
 
-def _has_get_kernel(hardware: Hardware) -> bool:
-    major, minor, *_ = hardware.torch.split(".")
-    return (int(major), int(minor)) >= SINCE
-
-
 @cache
 def _least_here() -> int:
-    """Return it, measured first where it is not known: where oneDNN dies it must not be tried in
-    this process. Raises SpeedKitError.
-    """
+    """Measure it first: where oneDNN dies it must not be tried in here. Raises SpeedKitError."""
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
         raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")

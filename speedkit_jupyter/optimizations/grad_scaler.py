@@ -41,8 +41,6 @@ class GradScaler(Optimization):
     follows = True
 
     class Options(Fields):
-        """`enabled`: auto turns it on for fp16 only."""
-
         enabled: Switch = "auto"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -61,12 +59,8 @@ class GradScaler(Optimization):
         risk = "fp16 gradients may underflow" if facts.precision == "fp16" else ""
         return request.leave(False, asked=True, hint=risk)
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"ctx.grad_scaler": "on"}
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Watch the optimizers' first steps for a forgotten scaler."""
         memo = target.memo
 
         def first_step(optimizer: torch.optim.Optimizer) -> None:
@@ -82,7 +76,6 @@ class GradScaler(Optimization):
             memo.scales = False
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a GradScaler, unless the framework has one of its own for fp16."""
         if facts.precision == "fp16" and framework_precision("fp16", facts.device_type, form):
             return Snippet()
         if form == "transformers":
@@ -94,8 +87,8 @@ class GradScaler(Optimization):
             after_step=("scaler.update()",),
         )
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"ctx.grad_scaler": "on" if target.memo.scales else "off"}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        return {"ctx.grad_scaler": "on" if planned or target.memo.scales else "off"}
 
 
 def _called_by_a_scaler() -> bool:

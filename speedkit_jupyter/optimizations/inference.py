@@ -38,22 +38,16 @@ class Inference(Optimization):
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request, for models in eval mode that nothing trains."""
         offer = "the model is in eval mode; it is there on request"
         return request.on_request(_obstacle(facts), offer)
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"model.inference": bool(decision.value)}
-
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return a layer around the model's calls; in a benchmark for its own thread alone."""
         if not decision.value:
             return []
         return [Unrecorded(target.model, target.notes, target.only_in)]
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Refuse optimizers, beside the calls."""
         with super().applied(decision, target), newcomers(target, (), _refuse):
             yield
 
@@ -63,8 +57,9 @@ class Inference(Optimization):
             raise SpeedKitError("Trainer trains, and inference does not: take --as torch")
         return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"model.inference": around(target.model, Unrecorded)}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        is_on = bool(planned.value) if planned else around(target.model, Unrecorded)
+        return {"model.inference": is_on}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         return () if _obstacle(facts) else (True,)

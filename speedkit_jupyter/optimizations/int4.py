@@ -26,7 +26,6 @@ class Int4(Compression):
     Options = Switch
 
     def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """Return the config of torch's own kernel for it, tinygemm."""
         arguments: dict[str, Any] = {"group_size": GROUP, "set_inductor_config": False}
         arguments["int4_packing_format"] = "tile_packed_to_4d"
         return "quantization", "Int4WeightOnlyConfig", arguments

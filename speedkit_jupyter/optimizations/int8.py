@@ -39,7 +39,6 @@ class Int8(Compression):
     ]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return nothing on CPUs and for weights alone."""
         if value != "dynamic" or facts.device_type == "cpu":
             return ""
         return super().missing_units(value, hardware, facts)

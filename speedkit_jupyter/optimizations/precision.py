@@ -99,12 +99,8 @@ class Precision(Optimization):
                 switches[f"autocast.{kind}.{name}"] = switch
         return switches
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return {"ctx.autocast()": decision.value}
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set nothing but the word: autocast surrounds the forward pass."""
         target.memo.autocast = decision.value
         try:
             yield
@@ -127,7 +123,6 @@ class Precision(Optimization):
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch.autocast around the forward pass, or the framework's mixed precision."""
         dtype, device_type = decision.value, facts.device_type
         if arguments := framework_precision(dtype, device_type, form):
             own = {"accelerate": ("accelerator.autocast()",), "fabric": ("fabric.autocast()",)}
@@ -136,16 +131,15 @@ class Precision(Optimization):
             raise SpeedKitError(f"Trainer has no {dtype} on {device_type}: take --as torch")
         return Snippet(forward=(f'torch.autocast("{device_type}", dtype=torch.{DTYPES[dtype]})',))
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return {"ctx.autocast()": target.memo.autocast or "off"}
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        return {"ctx.autocast()": planned.value if planned else target.memo.autocast or "off"}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         gpu = hardware.accelerator(facts.device)
         if gpu is None:
             return ("bf16",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
-        return (("bf16",) if gpu.bf16 else ()) + (
-            ("fp16",) if gpu.tensor_cores or not gpu.is_nvidia else ()
-        )
+        has_fp16 = gpu.tensor_cores or not gpu.is_nvidia
+        return (*["bf16"] * gpu.bf16, *["fp16"] * has_fp16)
 
 
 def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:

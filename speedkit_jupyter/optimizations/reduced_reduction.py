@@ -33,7 +33,6 @@ class ReducedReduction(Optimization):
     Options = Literal["auto", "fp16_accumulation"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request; offer it in fp16 on GeForce RTX."""
         gpu = hardware.accelerator(facts.device)
         if gpu is None or not gpu.is_nvidia:
             where = f"a switch of cuBLAS, and the model is on {facts.device}"

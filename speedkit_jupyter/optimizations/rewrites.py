@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 # What the modules become, in words and as code.
-CHANGES = {
-    "instance_norm": f"InstanceNorm2d -> GroupNorm({GROUPS})",
-    "gelu": "GELU -> tanh",
-}
+CHANGES = {"instance_norm": f"InstanceNorm2d -> GroupNorm({GROUPS})", "gelu": "GELU -> tanh"}
 LINES = {
     "instance_norm": f"new = torch.nn.GroupNorm({GROUPS}, old.num_features, eps=old.eps)\n"
     "    new.weight, new.bias = old.weight, old.bias",
@@ -50,14 +47,11 @@ class Rewrites(Optimization):
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.GroupNorm.html"
 
     class Options(Fields):
-        """Whether, and which kinds; both of them without a word about it."""
-
         enabled: Switch = "auto"
         instance_norm: Flag = True
         gelu: Flag = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request only."""
         details = request.value.model_dump(exclude={"enabled"})
         counts, why = Counter(kind for kind, _ in facts.rewritable if details[kind]), ""
         if facts.compiled == "script":
@@ -69,13 +63,8 @@ class Rewrites(Optimization):
         offer = f"{counted}: it is there on request only"
         return request.on_request(why, offer, counted, details=details)
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        return self._state(target, {})
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return self._state(target, decision.details)
-
-    def _state(self, target: Target, switches: Mapping[str, Any]) -> dict[str, str]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        switches = planned.details if planned else {}
         able = Counter(kind for kind, *_ in rewritable(target.model))
         done = Counter(one.word for one in SWAPPED.in_model(target.model))
         return {
@@ -97,7 +86,6 @@ class Rewrites(Optimization):
         return found
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return lines for each module by its path, before the optimizer is made."""
         lines: list[str] = []
         for kind, line in LINES.items():
             paths = [path for each, path in facts.rewritable if each == kind]

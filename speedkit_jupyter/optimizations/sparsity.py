@@ -43,7 +43,6 @@ class Sparsity(Compression):
     Options = Literal["auto", True, False, "prune"]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return what is missing: Sparse Tensor Cores, torch's kernels, or numbers of 16 bits."""
         if hardware.system == "Windows":
             return "torch has no kernels for it on Windows"
         if not {*HALVES} & {*facts.dtypes}:
@@ -51,7 +50,6 @@ class Sparsity(Compression):
         return super().missing_units(value, hardware, facts)
 
     def fits(self, value: Any, weight: torch.Tensor) -> bool:
-        """Return whether sizes and numbers fit; to be pruned, it need not be sparse."""
         is_fit = super().fits(value, weight) and str(weight.dtype).endswith(HALVES)
         return is_fit and (value == "prune" or is_sparse(weight.detach()))
 
@@ -66,7 +64,6 @@ class Sparsity(Compression):
             return torch.sparse.to_sparse_semi_structured(values.contiguous())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's own call, which replaces the weights for good."""
         text = CODE.format(line=PRUNE if decision.value == "prune" else TAKE)
         imports = ("from torch.sparse import to_sparse_semi_structured",)
         comment = f"{decision.reason}; it takes the weights' place for good"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.fp32_precision import NAMES
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
@@ -63,7 +64,7 @@ class Tf32(Optimization):
             return request.leave(now, "'medium' rounds float32 products to bf16: on request")
         return request.obey("medium", "oneDNN multiplies float32 in bf16")
 
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         lower = "ieee" if decision.value == "highest" else "tf32"
         values = {
             "float32_matmul_precision": decision.value,
@@ -71,8 +72,8 @@ class Tf32(Optimization):
             "mkldnn.matmul.fp32_precision": "bf16" if decision.value == "medium" else lower,
         }
         on = decision.value != "highest"
-        if facts.flags.get("cudnn.allow_tf32") is not on:
-            inner = "tf32" if on else facts.flags.get("cuda.fp32_precision", "none")
+        if now.get("cudnn.allow_tf32") is not on:
+            inner = "tf32" if on else now.get("cuda.fp32_precision", "none")
             values |= {f"cuda.{operation}.fp32_precision": inner for operation in ("conv", "rnn")}
             values["cudnn.allow_tf32"] = on
         return values

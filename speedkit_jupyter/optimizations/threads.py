@@ -33,7 +33,6 @@ class Threads(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Cap at the usable cores; a number is obeyed."""
         now = facts.flags.get("num_threads", hardware.cpu.usable_cores)
         usable = hardware.cpu.usable_cores
         if request.value != "auto":

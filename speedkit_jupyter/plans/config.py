@@ -137,7 +137,6 @@ class SpeedConfig(FromCatalog):
 
     @property
     def is_alone(self) -> bool:
-        """Whether what is auto is left as it is."""
         return self._alone
 
     @property

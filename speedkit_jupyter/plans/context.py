@@ -127,7 +127,6 @@ class SpeedContext:
 
     @property
     def autocast_entered(self) -> bool:
-        """Whether `autocast()` has been used since the plan was applied."""
         return self.target.memo.autocast_entered
 
     def changes(self) -> tuple[Change, ...]:
@@ -309,7 +308,6 @@ def observed(target: Target) -> dict[str, Any]:
 
 
 def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
-    """Return the contexts on one model, the one in force last."""
     return [*_ON.get(id(unwrapped(model)), ())]
 
 

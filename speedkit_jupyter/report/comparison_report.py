@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from functools import cache
 
 from speedkit_jupyter import machines
@@ -364,15 +363,6 @@ def live_line(progress: Progress, title: str) -> str:
     best = max(faster, key=lambda name: faster[name], default=None)
     ahead = "" if best is None else f"; {best} {ratio(faster[best])}"
     return f"{bar(progress.done)} {title}: {progress.text}{ahead}"
-
-
-def waiting(progress: Progress, names: Sequence[str]) -> Progress:
-    """Return the progress with a row for each variant from the start: the table grows no more."""
-    if progress.known or len(names) < 2:
-        return progress
-    state = "measuring" if progress.done > 0 else "waiting"
-    rows = tuple(VariantStatus(name, None, None, None, state) for name in names)
-    return replace(progress, known=rows)
 
 
 def bar(done: float) -> str:

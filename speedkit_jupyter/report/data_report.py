@@ -8,9 +8,8 @@ from speedkit_jupyter.freeing.freed import Freed
 from speedkit_jupyter.loading.race import Candidate
 from speedkit_jupyter.loading.tuner import LoaderTuning
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Code, Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import BLANK, Code, Row, Section, Table
 from speedkit_jupyter.report.units import between, ratio, seconds, size
 from speedkit_jupyter.support.words import count, share
 
@@ -80,7 +79,6 @@ def batch_report(found: BatchSizes) -> Document:
         )
     content = [
         Table(columns, [_batch_row(found, one) for one in found.sizes], columns[:-1]),
-        Picture(lambda: plots.as_png(plots.batch_sizes(found)), headline),
         memory,
         WARNING,
     ]
@@ -130,7 +128,7 @@ def free_report(freed: Freed) -> Document:
     let_go, kept = [], []
     for held in freed.let_go:
         number = f", {count(held.number, 'value')}" if held.number else ""
-        let_go.append((held.holder, size(held.bytes), held.what + number, held.loses or BLANK))
+        let_go.append((held.name, size(held.bytes), held.what + number, held.loses or BLANK))
     for own in freed.kept:
         graphs = f"{count(own.graphs, 'tensor')} {GRAPHS}" if own.graphs else BLANK
         kept.append((own.name, size(own.bytes), own.what, graphs))

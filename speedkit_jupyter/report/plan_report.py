@@ -28,8 +28,6 @@ from speedkit_jupyter.support.words import count
 if TYPE_CHECKING:
     import torch
 
-# Names in one line.
-MOST_NAMES = 12
 COLUMNS = ("optimization", "state", "value", "by", "why")
 IN_CATALOG = ("optimization", "what it does", "state", "value", "why")
 IN_PANEL = ("optimization", "state", "value", "why")
@@ -190,11 +188,8 @@ def _of_interest(plan: Plan) -> Table:
 
 
 def _as_is(plan: Plan) -> str:
-    """A line for what nothing is done about; of a large catalog the first of them."""
-    names = [decision.name for decision in plan if not (decision.active or decision.declined)]
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    listed = f"{', '.join(names[:MOST_NAMES])}{more}"
-    return f"As is: {listed}. `%speedkit report` has every reason." if names else ""
+    number = sum(not (decision.active or decision.declined) for decision in plan)
+    return f"{number} more are as they are; `%speedkit report` has every reason." if number else ""
 
 
 def _changed(context: SpeedContext) -> Section:
@@ -325,23 +320,12 @@ def _reasons(preview: Preview) -> list[Section]:
             value = Cell(value, changed=True) if now is not None or one.active else value
         return state, value
 
-    shown, left = [], []
-    for one in preview.plan:
-        is_shown = one.active or one.declined or (now is not None and now[one.name].active)
-        (shown if is_shown else left).append(one)
+    was_on = set() if now is None else {one.name for one in now if one.active}
+    shown = [one for one in preview.plan if one.active or one.declined or one.name in was_on]
+    left = [one for one in preview.plan if one not in shown]
     tables = [decision_table(some, IN_PANEL, marked=marked) for some in (shown, left)]
     title = f"{len(left)} left as they are, and why"
     return [Section(tables[0], "Why"), Section(tables[1], title, folded=True)]
-
-
-def unavailable(decisions: Mapping[str, Decision]) -> list[tuple[list[str], str]]:
-    """Return the words that can't be had here, those with one reason together."""
-    groups: dict[str, tuple[list[str], str]] = {}
-    for asked, decision in decisions.items():
-        if decision.declined:
-            key = decision.reason.replace(repr(asked), "")
-            groups.setdefault(key, ([], decision.reason))[0].append(asked)
-    return list(groups.values())
 
 
 def as_code(

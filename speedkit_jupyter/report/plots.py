@@ -10,7 +10,6 @@ from speedkit_jupyter.report.units import ratio
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from speedkit_jupyter.batching.batch_sizes import BatchSizes
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.tuning.curves import Curve
 
@@ -82,27 +81,4 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     axes.set_ylabel("loss", color=NEUTRAL)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, labelcolor=NEUTRAL)
-    return axes.figure  # type: ignore[no-any-return]
-
-
-def batch_sizes(found: BatchSizes) -> Figure:
-    """Draw samples a second with their intervals against the batch size."""
-    sizes = found.measured
-    numbers, rates = [one.number for one in sizes], [one.rate for one in sizes]
-    ends = [one.interval or (one.rate, one.rate) for one in sizes]
-    axes = _axes(2.8, "batch")
-    errors = [
-        [max(rate - low, 0) for rate, (low, _) in zip(rates, ends, strict=True)],
-        [max(high - rate, 0) for rate, (_, high) in zip(rates, ends, strict=True)],
-    ]
-    axes.errorbar(numbers, rates, yerr=errors, fmt="o-", color=PLANNED, capsize=2, markersize=4)
-    if found.is_proven:
-        axes.axvline(found.knee.number, color=GOOD, linestyle=":")
-        _above(axes, " knee", (found.knee.number, 0), GOOD)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(numbers, [f"{number:g}" for number in numbers])
-    axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("samples a second", color=PLANNED)
     return axes.figure  # type: ignore[no-any-return]

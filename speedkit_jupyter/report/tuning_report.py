@@ -1,40 +1,47 @@
-"""Reports about tuning: the winner, what each part adds, what was rejected and why."""
+"""Reports about tuning, and about what is kept on disk: saved results and learned plans."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Table
+from speedkit_jupyter.report.elements import BLANK, Code, Table
 from speedkit_jupyter.report.units import between, day, ratio, seconds, size
+from speedkit_jupyter.support.database import Learned, Saved
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.
 LEAST_SAID_S = 0.5
+PARTS = ("part", "the plan with it over the plan without it", INTERVAL)
+MEMORY = "Peak memory of a step: {} before, {} with the plan."
 UNDONE = "All that measuring did to model, optimizer and random state is undone."
 
 
 def tuning_report(tuning: Tuning) -> Document:
     """Return what to do, what it was proven to bring, and everything that was tried."""
-    rejected = [(candidate.name, candidate.reason) for candidate in tuning.rejected]
-    content: list[Any] = [
-        *(_proof(tuning) if tuning.helped else ()),
-        Table(("tried", "why it is not in the plan"), rejected),
-        f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",
-        *tuning.notes,
-    ]
+    peaks, checked = _peaks(tuning), ""
+    parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.learned_at)
-        content.append(f"Learned before ({when}) and checked again now; --fresh searches anew.")
-    content.append(UNDONE)
-    if tuning.helped and tuning.is_settled:
-        content.append(Code(_next_steps(tuning)))
-    return Document(_headline(tuning), content, tuning.to_dict())
+        checked = f"Learned before ({when}) and checked again now; --fresh searches anew."
+    content = [
+        Table(PARTS, parts if tuning.helped else (), PARTS[1:]),
+        MEMORY.format(*peaks) if peaks and tuning.helped else "",
+        Table(
+            ("tried", "why it is not in the plan"),
+            [(candidate.name, candidate.reason) for candidate in tuning.rejected],
+        ),
+        f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",
+        *tuning.notes,
+        checked,
+        UNDONE,
+        Code(_next_steps(tuning)) if tuning.helped and tuning.is_settled else None,
+    ]
+    return Document(_headline(tuning, peaks), content, tuning.to_dict())
 
 
 def _next_steps(tuning: Tuning) -> str:
@@ -48,46 +55,118 @@ def _next_steps(tuning: Tuning) -> str:
     return "\n".join(f"%speedkit {one.strip():{width}}  # {about}" for one, about in lines.items())
 
 
-def _headline(tuning: Tuning) -> str:
+def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
+    """What was found: a plan and what it brings to what was aimed at, or why there is none."""
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if tuning.seconds and tuning.compiling_s >= LEAST_SAID_S:
         took += f", {seconds(tuning.compiling_s)} of them compiling"
     if not tuning.helped and tuning.unclear:
         answer = "Likely" if tuning.likely else "Could not tell"
         return f"{answer}: {tuning.unclear} ({took})"
-    if not tuning.helped or tuning.comparison is None or tuning.record is None:
+    comparison, record = tuning.comparison, tuning.record
+    if not tuning.helped or comparison is None or record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    outcome = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
-    return f"{outcome}, confirmed in fresh rounds ({took})"
-
-
-def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
-    """What was aimed at, and what it brings."""
-    speed = f"is {describe_verdict(comparison, record)}"
-    peaks = _peaks(comparison, record)
+    gain = f"is {describe_verdict(comparison, record)}"
     if tuning.objective == "memory" and peaks:
-        return f"needs {peaks[1]} in place of {peaks[0]} and {speed}"
-    if tuning.steps is None or tuning.ratio is None:
-        return speed
-    all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
-    with_plan_s = record.settling_s + all_s / tuning.ratio.median
-    total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
-    return f"{speed}: {count(tuning.steps, 'step')} take {total}"
+        gain = f"needs {peaks[1]} in place of {peaks[0]} and {gain}"
+    elif tuning.steps is not None and tuning.ratio is not None:
+        all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
+        with_plan_s = record.settling_s + all_s / tuning.ratio.median
+        total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
+        gain += f": {count(tuning.steps, 'step')} take {total}"
+    return f"{tuning.winner.name} {gain}, confirmed in fresh rounds ({took})"
 
 
-def _peaks(comparison: Comparison, record: Record) -> tuple[str, str] | None:
-    before, after = comparison.baseline.memory, record.memory
-    if before and after and before.peak_bytes and after.peak_bytes:
-        return size(before.peak_bytes), size(after.peak_bytes)
-    return None
+def _peaks(tuning: Tuning) -> tuple[str, str] | None:
+    """The peak memory of a step, without the plan and with it."""
+    sides = (tuning.comparison.baseline if tuning.comparison else None, tuning.record)
+    peaks = [side.memory.peak_bytes if side and side.memory else None for side in sides]
+    return (size(peaks[0]), size(peaks[1])) if peaks[0] and peaks[1] else None
 
 
-def _proof(tuning: Tuning) -> list[Any]:
-    """What each part is worth, in numbers, and what it does to memory."""
-    rows = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
-    columns = ("part", "the plan with it over the plan without it", INTERVAL)
-    peaks = None
-    if tuning.comparison is not None and tuning.record is not None:
-        peaks = _peaks(tuning.comparison, tuning.record)
-    memory = "Peak memory of a step: {} before, {} with the plan."
-    return [Table(columns, rows, columns[1:]), memory.format(*peaks) if peaks else ""]
+# --- what is kept ---
+
+# Verdicts that are told beside a speed-up.
+TOLD = ("accepted", "other model", "wrong", "not checked")
+
+
+def history_list(results: Sequence[Saved]) -> Document:
+    """Return one row for each name."""
+    if not results:
+        return Document("Nothing saved yet: `%%speedbench --save NAME` keeps a result")
+    names: dict[str, list[Saved]] = {}
+    for entry in results:
+        names.setdefault(entry.name, []).append(entry)
+    rows = []
+    for name, entries in names.items():
+        variants = ", ".join(
+            f"{row['name']} {_speedup(row) or _median(row)}".rstrip()
+            for row in entries[-1].result["variants"]
+        )
+        rows.append((name, str(len(entries)), day(entries[-1].saved_at), variants))
+    table = Table(("name", "results", "newest", "what it found"), rows, ("results",))
+    note = "`%speedkit history NAME` shows all of one name."
+    return Document(count(len(names), "saved name"), [table, note])
+
+
+def history_report(results: Sequence[Saved]) -> Document:
+    """Return every result of one name, newest first."""
+    rows = [
+        (
+            f"{day(entry.saved_at)}{' (earlier version)' if entry.is_earlier else ''}",
+            variant["name"],
+            _median(variant) or BLANK,
+            _speedup(variant) or BLANK,
+            _where(entry),
+        )
+        for entry in reversed(results)
+        for variant in entry.result["variants"]
+    ]
+    columns = ("saved", "variant", "median", "speed-up", "where")
+    table = Table(columns, rows, columns[2:4], wraps=columns[1:2])
+    return Document(f"{results[-1].name}: {count(len(results), 'result')}", [table])
+
+
+def _median(row: Mapping[str, Any]) -> str:
+    return seconds(spread(row["times_s"]).median_s) if row["times_s"] else ""
+
+
+def _speedup(row: Mapping[str, Any]) -> str:
+    """With its interval; empty for what is compared with."""
+    speedup, low, high = (row.get(name) for name in ("speedup", "low", "high"))
+    if speedup is None:
+        return ""
+    if not low or high is None:
+        return "too few rounds"
+    verdict = f" ({row['verdict']})" if row.get("verdict") in TOLD else ""
+    return f"{ratio(speedup)} [{between(low, high)}]{verdict}"
+
+
+def _where(entry: Saved) -> str:
+    environment = entry.result.get("environment", {})  # another version has kept none
+    return f"{environment.get('device')}, torch {environment.get('torch')}"
+
+
+def tuned_list(plans: Sequence[Learned]) -> Document:
+    """Return the plans that tuning has learned, newest first."""
+    if not plans:
+        return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
+    columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
+    note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
+    if any(entry.is_earlier for entry in plans):
+        note += " What an earlier version found is not used."
+    table = Table(columns, [_learned(one) for one in reversed(plans)], columns[:1], columns[1:5])
+    return Document(count(len(plans), "learned plan"), [table, note])
+
+
+def _learned(entry: Learned) -> tuple[str, ...]:
+    plan = entry.plan
+    gain = BLANK if plan["speedup"] is None else ratio(plan["speedup"])
+    if plan["low"] and plan["high"] is not None:
+        gain += f" ({between(plan['low'], plan['high'])})"
+    work = "training" if plan["trains"] else "inference"
+    subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
+    name = plan["name"] if plan["values"] else "leave it as it is"
+    name += " (of an earlier version, not used)" if entry.is_earlier else ""
+    inputs = ", ".join(plan["inputs"]) or "not seen"
+    return str(entry.number), name, gain, subject, inputs, day(entry.learned_at)

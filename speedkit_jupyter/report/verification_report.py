@@ -29,7 +29,7 @@ UNDONE = "All that the runs did to model, optimizer and random state is undone."
 
 def verification_report(result: Verification) -> Document:
     """Return the verdict with its numbers, the curves, and some steps of them."""
-    score, runs = result.score, result.runs.baseline
+    score, runs = result.score, next(iter(result.runs), [])
     headline = f"{result.subject}: " if result.subject else ""
     headline += f"{result.name}: {WORDS[result.verdict]}"
     if score is not None and not result.failure:

@@ -78,7 +78,6 @@ class Learned:
 
 
 def folder() -> Path:
-    """Return where the database lies."""
     import platformdirs
 
     chosen = os.environ.get(FOLDER)

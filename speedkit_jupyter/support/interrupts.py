@@ -65,26 +65,31 @@ class Gate:
             if was_open:
                 self._pass_on()
 
-    def begin(self) -> None:
-        """Take the place of the handlers."""
-        for number in _NUMBERS:
-            handler = signal.getsignal(number)
-            if callable(handler):
-                self._handlers[number] = handler
-                signal.signal(number, self)
-
-    def end(self) -> None:
-        """Give the handlers their places back; what waits arrives, unless one has passed."""
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Take the place of the handlers for the block; what waits arrives after it, unless one has
+        passed.
+        """
         __tracebackhide__ = True
-        waiting = {} if self._has_passed else self._waiting
         try:
-            self._waiting, self._is_open = {}, True  # what comes now goes straight on
-            self._put_back()
-        except BaseException:
-            self._put_back()
-            raise
-        for number, frame in waiting.items():
-            self._handlers[number](number, frame)
+            for number in _NUMBERS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    self._handlers[number] = handler
+                    signal.signal(number, self)
+            _GATES.append(self)  # no signal raises from here on
+            yield
+        finally:
+            _GATES.clear()
+            waiting = {} if self._has_passed else self._waiting
+            try:
+                self._waiting, self._is_open = {}, True  # what comes now goes straight on
+                self._put_back()
+            except BaseException:
+                self._put_back()
+                raise
+            for number, frame in waiting.items():
+                self._handlers[number](number, frame)
 
     def _put_back(self) -> None:
         for number, handler in self._handlers.items():
@@ -118,7 +123,7 @@ def held_back() -> Iterator[None]:
         with _GATES[0].shut():
             yield
     else:
-        with _in_place(Gate()):
+        with Gate().in_place():
             yield
 
 
@@ -133,22 +138,10 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
         __tracebackhide__ = True
         if _GATES or threading.current_thread() is not threading.main_thread():
             return function(*args, **kwargs)
-        with _in_place(Gate()):
+        with Gate().in_place():
             return function(*args, **kwargs)
 
     return call
-
-
-@contextmanager
-def _in_place(gate: Gate) -> Iterator[None]:
-    __tracebackhide__ = True
-    try:
-        gate.begin()
-        _GATES.append(gate)  # no signal raises from here on
-        yield
-    finally:
-        _GATES.clear()
-        gate.end()
 
 
 def window() -> Gate | None:
@@ -159,8 +152,7 @@ def window() -> Gate | None:
 def in_a_window(function: Callable[[], R]) -> R:
     """Call the user's code; what waits for a window may arrive in it."""
     __tracebackhide__ = True
-    gate = window()
-    if gate is None:
+    if (gate := window()) is None:
         return function()
     try:
         gate.open()
@@ -170,7 +162,6 @@ def in_a_window(function: Callable[[], R]) -> R:
 
 
 def is_here(here: int) -> bool:
-    """Return whether this is the thread of that number."""
     return threading.get_ident() == here
 
 
@@ -192,8 +183,12 @@ def uninterrupted() -> Iterator[None]:
     """Let neither a signal nor another thread of ours in between: both wait for the end."""
     with held_back():
         try:
-            with _counted():
-                yield
+            with _LOCK:
+                _DEPTH[0] += 1
+                try:
+                    yield
+                finally:
+                    _DEPTH[0] -= 1
         finally:
             _run_what_waits()
 
@@ -207,22 +202,12 @@ def soon(action: Callable[[], object]) -> None:
     _run_what_waits()
 
 
-@contextmanager
-def _counted() -> Iterator[None]:
-    with _LOCK:
-        _DEPTH[0] += 1
-        try:
-            yield
-        finally:
-            _DEPTH[0] -= 1
-
-
 def _run_what_waits() -> None:
     while _LATER and _LOCK.acquire(blocking=False):  # who has it comes here when done
         try:
             if _DEPTH[0]:  # this very thread is in the middle of it
                 return
-            with held_back(), _counted():
+            with uninterrupted():
                 _LATER.popleft()()
         finally:
             _LOCK.release()

@@ -83,7 +83,6 @@ set_allocator_settings = _function(C, "_accelerator_setAllocatorSettings")
 
 
 def has_allocator_settings() -> bool:
-    """Return whether they can be asked for and set."""
     return hasattr(import_module(C), "_accelerator_getAllocatorSettings")
 
 
@@ -103,7 +102,6 @@ innermost_function_mode = _function("torch.overrides", "_get_current_function_mo
 
 
 def dispatch_mode() -> Any:
-    """Return the base class of modes that see every operation."""
     return _found(DISPATCH, "TorchDispatchMode")
 
 
@@ -140,7 +138,6 @@ def version(tensor: torch.Tensor) -> int:
 
 
 def loader_iterator() -> type:
-    """Return the class of a DataLoader's iterators."""
     return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
 
 
@@ -154,7 +151,6 @@ def end_workers(iterator: Any) -> None:
 
 
 def dynamo_config() -> Any:
-    """Return Dynamo's settings."""
     return import_module(DYNAMO_CONFIG)
 
 
@@ -193,7 +189,6 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Return whether torch.compile raised it."""
     return any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
 

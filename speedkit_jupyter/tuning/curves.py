@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice, zip_longest
 from typing import Any, Literal
 
+from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 Agreement = Literal["same", "different", "worse"]
 
-# A plan may lie as far from the baseline as this many times another baseline does, or this share
-# of what the loss changes by over the run, or what rounding the loss itself does, whichever is
-# most.
+# A plan may lie this many times as far from the baseline as another baseline does, or this share
+# of what the loss changes by over the run, or what rounding the loss does, whichever is most.
 YARDSTICKS, LEAST_SHARE = 2.0, 0.01
 # The root mean square of one rounding's error, in units roundoff: 0.41 over all significands.
 TYPICAL = 0.5
-# A loss that is itself in a low precision is rounded after each of its terms, always in the same
-# way while it hardly changes: so many units.
+# A loss in a low precision is rounded after each of its terms: this many units, always in the same
+# way while it hardly changes.
 TERMS = 2.0
-# No draw more of the yardstick explains a distance of so many times what is allowed.
+# Another draw of the yardstick can't explain a distance of this many times what is allowed.
 FAR = 10.0
 # Of more backward passes in a step only the mean is compared.
 MOST_LOSSES = 8
@@ -53,7 +53,7 @@ class Curve:
     @property
     def distance(self) -> float:
         """Between plan and baseline, root mean square over the steps."""
-        return distance(self.planned, self.baseline)
+        return _distance(self.planned, self.baseline)
 
     @property
     def yardstick(self) -> float:
@@ -64,19 +64,14 @@ class Curve:
     def allowed(self) -> float:
         """How far the plan may lie from the baseline."""
         finite = list(filter(math.isfinite, self.baseline)) or [0.0]
-        change = max(finite) - min(finite)
-        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.resolution)
-
-    @property
-    def resolution(self) -> float:
-        """What rounding the losses themselves changes them by, root mean square over the steps."""
-        finite = list(filter(math.isfinite, self.baseline))
-        return self.rounding * distance(finite, [0.0] * len(finite))
+        change, rounded = max(finite) - min(finite), _distance(finite, [0.0] * len(finite))
+        by_rounding = self.rounding * rounded
+        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, by_rounding)
 
     @property
     def agreement(self) -> Agreement:
         """`same`: as two seeds agree; `worse`: the plan's ends above; else `different`."""
-        if _is_finite(self.baseline) and not _is_finite(self.planned):
+        if all(map(math.isfinite, self.baseline)) and not all(map(math.isfinite, self.planned)):
             return "worse"
         if not self.distance > self.allowed:  # also where both are not finite
             return "same"
@@ -85,11 +80,11 @@ class Curve:
 
     @property
     def last(self) -> int:
-        """So many steps are its end: a fifth of them."""
+        """How many steps are its end: a fifth of them."""
         return max(len(self.baseline) // 5, 1)
 
     def end_of(self, losses: Sequence[float]) -> float:
-        """The mean loss there."""
+        """Return the mean loss there."""
         return _mean(losses[-self.last :])
 
     @property
@@ -98,7 +93,7 @@ class Curve:
         return self.agreement != "same" and self.distance <= FAR * self.allowed
 
     def rows(self) -> list[dict[str, Any]]:
-        """One for each step; where a run was shorter, None."""
+        """Return one for each step; None where a run was shorter."""
         runs = zip_longest(self.baseline, self.planned, self.other)
         return [
             {"compared": self.what, "step": step, "baseline": b, "planned": p, "other_seed": o}
@@ -106,86 +101,61 @@ class Curve:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        numbers = ("distance", "yardstick", "resolution", "allowed")
-        return {
-            "what": self.what,
-            "agreement": self.agreement,
-            **{name: getattr(self, name) for name in numbers},
-            "baseline": self.baseline,
-            "planned": self.planned,
-            "others": self.others,
-        }
+        """Return plain values."""
+        numbers = ("agreement", "distance", "yardstick", "allowed")
+        return asdict(self) | {name: getattr(self, name) for name in numbers}
 
     def _distance_of(self, losses: Sequence[float]) -> float:
-        gap = distance(losses, self.baseline)
+        gap = _distance(losses, self.baseline)
         return gap if math.isfinite(gap) else 0.0
 
 
 @dataclass
-class Losses:
+class Losses(Watcher):
     """The losses of one step. `returned` is the number that it returns, None where it returns
     something else; `ran_on` has the mean of each tensor that a backward pass began from, divided by
-    the scale where a GradScaler `was_scaled`; `unit` is the coarsest relative rounding of their
-    dtypes.
+    the `scale` where a GradScaler has one; `unit` is the coarsest rounding of their dtypes.
     """
 
     returned: float | None = None
     ran_on: list[float] = field(default_factory=list)
     was_scaled: bool = False
     unit: float = 0.0
+    scale: float = field(default=1.0, compare=False)
 
+    def before_backward(self, tensors: Any) -> None:
+        import torch
 
-Run = Sequence[Losses]
+        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
+            self.ran_on.append(_mean_of(tensor) / self.scale)
+            self.was_scaled |= self.scale != 1.0
+            self.unit = max(self.unit, torch.finfo(tensor.dtype).eps / 2)
 
 
 @contextmanager
 def watched() -> Iterator[Losses]:
-    """Note the losses of the step that runs in the block; what it `returned` is the caller's to
-    note.
+    """Note the losses that backward passes in the block begin from.
 
-    A loss that a GradScaler has multiplied is divided by its scale again, which falls and grows
-    while it is sought and would hide every other difference between two curves.
+    A GradScaler's scale is divided out: it moves, and would hide what two curves differ by.
     """
     import torch
 
-    losses, scale, inside = Losses(), 1.0, False
+    losses = Losses()
 
     def scaling(original: Any) -> Callable[..., Any]:
         def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal scale
             result = original(scaler, *args, **kwargs)
-            scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+            losses.scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
             return result
 
         return call
 
-    def watching(backward: Any) -> Callable[..., Any]:
-        def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            if inside:  # reentrant checkpoints run a backward pass inside the backward pass
-                return backward(tensors, *args, **kwargs)
-            for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
-                losses.ran_on.append(_mean_of(tensor) / scale)
-                losses.was_scaled |= scale != 1.0
-                losses.unit = max(losses.unit, torch.finfo(tensor.dtype).eps / 2)
-            inside = True
-            try:
-                return backward(tensors, *args, **kwargs)
-            finally:
-                inside = False
-
-        return call
-
-    with (
-        patched(torch.amp.GradScaler, "scale", scaling),
-        patched(torch.autograd, "backward", watching),
-    ):
+    with patched(torch.amp.GradScaler, "scale", scaling), watching((), losses):
         yield losses
 
 
 def number(result: object) -> float | None:
-    """Return a floating-point number or tensor of one element; a count or a flag is no loss."""
+    """Return a floating-point number or tensor of one element; None for a count or a flag."""
     import numpy as np
     import torch
 
@@ -202,14 +172,12 @@ def _mean_of(tensor: Any) -> float:
     return float((wide if wide.dtype is torch.float64 else wide.float()).mean())
 
 
-def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> list[Curve]:
-    """Return what can be compared in these runs: what the step returns, where that is a number at
-    every step; else each loss that backward ran on.
-
-    `unit` is the rounding of the precision in which the plan computes.
+def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
+    """Return what can be compared in the runs of the baseline, of the plan, and of other baselines:
+    what the step returns, where that is a number at every step; else each loss that backward ran
+    on. `unit` is the rounding of the precision in which the plan computes.
     """
-    every = [baseline, planned, *others]
-    steps = [step for run in every for step in run]
+    steps = [step for run in runs for step in run]
     if not steps:
         return []
     returned = [step.returned for step in steps]
@@ -218,12 +186,12 @@ def of_runs(baseline: Run, planned: Run, others: Sequence[Run], unit: float) -> 
     curves = []
     for kind, values in losses:
         rest = iter(values)
-        runs: list[list[Any]] = [list(islice(rest, len(run))) for run in every]
-        curves.append(Curve(kind, runs[0], runs[1], runs[2:], rounding))
+        baseline, planned, *others = [list(islice(rest, len(run))) for run in runs]
+        curves.append(Curve(kind, baseline, planned, others, rounding))
     return curves
 
 
-def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
+def _ran_on(steps: Sequence[Losses]) -> list[tuple[str, list[Any]]]:
     """Return each loss by itself, where every step has as many; else their mean."""
     number = len(steps[0].ran_on)
     kind = UNSCALED if any(step.was_scaled for step in steps) else RAN_ON
@@ -235,7 +203,7 @@ def _ran_on(steps: Run) -> list[tuple[str, list[Any]]]:
     return [(f"loss {i}{of}{kind}" if of else kind, list(loss)) for i, loss in enumerate(losses, 1)]
 
 
-def distance(losses: Sequence[float], other: Sequence[float]) -> float:
+def _distance(losses: Sequence[float], other: Sequence[float]) -> float:
     """Return the root mean square difference over the steps that both have."""
     pairs = list(zip(losses, other, strict=False))
     return math.sqrt(_mean([(a - b) * (a - b) for a, b in pairs])) if pairs else 0.0
@@ -243,7 +211,3 @@ def distance(losses: Sequence[float], other: Sequence[float]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
-
-
-def _is_finite(losses: Sequence[float]) -> bool:
-    return all(map(math.isfinite, losses))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds import clock
@@ -28,7 +28,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError
-from speedkit_jupyter.support.interrupts import is_here
+from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -61,8 +61,7 @@ class Task:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
     """What single steps show: the `setting`, the task, and the seconds of the fastest one."""
 
     setting: str
@@ -72,10 +71,9 @@ class Looked:
 
 def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
-    torch; the same for each order of the models.
+    torch; the same for each order of the models, which must be in their original state.
 
-    Values of parameters are no part of it. The models must be in their original state. What was
-    measured here for another machine's plans holds on this one, for those plans.
+    What was measured for another machine's plans holds on this machine, for those plans.
     """
     import torch
 
@@ -87,30 +85,40 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
 
 
 def _structure(model: torch.nn.Module) -> str:
-    modules = [f"{n} {type(m).__qualname__} {_extra(m)}" for n, m in model.named_modules()]
+    try:
+        text = repr(model)
+    except Exception:  # the user's own code: a fingerprint is no reason to fail
+        text = type(model).__qualname__
     tensors = [
         f"{name} {tuple(getattr(one, 'shape', ()))} {one.dtype} {one.device} {one.requires_grad}"
         for name, one in (*model.named_parameters(), *model.named_buffers())
     ]
-    return "\n".join([*modules, *tensors])
+    return "\n".join([text, *tensors])
 
 
-def _extra(module: torch.nn.Module) -> str:
-    try:
-        return module.extra_repr()
-    except Exception:  # the user's own code: a fingerprint is no reason to fail
-        return ""
+class _Inputs(Watcher):
+    """Notes the tensors of the first call of a model: `32x3x224x224 float32`."""
+
+    found: tuple[str, ...] | None = None
+
+    def called(self, args: Any, kwargs: Any, result: Any) -> None:
+        import torch
+
+        if self.found is None:
+            leaves = tree_leaves((args, kwargs))
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
+            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+            self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
 
 
 def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked:
     """Run a step, and undo it; run a short one several times, since the first call is slower.
 
-    Raises what the step raises. A model that the user compiled runs no hooks: its inputs stay
-    unknown.
+    Raises what the step raises. The inputs of a model that the user compiled stay unknown.
     """
     __tracebackhide__ = True
-    calls: list[tuple[str, ...]] = []
-    stepped: list[bool] = []
+    inputs, stepped = _Inputs(), list[bool]()
     with ExitStack() as stack:
         for model in step.models:
             stack.enter_context(hidden(model))
@@ -124,7 +132,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
         with runner.applied():
             with (
                 optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers),
-                _watched(watched, calls),
+                watching(watched, inputs),
                 optimizers_made(step.models) as made,
             ):
                 times_s = [clock.timed(runner.once, runner.device)]
@@ -136,31 +144,9 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
             step.repeats = compared_calls(runner, start)
         if step.afresh:
             times_s = [runner.restarted(start)]
-    name, inputs = type(unwrapped(step.models[0])).__name__, calls[0] if calls else ()
-    optimizers = tuple(map(str, facts.stepped_by(step.made).optimizers))
-    return Looked(where, Task(name, inputs, optimizers, bool(stepped)), min(times_s))
-
-
-@contextmanager
-def _watched(models: Sequence[torch.nn.Module], calls: list[tuple[str, ...]]) -> Iterator[None]:
-    """Note the tensors of each call in this thread: `32x3x224x224 float32`."""
-    import torch
-
-    from speedkit_jupyter.support.torch_private import tree_leaves
-
-    here = threading.get_ident()
-
-    def called(module: Any, *given: Any) -> None:
-        if is_here(here):
-            tensors = [leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor)]
-            shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
-            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-            calls.append(tuple(map(" ".join, zip(shapes, dtypes, strict=True))))
-
-    with ExitStack() as stack:
-        for model in models:
-            stack.callback(model.register_forward_pre_hook(called, with_kwargs=True).remove)
-        yield
+    name, facts = type(unwrapped(step.models[0])).__name__, facts.stepped_by(step.made)
+    task = Task(name, inputs.found or (), tuple(map(str, facts.optimizers)), bool(stepped))
+    return Looked(where, task, min(times_s))
 
 
 # --- what is kept ---
@@ -177,8 +163,8 @@ def newest(
     optimizers: Sequence[torch.optim.Optimizer],
     hardware: Hardware,
 ) -> database.Learned | None:
-    """Return the last plan that was learned for models of one step, whatever went in; of training
-    ones where there is an optimizer.
+    """Return the last plan that was learned for these models of a step, of training ones where
+    there is an optimizer.
     """
     if not database.learned():  # a fingerprint takes time, too
         return None

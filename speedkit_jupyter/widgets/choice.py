@@ -14,7 +14,7 @@ from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import CTX, Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.support.weak import Listeners
+from speedkit_jupyter.support.weak import Alive, Listeners
 from speedkit_jupyter.tuning.learning import or_learned
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Choice:
     def __init__(self, session: Session, model: torch.nn.Module) -> None:
         self.session, self.name = session, session.name_of(model)
         self._model = ref(model, self._gone)
-        self._optimizers: list[ref[torch.optim.Optimizer]] | None = None
+        self._optimizers: Alive[torch.optim.Optimizer] | None = None
         # Whether the user has picked something on a control since a plan was applied.
         self._chosen = False
         self.step: Callable[..., object] | str | None = None
@@ -82,19 +82,17 @@ class Choice:
     @property
     def context(self) -> SpeedContext | None:
         """The context that is in force on the model."""
-        model = self.model
-        return None if model is None else applied_to(model)
+        return None if (model := self.model) is None else applied_to(model)
 
     def give_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Take these in place of the notebook's that hold the model's parameters."""
-        self._optimizers = [ref(optimizer) for optimizer in optimizers]
+        self._optimizers = Alive(optimizers)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return those that were given, or those of the notebook."""
         if self._optimizers is None:
             return self.session.optimizers_of(self._alive())
-        alive = (reference() for reference in self._optimizers)
-        return [optimizer for optimizer in alive if optimizer is not None]
+        return list(self._optimizers)
 
     def preview(self) -> Preview:
         """Return what applying would change; raises SpeedKitError where the model is gone."""
@@ -154,23 +152,21 @@ class Choice:
         self.listeners.tell()
 
     def _alive(self) -> torch.nn.Module:
-        model = self.model
-        if model is None:
+        if (model := self.model) is None:
             raise SpeedKitError(GONE)
         return model
 
     def _step(self) -> Step:
         from speedkit_jupyter.measure.subject.from_function import step_of
 
-        model = self._alive()
+        model, cell = self._alive(), self.session.measured
         if self.step is None:
-            if self.session.measured is None:
+            if cell is None:
                 raise StepError(NO_STEP)
             try:
-                return self.session.measured.step().on(model)
+                return cell.step().on(model)
             except StepError as error:
-                title = self.session.measured.title
-                raise StepError(f"the last %%speedbench cell ({title}): {error}") from None
+                raise StepError(f"the last %%speedbench cell ({cell.title}): {error}") from None
         names = self.session.names or {}
         step = names.get(self.step) if isinstance(self.step, str) else self.step
         if not callable(step):

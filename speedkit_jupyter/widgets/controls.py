@@ -12,7 +12,6 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import choices
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import from_word
-from speedkit_jupyter.report.plan_report import unavailable
 from speedkit_jupyter.report.units import word
 from speedkit_jupyter.support.exceptions import ConfigError
 
@@ -84,7 +83,7 @@ class Control:
             description=self.label,
             style={"description_width": f"{width}px"},
             layout=w.Layout(width="auto", max_width="100%"),
-            **tooltip(kind, self._summary),
+            **_tooltip(kind, self._summary),
             **({"continuous_update": False} if kind is w.Text else {"options": self.words}),
         )
         if kind is w.ToggleButtons:
@@ -92,8 +91,7 @@ class Control:
             self.input.layout.display, self.input.layout.align_items = "flex", "center"
         self.note = w.HTML()
         self._note_style = NOTE.format(width + GAP_PX)
-        self.widget = w.VBox([self.input, self.note])
-        self.widget.layout.overflow = "visible"
+        self.widget = w.VBox([self.input, self.note], layout=w.Layout(overflow="visible"))
         self.input.observe(self._picked, "value")
 
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
@@ -113,8 +111,11 @@ class Control:
                 self.input.value = asked
         finally:
             self._drawing = False
-        refused = unavailable(decisions) if self.is_first else []
-        self._say([f"{', '.join(words)}: {why}" for words, why in refused])
+        refused: dict[str, list[str]] = {}  # words by their reason
+        for value, one in decisions.items() if self.is_first else ():
+            if one.declined:
+                refused.setdefault(one.reason.replace(repr(value), "it"), []).append(value)
+        self._say([f"{', '.join(words)}: {reason}" for reason, words in refused.items()])
 
     def _set_options(self, asked: str, decisions: Mapping[str, Decision], auto: str) -> None:
         """The words that work here, and the one that is asked for, whether it works or not."""
@@ -146,87 +147,64 @@ class Control:
         self.note.layout.display = None if lines else "none"
 
 
-def tooltip(kind: Any, text: str) -> dict[str, str]:
-    """Return the keyword for it: some widgets of ipywidgets 7 have another one."""
+def button(name: str) -> Any:
+    """Return one of BUTTONS; Code stays pressed."""
+    import ipywidgets as w
+
+    (icon, hint), kind = BUTTONS[name], w.ToggleButton if name == "Code" else w.Button
+    layout = w.Layout(flex="1 1 30%", width="auto")
+    style = "primary" if name == "Apply" else ""
+    return kind(
+        description=name, icon=icon, layout=layout, button_style=style, **_tooltip(kind, hint)
+    )
+
+
+def _tooltip(kind: Any, text: str) -> dict[str, str]:
+    """The keyword for it: some widgets of ipywidgets 7 have another one."""
     return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
 
 
-class Parts:
-    """The widgets of a panel; `whole` holds them all.
-
-    `state` is the right side, `status` and `progress` are those of a run, `outcome` what it found,
-    `listing` the code; both lie below the buttons. `chosen` is called for what the user picks.
-    """
-
-    def __init__(self, chosen: Callable[[str, Any], None]) -> None:
-        import ipywidgets as w
-
-        self.controls = {
-            path: Control(optimization, path, annotation, chosen)
-            for optimization in CATALOG
-            for path, annotation in optimization.paths.items()
-        }
-        self.state, self.status = w.HTML(), w.HTML()
-        self.outcome, self.listing = w.HTML(), w.HTML()
-        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
-        self.buttons = {name: self._button(name) for name in BUTTONS}
-        self.buttons["Apply"].button_style = "primary"
-        bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
-        bar.layout.margin = "8px 0 0 0"
-        self.code = self.buttons.pop("Code")
-        left = [*self._options(), bar, self.progress, self.status]
-        self._below = _column("below", "1 1 100%", "none", [self.outcome, self.listing])
-        columns = [
-            _column("left", "1 1 380px", "430px", left),
-            _column("right", "2 1 540px", "none", [self.state]),
-            self._below,
-        ]
-        wrapping = w.Box(columns, layout=w.Layout(flex_flow="row wrap", width="100%"))
-        style = w.HTML(TOP, layout=w.Layout(margin="0"))
-        self.whole = w.VBox([style, wrapping], layout=w.Layout(width="100%", padding="4px 0"))
-        self.whole.add_class("speedkit-panel")
-
-    def show_first(self, part: Any) -> None:
-        """Put what was asked for last right below the buttons."""
-        rest = [one for one in (self.outcome, self.listing) if one is not part]
-        self._below.children = [part, *rest]
-
-    def disable(self) -> None:
-        """Let nothing be clicked."""
-        inputs = (control.input for control in self.controls.values())
-        for part in (*self.buttons.values(), self.code, *inputs):
-            part.disabled = True
-
-    def _button(self, name: str) -> Any:
-        import ipywidgets as w
-
-        (icon, hint), kind = BUTTONS[name], w.ToggleButton if name == "Code" else w.Button
-        layout = w.Layout(flex="1 1 30%", width="auto")
-        return kind(description=name, icon=icon, layout=layout, **tooltip(kind, hint))
-
-    def _options(self) -> list[Any]:
-        """The first controls, and the others under MORE, by what they do to the numbers."""
-        import ipywidgets as w
-
-        main = [
-            next(one for one in self.controls.values() if one.is_first and one.label == label)
-            for label in FIRST
-        ]
-        rest = [control for control in self.controls.values() if control not in main]
-        grouped: list[Any] = []
-        for effect, title in GROUPS.items():
-            members = [control.widget for control in rest if control.effect is effect]
-            grouped += [w.HTML(HEADING.format(title))] * bool(members) + members
-        more = w.Accordion([w.VBox(grouped)], selected_index=None)
-        more.set_title(0, MORE)
-        return [*(control.widget for control in main), more]
+def every_control(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
+    """Return a control for each option of the catalog, by the option's path in the config."""
+    return {
+        path: Control(optimization, path, annotation, chosen)
+        for optimization in CATALOG
+        for path, annotation in optimization.paths.items()
+    }
 
 
-def _column(name: str, flex: str, most: str, widgets: list[Any]) -> Any:
+def arranged(controls: Mapping[str, Control]) -> list[Any]:
+    """Return the first controls, and the others under MORE, by what they do to the numbers."""
     import ipywidgets as w
 
-    layout = w.Layout(flex=flex, max_width=most, min_width="0", overflow="visible")
-    layout.margin = "0 24px 0 0"
-    made = w.VBox(widgets, layout=layout)
-    made.add_class(f"speedkit-{name}")
-    return made.add_class("speedkit-column") if name != "below" else made
+    labels = {control.label: control for control in controls.values() if control.is_first}
+    main = [labels[label] for label in FIRST]
+    rest = [control for control in controls.values() if control not in main]
+    grouped: list[Any] = []
+    for effect, title in GROUPS.items():
+        members = [control.widget for control in rest if control.effect is effect]
+        grouped += [w.HTML(HEADING.format(title))] * bool(members) + members
+    more = w.Accordion([w.VBox(grouped)], selected_index=None)
+    more.set_title(0, MORE)
+    return [*(control.widget for control in main), more]
+
+
+def columns(left: list[Any], right: list[Any], below: list[Any]) -> Any:
+    """Return the panel: two columns where there is room, and a row below them."""
+    import ipywidgets as w
+
+    made = []
+    for name, widgets, flex, most in (
+        ("left", left, "1 1 380px", "430px"),
+        ("right", right, "2 1 540px", "none"),
+        ("below", below, "1 1 100%", "none"),
+    ):
+        layout = w.Layout(flex=flex, max_width=most, min_width="0", overflow="visible")
+        layout.margin = "0 24px 0 0"
+        made.append(w.VBox(widgets, layout=layout).add_class(f"speedkit-{name}"))
+        if name != "below":
+            made[-1].add_class("speedkit-column")
+    wrapping = w.Box(made, layout=w.Layout(flex_flow="row wrap", width="100%"))
+    style = w.HTML(TOP, layout=w.Layout(margin="0"))
+    whole = w.VBox([style, wrapping], layout=w.Layout(width="100%", padding="4px 0"))
+    return whole.add_class("speedkit-panel")

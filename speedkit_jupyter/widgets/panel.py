@@ -19,7 +19,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.widgets.choice import Choice
-from speedkit_jupyter.widgets.controls import Parts
+from speedkit_jupyter.widgets.controls import BUTTONS, arranged, button, columns, every_control
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,7 @@ class Panel:
         budget_s: float = 10.0,
         tune_budget_s: float = 60.0,
     ) -> None:
+        import ipywidgets as w
         import torch
         from IPython import get_ipython
 
@@ -70,17 +71,24 @@ class Panel:
         if optimizer is not None:
             self._choice.give_optimizers(each_once(arguments.optimizers("optimizer", optimizer)))
         self._drawn_at, self._was_busy = 0.0, False
-        self.parts = parts = Parts(self._choice.choose)
-        self.widget, self.controls, self.buttons = parts.whole, parts.controls, parts.buttons
-        self.code, self.status, self.state = parts.code, parts.status, parts.state
-        self.outcome, self.listing = parts.outcome, parts.listing
-        for name, button in self.buttons.items():
-            button.on_click(partial(self._clicked, name))
-        self.code.observe(self._toggled_code, "value")
+        self.controls = every_control(self._choice.choose)
+        self.buttons = {name: button(name) for name in BUTTONS}
+        self.code = self.buttons["Code"]
+        bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
+        bar.layout.margin = "8px 0 0 0"
+        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
+        # The right side, what a run says, what it found, and the code.
+        self.state, self.status, self.outcome, self.listing = (w.HTML() for _ in range(4))
+        left = [*arranged(self.controls), bar, self.progress, self.status]
+        self.widget = columns(left, [self.state], [self.outcome, self.listing])
+        for name, one in self.buttons.items():
+            if name != "Code":
+                one.on_click(partial(self._clicked, name))
+        self.code.observe(self._follow, "value")
         self._live = f"speedkit-live-{self.widget.model_id[:8]}"
         self.widget.add_class(self._live)
         self._twins: list[Any] = []  # handles of displays
-        self._twin_shown: dict[str, str] = {}
+        self._twin_shown: dict[str, Any] = {}
         self._choice.listeners.add(self._follow)
         self._follow()
 
@@ -110,17 +118,16 @@ class Panel:
         return self._static()["text/plain"]
 
     def _static(self) -> dict[str, str]:
+        """The same without widgets."""
         try:
             document = self.report()
         except SpeedKitError as error:
             document = Document(str(error))
-        return {"text/html": document.to_html(), "text/plain": document.to_text()}
-
-    def _view(self) -> dict[str, Any]:
-        return {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return document._repr_mimebundle_()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        return {VIEW: self._view(), **self._static()}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return {VIEW: view, **self._static()}
 
     def _ipython_display_(self) -> None:
         """Show the view and its twin; without a kernel IPython takes the bundle."""
@@ -129,8 +136,8 @@ class Panel:
 
         if not hasattr(get_ipython(), "kernel"):
             raise NotImplementedError
-        display({VIEW: self._view(), "text/plain": ""}, raw=True)
-        self._twin_shown = self._static()
+        self._twin_shown = self._repr_mimebundle_()
+        display({VIEW: self._twin_shown.pop(VIEW), "text/plain": ""}, raw=True)
         self._twins.append(display(self._twin(), raw=True, display_id=True))
 
     def _twin(self) -> dict[str, str]:
@@ -145,24 +152,18 @@ class Panel:
             for handle in self._twins:
                 handle.update(self._twin(), raw=True)
 
-    def _clicked(self, name: str, button: Any) -> None:
+    def _clicked(self, name: str, pressed: Any) -> None:
         choice = self._choice
-        actions = {"Apply": choice.apply, "Restore": choice.restore, "Stop": choice.stop}
         try:
             if name in self._budgets_s:
-                self.parts.show_first(self.outcome)
                 start = choice.measure if name == "Measure" else choice.tune
                 start(self._budgets_s[name])
             else:
-                actions[name]()
+                {"Apply": choice.apply, "Restore": choice.restore, "Stop": choice.stop}[name]()
         except SpeedKitError as error:
             choice.tell(str(error))
 
-    def _toggled_code(self, change: Any) -> None:
-        self.parts.show_first(self.listing)
-        self._follow()
-
-    def _follow(self) -> None:
+    def _follow(self, change: Any = None) -> None:
         """Show what is so by now."""
         choice, now = self._choice, time.monotonic()
         steady = choice.busy and self._was_busy
@@ -175,7 +176,9 @@ class Panel:
         try:
             self._show(choice.preview())
         except SpeedKitError as error:
-            self.parts.disable()
+            inputs = (control.input for control in self.controls.values())
+            for part in (*self.buttons.values(), *inputs):
+                part.disabled = True
             self.state.value = Document(str(error)).to_html()
             self.status.value = self.listing.value = ""
         self._update_twins()
@@ -198,10 +201,10 @@ class Panel:
         """Progress, a message, or what a click on Measure would time."""
         choice, run = self._choice, self._choice.run
         self.buttons["Stop"].disabled = not choice.busy
-        self.parts.progress.layout.display = None if choice.busy else "none"
+        self.progress.layout.display = None if choice.busy else "none"
         text = escape(choice.message)
         if choice.busy and run is not None:
-            self.parts.progress.value = min(run.progress.done, ALMOST)
+            self.progress.value = min(run.progress.done, ALMOST)
             text = live_report(run.progress).to_html()
         elif not text and run is not None and run.state == "stopped":
             text = "Stopped." + " What was measured until then stands below." * bool(choice.report)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from made_time import MadeTime, install
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from speedkit_jupyter import advise
+from speedkit_jupyter import StateWarning, advise
 from speedkit_jupyter.advice.advice import Gain, Opportunity, ranked
 
 
@@ -32,11 +33,11 @@ class Computing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_on = torch.is_anomaly_enabled()
-        self.clock.sleep(0.01 + self.longer_s * is_on)
+        self.clock.sleep(0.02 + self.longer_s * is_on)
         return self.layer(x)
 
 
-@pytest.mark.parametrize(("longer_s", "is_said"), [(0.0, False), (-0.002, False), (0.005, True)])
+@pytest.mark.parametrize(("longer_s", "is_said"), [(0.0, False), (-0.004, False), (0.01, True)])
 def test_what_a_trial_refutes_is_not_said(monkeypatch, longer_s, is_said):
     net = Computing(install(monkeypatch, tick_s=1e-6), longer_s)
 
@@ -48,3 +49,15 @@ def test_what_a_trial_refutes_is_not_said(monkeypatch, longer_s, is_said):
         found = advise(step, budget_s=10)
     assert found.skipped == {}
     assert ("anomaly_mode" in {one.rule for one in found.opportunities}) == is_said
+
+
+def test_a_bar_over_a_loader_can_be_put_back(recwarn):
+    tqdm = pytest.importorskip("tqdm.auto").tqdm
+    bar, net = tqdm(DataLoader(TensorDataset(torch.ones(4, 4)), 2), disable=True), nn.Linear(4, 4)
+
+    def step() -> None:
+        for (x,) in bar:
+            net(x).sum().backward()
+
+    advise(step, budget_s=0.1)
+    assert [str(one.message) for one in recwarn if one.category is StateWarning] == []

@@ -16,7 +16,6 @@ from speedkit_jupyter import (
     Hardware,
     SpeedConfig,
     SpeedKitError,
-    apply_speedups,
     code,
     machines,
     plan,
@@ -246,13 +245,6 @@ def test_other_optimizers_than_the_plans_are_refused():
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(SpeedKitError, match="made with 1 optimizers, not 2"):
         code(planned(model, optimizer), "torch", [optimizer, copy.deepcopy(optimizer)])
-
-
-def test_an_applied_plan_knows_its_optimizers():
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.25)
-    with apply_speedups(model, optimizer=optimizer)[1] as context:
-        assert "SGD(model.parameters(), lr=0.25, fused=True)" in code(context)
 
 
 # --- as YAML ---

@@ -221,16 +221,32 @@ def test_a_real_model_of_transformers_is_called_with_its_batch():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = transformers.BertConfig(vocab_size=20, intermediate_size=8, **sizes)
     model = transformers.BertForSequenceClassification(config)
-    optimizer = torch.optim.AdamW(model.parameters())
     assert call_of(model).kind == "loss"
     assert call_of(model.bert).kind == "batch"
-    text = code(
-        plan(facts=Facts.read(model, [optimizer])), "torch", [optimizer], model=model, name="bert"
-    )
-    names: dict = {"bert": model}
-    exec(compile(text, "generated", "exec"), names)
-    batch = {"input_ids": torch.randint(20, (2, 5)), "labels": torch.tensor([0, 1])}
-    assert names["train_step"](batch).isfinite()
+
+
+class LightningModule(nn.Linear):
+    """By this name a model of Lightning is known."""
+
+    def training_step(self, batch, index):
+        return nn.functional.mse_loss(self(batch[0]), batch[1])
+
+
+def test_a_lightning_module_computes_its_own_loss_from_a_batch():
+    model = LightningModule(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    found = plan(facts=Facts.read(model, [optimizer]))
+    names = {"model": model, "opt": optimizer}
+    exec(code(found, "torch", {"opt": optimizer}, model=model), names)
+    assert names["train_step"]((torch.ones(3, 4), torch.ones(3, 2))).isfinite()
+
+
+def test_under_a_scheduler_all_settings_are_those_of_the_beginning():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, betas=(0.8, 0.99))
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=10)
+    text = code(plan(facts=Facts.read(model, [optimizer])), "torch", [optimizer])
+    assert "betas=(0.8, 0.99)" in text
 
 
 def test_what_a_signature_does_not_tell_is_the_plain_call():

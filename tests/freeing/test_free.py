@@ -61,7 +61,7 @@ def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
     x = torch.zeros(MIB // 4)
     remember_error(lambda: fails(x.view(1, -1)))
     found = freed({"x": x})
-    assert [one.holder for one in found.let_go] == ["the last error"]
+    assert [one.name for one in found.let_go] == ["the last error"]
     assert found.let_go[0].bytes == 2 * MIB
     assert not hasattr(sys, "last_traceback")
     assert not hasattr(sys, "last_value")
@@ -107,7 +107,7 @@ def test_circles_that_nothing_refers_to_are_collected() -> None:
     finally:
         gc.enable()
     assert gone() is None
-    assert found.let_go[-1].holder == "circles of objects that nothing refers to"
+    assert found.let_go[-1].name == "circles of objects that nothing refers to"
     assert found.let_go[-1].bytes >= 4 * MIB
 
 
@@ -120,7 +120,7 @@ def test_figures_that_pyplot_keeps_open_are_closed() -> None:
     assert freed({"figure": figure}).let_go == []
     del figure
     found = freed({})
-    assert f"figure {number}" in found.let_go[0].holder
+    assert f"figure {number}" in found.let_go[0].name
     assert not plt.fignum_exists(number)
 
 

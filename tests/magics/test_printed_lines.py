@@ -13,8 +13,7 @@ from IPython.core.error import UsageError
 
 import speedkit_jupyter
 from speedkit_jupyter.magics.commands import COMMANDS
-from speedkit_jupyter.magics.line import split_setup, without_comment
-from speedkit_jupyter.magics.options import speedbench_parser
+from speedkit_jupyter.magics.options import speedbench_parser, split_setup, without_comment
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 ROOT = PACKAGE.parent

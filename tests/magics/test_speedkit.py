@@ -9,6 +9,8 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.optimizations import CATALOG
+
 
 def test_status_without_a_model_says_what_to_do(plain_shell):
     plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
@@ -129,8 +131,6 @@ def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):
 
 @pytest.mark.smoke
 def test_help_lists_every_optimization(shell):
-    from speedkit_jupyter.optimizations import CATALOG
-
     shown = shell.run("%speedkit help")
     for optimization in CATALOG:
         assert f"--{optimization.name}" in shown
@@ -198,3 +198,38 @@ def test_loading_imports_neither_torch_nor_pydantic():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
+
+
+def test_catalog_lists_every_optimization_also_before_there_is_a_model(plain_shell):
+    plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
+    shown = plain_shell.run("%speedkit catalog")
+    assert "for a float32 model" in shown
+    for optimization in CATALOG:
+        assert optimization.name in shown
+    plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
+
+
+@pytest.mark.parametrize("optimization", CATALOG, ids=lambda entry: entry.name)
+def test_explain_says_what_helps_what_is_at_risk_and_how_it_goes_back(shell, optimization):
+    shown = " ".join(shell.run(f"%speedkit explain {optimization.name}").split())
+    for sentence in (optimization.helps, optimization.risk, optimization.undone):
+        assert sentence in shown
+    assert optimization.page in shown
+
+
+LATE = """\
+del optimizer
+%speedkit apply model
+opt = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.2)
+loss_fn(model(x), y).backward(); opt.step(); opt.zero_grad()"""
+LINE = "opt = torch.optim.AdamW(model.parameters(), lr=0.0003, weight_decay=0.2, fused=True)"
+
+
+@pytest.mark.parametrize("line", ["", " --optimizer opt"])
+def test_an_optimizer_that_the_plan_met_later_is_in_its_code(shell, line):
+    shell.run(LATE)
+    shown = shell.run(f"%speedkit code{line}")
+    assert LINE in " ".join(shown.replace("(\n    ", "(").replace(",\n)", ")").split())
+    assert "made later" not in shown
+    shell.run("%speedkit restore")
+    assert shell.names["opt"].param_groups[0]["fused"] is None

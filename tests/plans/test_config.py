@@ -56,7 +56,6 @@ def test_wrong_value_names_what_is_allowed_and_the_nearest(path: Path) -> None:
         ("precision: [1]", "precision: [1]"),
         ("precision: no", "precision: False"),
         ("threads: true", "threads: True"),
-        ("threads: 2.0", "threads: 2.0"),
         ("threads: 0", "threads: 0"),
         ("compile:", "compile.enabled: None"),
         ("compile: [true]", "compile.enabled: [True]"),
@@ -115,9 +114,6 @@ def test_a_file_that_is_not_utf8_is_refused_by_name(path: Path) -> None:
         SpeedConfig.from_yaml(path)
 
 
-# --- YAML is safe ---
-
-
 # --- what may be written ---
 
 
@@ -132,12 +128,6 @@ def test_a_file_that_is_not_utf8_is_refused_by_name(path: Path) -> None:
         ("compile: false", {"compile": {"enabled": False}}),
         ("compile: on", {"compile": {"enabled": True}}),
         ("sdpa: math", {"sdpa": {"backend": "math"}}),
-        ("fused_optimizer: true", {"fused_optimizer": {"enabled": True}}),
-        ("threads: 3", {"threads": 3}),
-        (
-            "compile: {mode: max-autotune}",
-            {"compile": {"mode": "max-autotune"}},
-        ),
         ("compile: blocks", {"compile": {"enabled": True, "scope": "blocks"}}),
         (
             "compile: {enabled: blocks, dynamic: false}",
@@ -210,20 +200,14 @@ def test_alone_is_true_or_false(path: Path) -> None:
 # --- the environment ---
 
 FROM_THE_ENVIRONMENT = [
-    ("SPEEDKIT_PRECISION", "bf16", "precision", "bf16"),
     ("SPEEDKIT_PRECISION", " FP32 ", "precision", "fp32"),
     ("SPEEDKIT_COMPILE", "0", "compile", False),
-    ("SPEEDKIT_COMPILE", "1", "compile", True),
     ("SPEEDKIT_COMPILE", "auto", "compile", "auto"),
-    ("SPEEDKIT_TF32", "highest", "tf32", "highest"),
-    ("SPEEDKIT_SDPA", "math", "sdpa", "math"),
     ("SPEEDKIT_DEVICE", "cpu", "device", "cpu"),
 ]
 OTHERWISE = {
     "precision": "fp16",
     "compile": {"enabled": True, "mode": "max-autotune"},
-    "tf32": "medium",
-    "sdpa": "flash",
     "device": "cuda",
 }
 
@@ -246,12 +230,8 @@ def test_the_environment_wins_over_files_and_dicts(
     ("variable", "word", "key"),
     [
         ("SPEEDKIT_PRECISION", "bf61", "precision: 'bf61'"),
-        ("SPEEDKIT_PRECISION", "1", "precision: 1"),
         ("SPEEDKIT_PRECISION", "²", "precision: '²'"),
         ("SPEEDKIT_COMPILE", "maybe", "compile.enabled: 'maybe'"),
-        ("SPEEDKIT_TF32", "hihg", "tf32: 'hihg'"),
-        ("SPEEDKIT_SDPA", "falsh", "sdpa.backend: 'falsh'"),
-        ("SPEEDKIT_DEVICE", "gpu", "device: 'gpu'"),
     ],
 )
 def test_a_wrong_variable_is_named(

@@ -8,7 +8,7 @@ import torch
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.report import text
+from speedkit_jupyter.report import document
 from speedkit_jupyter.report.elements import Row, Table
 from speedkit_jupyter.tuning.aim import Aim
 
@@ -57,7 +57,7 @@ def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
     columns = ("variant", "median", INTERVAL, "memory", "first call", "why")
     rows = (Row((name, "12.7 ms", "1.015× to 1.05×", "13.2 MiB", "75.6 ms", "it is so " * 9)),)
     table = Table(columns, rows, columns[1:5], ("variant", INTERVAL), ("memory", "first call"))
-    lines = text.table(table, width).splitlines()
+    lines = document.table(table, width).splitlines()
     assert max(map(len, lines)) <= width
     shown = " ".join(" ".join(lines).split())
     assert "12.7 ms" in shown

@@ -8,7 +8,7 @@ from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus, statuses
-from speedkit_jupyter.report.comparison_report import bar, comparison_report, live_report, waiting
+from speedkit_jupyter.report.comparison_report import bar, comparison_report, live_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Row, Section, Table
 
@@ -60,15 +60,10 @@ KNOWN = (
 )
 
 
-def test_the_table_has_the_same_rows_from_the_first_second_on():
-    names = [one.name for one in KNOWN]
-    first = live_report(waiting(Progress(0.0, "warming up"), names), "3 variants").to_text()
-    last = live_report(waiting(Progress(0.5, "round 9", KNOWN), names), "3 variants").to_text()
-    for text in (first, last):
-        assert [one.split()[0] for one in text.splitlines()[-3:]] == names
-    assert len(first.splitlines()) == len(last.splitlines())
-    assert "1.40× to 1.60×" in last
-    assert "waiting" in first
+def test_the_table_has_a_row_for_each_variant():
+    shown = live_report(Progress(0.5, "round 9", KNOWN), "3 variants").to_text()
+    assert [one.split()[0] for one in shown.splitlines()[-3:]] == [one.name for one in KNOWN]
+    assert "1.40× to 1.60×" in shown
 
 
 @pytest.mark.parametrize("done", [0.0, 0.3, 0.99, 1.0, 7.0])

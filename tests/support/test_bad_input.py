@@ -27,15 +27,12 @@ CALLS = {
     "batch_sizes": lambda: sk.batch_sizes(lambda: None, budget_s="long"),
     "benchmark": lambda: sk.benchmark(lambda: NET(X), "bf17"),
     "code": lambda: sk.code(3),
-    "micro_batch": lambda: sk.micro_batch(NET, 0),
-    "a micro batch": lambda: sk.micro_batch(_contrast, 2)(X),
+    "micro_batch": lambda: sk.micro_batch(_contrast, 2)(X),
     "plan": lambda: sk.plan(3),
     "profile": lambda: sk.profile(3),
-    "SpeedConfig": lambda: sk.SpeedConfig.from_dict({"precison": "bf16"}),
-    "SpeedConfig's file": lambda: sk.SpeedConfig.from_yaml("nowhere.yaml"),
+    "SpeedConfig": lambda: sk.SpeedConfig.from_yaml("nowhere.yaml"),
     "tune": lambda: sk.tune(lambda: NET(X), objective="money"),
-    "tune_loader": lambda: sk.tune_loader(3),
-    "tune_loader's step": lambda: sk.tune_loader(DataLoader([1, 2]), lambda: None, budget_s=1),
+    "tune_loader": lambda: sk.tune_loader(DataLoader([1, 2]), lambda: None, budget_s=1),
     "verify": lambda: sk.verify(3, steps=-1),
 }
 

@@ -111,7 +111,7 @@ def test_a_scale_that_moves_hides_no_fault(returns, growth):
     assert honest.verdict == "same"
     assert wrong.verdict in ("different", "worse")
     assert honest.loss.what == (RETURNED if returns(1) else UNSCALED)
-    assert honest.baseline[0] < 3
+    assert honest.loss.baseline[0] < 3
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

@@ -14,7 +14,7 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.tuning.curves import Losses
-from speedkit_jupyter.tuning.verification import ROUNDING, Runs, Verification, Verifier, jitter
+from speedkit_jupyter.tuning.verification import ROUNDING, Verification, Verifier, jitter
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
@@ -163,10 +163,10 @@ def test_the_verdict_is_the_yardsticks():
     def run(losses: list[float]) -> list[Losses]:
         return [Losses(ran_on=[one]) for one in losses]
 
-    runs = Runs(run([4.0, 3.0, 2.0, 1.0]), run([4.0, 3.1, 2.1, 1.1]), [run([4.0, 3.2, 2.2, 1.0])])
+    runs = [run([4.0, 3.0, 2.0, 1.0]), run([4.0, 3.1, 2.1, 1.1]), run([4.0, 3.2, 2.2, 1.0])]
     found = Verification("plan", runs=runs)
     assert found.verdict == "same"
-    runs.others = [runs.baseline]
+    runs[2] = runs[0]
     assert found.verdict == "worse"
-    runs.planned = run([4.0, 2.9, 1.9, 0.9])
+    runs[1] = run([4.0, 2.9, 1.9, 0.9])
     assert found.verdict == "different"

@@ -11,7 +11,7 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, plan, tuned
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.report.history_report import history_report, tuned_list
+from speedkit_jupyter.report.tuning_report import history_report, tuned_list
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning import learning
 

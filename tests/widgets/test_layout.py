@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, Parts
+from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, arranged, every_control
 
 
 def test_each_further_control_stands_once_below_what_it_does_to_the_numbers():
-    parts = Parts(lambda path, value: None)
-    made = parts.controls
-    column = parts.whole.children[1].children[0]
-    (accordion,) = (child for child in column.children if hasattr(child, "selected_index"))
+    made = every_control(lambda path, value: None)
+    (accordion,) = (one for one in arranged(made) if hasattr(one, "selected_index"))
     assert accordion.get_title(0) == MORE
     effects = {entry.name: entry.effect for entry in CATALOG}
     of_widget = {id(control.widget): path for path, control in made.items()}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import line as words
 from speedkit_jupyter.magics.commands import kept, plans, steps
-from speedkit_jupyter.magics.line import Command
+from speedkit_jupyter.magics.options import Command, split, without_comment
 from speedkit_jupyter.support.exceptions import did_you_mean
 
 COMMANDS: dict[str, Command] = {
@@ -36,8 +35,8 @@ COMMANDS["help"] = kept.help_command(COMMANDS)
 
 def selected(line: str) -> tuple[Command, str]:
     """Return the command of a `%speedkit` line and the rest of the line; raises UsageError."""
-    line = words.without_comment(line).strip()
-    typed = words.split(line)
+    line = without_comment(line).strip()
+    typed = split(line)
     name = typed[0] if typed and not typed[0].startswith("-") else "status"
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)

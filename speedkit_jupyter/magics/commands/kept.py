@@ -14,12 +14,20 @@ from IPython.display import display
 
 from speedkit_jupyter.freeing import freed
 from speedkit_jupyter.freeing.freed import Holder, of_process
-from speedkit_jupyter.magics.line import Command, Names, Option, command, switch
-from speedkit_jupyter.magics.options import configs, saved, speedbench_parser
+from speedkit_jupyter.magics.options import (
+    Command,
+    Names,
+    Option,
+    command,
+    configs,
+    saved,
+    speedbench_parser,
+    switch,
+)
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section, Table
-from speedkit_jupyter.report.history_report import history_list, history_report, tuned_list
+from speedkit_jupyter.report.tuning_report import history_list, history_report, tuned_list
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import did_you_mean

@@ -14,7 +14,7 @@ from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
 from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.magics import namespace, options
-from speedkit_jupyter.magics.line import Names, Option, command, switch
+from speedkit_jupyter.magics.options import Names, Option, command, switch
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.measure.subject.variants import words as variants
 from speedkit_jupyter.optimizations import CATALOG, find
@@ -87,7 +87,7 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     options.OPTIMIZER,
     Option("--config", "FILE", "a YAML file to start from", options.configs),
     switch("--rules", "by rules, although tuning has learned a plan"),
-    more=_options,
+    *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
     """Apply; what is typed wins over the file, the file over the session's config."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import namespace, options
-from speedkit_jupyter.magics.line import Names, Option, command, names_of, whole_number
+from speedkit_jupyter.magics.options import Names, Option, command, names_of, whole_number
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of
 
 if TYPE_CHECKING:
+    from speedkit_jupyter.advice.advisor import Advised
     from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
     from speedkit_jupyter.measure.subject.step import Step
 
@@ -48,49 +50,43 @@ _number_or_rule.__name__ = "whole number"
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     """Advise, or with --try compare the step with and without a piece of advice."""
     __tracebackhide__ = True
+    asked, last = (arguments.step, arguments.model, arguments.loader), session.last_advice
+    is_known = last is not None and (last.asked == asked or not any(asked))
+    if not (arguments.wanted and is_known):
+        last = session.last_advice = _advised(names, session, arguments, asked)
+    if arguments.wanted:
+        text = f"%speedkit advise --try {arguments.wanted}"
+        trial = last.benchmark(arguments.wanted, arguments.budget, text)
+        measured(trial, "trying", names, arguments.v)
+
+
+def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
+    """Look for what is slow in the function that is named, or in the last cell."""
+    __tracebackhide__ = True
     from speedkit_jupyter.advice.advisor import Advised, Advisor
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.profiling.api import profiler_of
 
-    cell, name, budget_s = session.measured, arguments.step, arguments.budget
-    if arguments.wanted:
-        measured(_trial(session, arguments), "trying", names, arguments.v)
-        return
+    name, budget_s = arguments.step, arguments.budget
+    anew: Callable[[], Step]
     if name is None:
         cell = last_cell(session)
         assert cell.profiler is not None
-        profiler = cell.profiler(budget_s)
+        profiler, anew, subject = cell.profiler(budget_s), cell.step, cell.title
     else:
         model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
         function = _over_batches(names, name, arguments.loader)
         text = f"%speedkit advise --step {name}"
         words = {id(value): word for word, value in namespace.models(names).items()}
-        profiler = profiler_of(function, model, None, budget_s, text, words)
+        profiler, subject = profiler_of(function, model, None, budget_s, text, words), name
+        # For --try, with what the names mean by that time.
+        anew = lambda: step_of(_over_batches(names, name, arguments.loader), model)  # noqa: E731
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}
     loader = namespace.find_loader(names, arguments.loader)
-    subject = name or (cell.title if cell else "")
     advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)
-    measured(advisor, "looking for what is slow", names, arguments.v)
-
-    def anew() -> Step:
-        """For --try, with what the names mean by that time."""
-        if name is not None:
-            return step_of(_over_batches(names, name, arguments.loader))
-        assert cell is not None
-        return cell.step()
-
-    session.last_advice = Advised(list(advisor.result().opportunities), anew, subject)
-
-
-def _trial(session: Session, arguments: Namespace) -> Any:
-    """The benchmark of one piece of the last advice."""
-    if session.last_advice is None:
-        raise UsageError("--try: nothing was advised yet: %speedkit advise")
-    advised, name = session.last_advice, arguments.step
-    if name not in (None, advised.subject):
-        raise UsageError(f"--try: nothing was advised about {name} yet: %speedkit advise")
-    text = f"%speedkit advise --try {arguments.wanted}"
-    return advised.benchmark(arguments.wanted, arguments.budget, text)
+    variable = None if arguments.wanted else arguments.v
+    found = measured(advisor, "looking for what is slow", names, variable).opportunities
+    return Advised(list(found), anew, asked)
 
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
@@ -176,10 +172,10 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
     known, name = list(namespace.loaders(names)), arguments.loader
     if name is None:
-        if not known:
-            raise UsageError("there is no DataLoader in this notebook yet: make one first")
-        if len(known) > 1:
-            raise UsageError(f"which one? {', '.join(known)}")
+        if len(known) != 1:
+            many = f"which one? {', '.join(known)}"
+            none = "there is no DataLoader in this notebook yet: make one first"
+            raise UsageError(many if known else none)
         name = known[0]
     found = namespace.find_loader(names, name)
     step, against = _step_with(names, session, arguments.step, found)
@@ -224,16 +220,16 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
     __tracebackhide__ = True
     from speedkit_jupyter.batching.sweep import sweep_of
 
-    sizes, budget_s = arguments.range, arguments.budget
     loader, data = namespace.find_loader(names, arguments.loader), None
     if arguments.data:
         known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
         data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
+    text, title = "%speedkit batch", ""
     if arguments.step is not None:
-        function = namespace.find_function(names, arguments.step)
-        text = f"%speedkit batch --step {arguments.step}"
-        sweep = sweep_of(function, data, loader, sizes, budget_s, text)
+        text += f" --step {arguments.step}"
+        step = namespace.find_function(names, arguments.step)
     else:
         cell = last_cell(session)
-        sweep = sweep_of(cell.step(), data, loader, sizes, budget_s, "%speedkit batch", cell.title)
+        step, title = cell.step(), cell.title
+    sweep = sweep_of(step, data, loader, arguments.range, arguments.budget, text, title)
     measured(sweep, "batches", names, arguments.v)

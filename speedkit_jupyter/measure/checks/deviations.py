@@ -113,26 +113,18 @@ def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
     return [part.deviation(least) for part in parts]
 
 
-class Limit(NamedTuple):
-    """How far a kind of tensor may be off: so many `times` its control; `besides` it, as a share;
-    and so many `roundings`, for what kernels do besides.
-    """
-
-    times: float
-    besides: float
-    roundings: float
-
-
+# How far a kind of tensor may be off: so many times its control, a share besides, and so many
+# roundings, for what kernels do besides.
 # A ReLU or a maximum that falls the other way by rounding moved gradients by 2e-2 in fp16; batch
 # statistics of 8 samples moved by 4e-2. What moves parameters beside an optimizer's step that is
 # followed may be Adam, whose first steps rounding turns in some elements.
 LIMITS = {
-    "output": Limit(3.0, 0.0, 2.0),
-    "gradient": Limit(8.0, 2e-2, 16.0),
-    "gradients": Limit(4.0, 1e-2, 4.0),  # all together
-    "parameter": Limit(4.0, 1e-2, 2.0),
-    "moved": Limit(4.0, 0.25, 2.0),
-    "buffer": Limit(8.0, 5e-2, 2.0),
+    "output": (3.0, 0.0, 2.0),
+    "gradient": (8.0, 2e-2, 16.0),
+    "gradients": (4.0, 1e-2, 4.0),  # all together
+    "parameter": (4.0, 1e-2, 2.0),
+    "moved": (4.0, 0.25, 2.0),
+    "buffer": (8.0, 5e-2, 2.0),
 }
 # Scale and bias may be so many times the control's. A maximum that falls the other way shifts a
 # whole bias's gradient: bias counts in outputs alone.
@@ -151,28 +143,26 @@ TYPICAL = 8.0
 UNDETERMINED = 1.0
 
 
-def excess(
+def beyond_limit(
     found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
 ) -> tuple[float, str]:
     """Return how many times its limit a tensor is off, and that in words; 0 where undetermined."""
-    limit = LIMITS[kind]
+    times, besides, roundings = LIMITS[kind]
     known = control or Deviation(*[TYPICAL * unit(precision)] * 3)
     if known.distance >= UNDETERMINED:
         return 0.0, ""
     spread = known.distance * min(1.0, math.sqrt(ERR_AS_ONE / max(size, 1)))
     spread += SHORTENED * known.distance**2
-    roundings = limit.roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
-    explained = {
-        "off": (found.distance, limit.times * known.distance),
-        "scaled": (found.scale, ALONG * (known.scale + spread)),
-        "shifted": (found.bias, ALONG * (known.bias + spread)),
-    }
-    if kind != "output":
-        del explained["shifted"]
+    besides += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
+    explained = [
+        ("off", found.distance, times * known.distance),
+        ("scaled", found.scale, ALONG * (known.scale + spread)),
+        ("shifted", found.bias, ALONG * (known.bias + spread)),
+    ]
     worst = (0.0, "")
-    for word, (value, most) in explained.items():
-        most += roundings + limit.besides
-        times = math.inf if math.isnan(value) else value / most
-        if times > worst[0]:
-            worst = times, f"{word} by {value:.2g}, where {precision} explains {most:.2g}"
+    for word, value, most in explained if kind == "output" else explained[:2]:
+        most += besides
+        excess = math.inf if math.isnan(value) else value / most
+        if excess > worst[0]:
+            worst = excess, f"{word} by {value:.2g}, where {precision} explains {most:.2g}"
     return worst

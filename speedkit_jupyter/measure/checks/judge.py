@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.checks.deviations import (
     LIMITS,
     UNDETERMINED,
     Deviation,
-    excess,
+    beyond_limit,
     total,
 )
 from speedkit_jupyter.measure.checks.observer import Key, Look, Row, Run
@@ -37,7 +37,6 @@ NOTHING_TO_COMPARE = (
     "its result, or name it with --check"
 )
 BY_CHANCE = "rounding alone decides how many results there are"
-MODES = (".training", ".requires_grad")
 RESULTS = ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
@@ -69,8 +68,8 @@ class Judge:
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
             return False
-        rows = [row for row in self.own.rows.values() if row.kind == "output"]
-        most = max((row.error.distance for row in rows if row.error), default=0.0)
+        outputs = [row.error for row in self.own.rows.values() if row.kind == "output"]
+        most = max((error.distance for error in outputs if error), default=0.0)
         return self.lowered != "fp32" or most <= RANDOM
 
     def note_unlike(self, again: Run) -> None:
@@ -80,7 +79,8 @@ class Judge:
             differs = self._excess(place, row, self.lowered)[0] > 1
             if differs or (row.count and not (known and known.count)):
                 self.unlike.add(place)
-            if differs and not (row.kind in RESULTS and place[1].startswith("result")):
+            is_result = row.kind in RESULTS and place[1].startswith("result")
+            if differs and row.error and not is_result:
                 what = _called(row.kind, place[1])
                 self.void = f"the step computes something else each time it runs ({what})"
 
@@ -98,18 +98,20 @@ class Judge:
         precision = self.judged_in(precision)
         if not self.void and (fault := self._broken(run, precision)):
             return fault
-        times, why = self._suspicion(run, precision)
+        times, why = self._worst(run, precision)
         for gather in evidence:
-            if self.void or times <= 1:
-                break
-            gather()
-            times, why = self._suspicion(run, precision)
+            if times > 1 and not self.void:
+                gather()
+                times, why = self._worst(run, precision)
         if self.void:
             return Accuracy("not checked", self.void)
         numbers = self._numbers(run, precision)
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
-        if why := why if times > 1 else self._lack(run, precision):
+        why = (
+            f"{why}, which may be the net or the plan" if times > 1 else self._lack(run, precision)
+        )
+        if why:
             return Accuracy("not checked", why, **numbers)
         same = all(
             numbers[f"{kind}_error"] is not None
@@ -124,56 +126,46 @@ class Judge:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
             return fault
-        losses = []
-        for (_, name), row in run.rows.items():
-            distance = 0.0 if row.error is None else row.error.distance
-            if row.kind == "parameter" and abs(distance - 1.0) < SAME:
+        known = [(name, row, row.error) for (_, name), row in run.rows.items() if row.error]
+        for name, row, error in known:
+            if row.kind == "parameter" and abs(error.distance - 1.0) < SAME:
                 return Accuracy("wrong", f"{name} is not trained")
-            losses += [distance] if name == "loss" and row.error else []
+        losses = [error.distance for name, _, error in known if name == "loss"]
         numbers = self._numbers(run, precision)
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
-    def _suspicion(self, run: Run, precision: str) -> tuple[float, str]:
-        """Return how many times its limit the worst tensor is off, and that in words."""
+    def _worst(self, run: Run, precision: str) -> tuple[float, str]:
+        """Return how many times its limit the worst value is off, and that in words."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
             if times > worst[0] and place not in self.unlike:
-                worst = times, f"{_where(place, run)}{_called(row.kind, place[1])} {words}"
-        if 1 < worst[0] <= DOUBT:
-            return worst[0], f"{worst[1]}, which may be the net or the plan"
-        if worst[0] <= 1 and (other := self._other_result(run, precision)):
-            return DOUBT, f"other result: {other}"
+                what = "" if row.error else "other result: "
+                worst = times, f"{what}{_where(place, run)}{_called(row.kind, place[1])} {words}"
         return worst
 
     def _excess(self, place: Place, row: Row, precision: str) -> tuple[float, str]:
-        kind = row.kind if place[1] or row.kind != "gradient" else "gradients"
-        if row.error is None or kind not in LIMITS or place[0] not in self.trace:
+        """Return it for one value. Integers and text accuse nothing, whatever they are."""
+        known = self._explaining(place, row, precision)
+        if row.count and row.kind != "given":
+            share = SCATTER * self._explained("output", precision)
+            words = _beyond(row, [one for one, _ in known], share)
+            return (DOUBT, words) if words else (0.0, "")
+        if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
             return 0.0, ""
-        return excess(
-            row.error, row.size, self._control(place, row.kind, precision), kind, precision
-        )
+        return beyond_limit(row.error, row.size, _control(known), row.kind, precision)
 
-    def _explaining(self, place: Place, kind: str, precision: str) -> list[tuple[Row, float]]:
-        """Return what rounding did at this moment, or at the last one that has it: how many times
-        that explains a row.
+    def _explaining(self, place: Place, row: Row, precision: str) -> list[tuple[Row, float]]:
+        """Return what rounding did at this moment, or at the last one that has it, each with how
+        many times that it explains.
         """
         found = []
         for run in (*self.controls.get(precision, ()), self.own):
-            row, times = run.rows.get(place), 1.0
-            if row is None:
-                row, times = run.latest.get((kind, place[1])), LIKE
-            found += [] if row is None else [(row, times)]
+            known, times = run.rows.get(place), 1.0
+            if known is None:
+                known, times = run.latest.get((row.kind, place[1])), LIKE
+            found += [] if known is None else [(known, times)]
         return found
-
-    def _control(self, place: Place, kind: str, precision: str) -> Deviation | None:
-        """Return how far rounding moves a tensor."""
-        known = [
-            [times * value for value in row.error]
-            for row, times in self._explaining(place, kind, precision)
-            if row.fits and row.error is not None
-        ]
-        return Deviation(*map(max, zip(*known, strict=True))) if known else None
 
     # What is wrong whatever it computes.
 
@@ -192,7 +184,7 @@ class Judge:
             for control in self.controls.get(precision, ()):
                 if control.diverged or not all(one.fits for one in control.rows.values()):
                     return Accuracy("not checked", BY_CHANCE)
-            what = f"another number or shape of {row.kind}s than the baseline's"
+            what = f"another number or shape of {row.kind.rstrip('s')}s than the baseline's"
             return Accuracy("wrong", f"{_where(place, self.baseline)}{what}")
         for place, row in run.rows.items():
             own, name, where = self.baseline.rows.get(place, row), place[1], _where(place, run)
@@ -201,47 +193,40 @@ class Judge:
                 return Accuracy("wrong", f"{where}{row.kind}s are not finite")
             if is_result and row.dtype not in {"", own.dtype, DTYPES.get(precision)}:
                 return Accuracy("wrong", f"{where}{name} is {row.dtype}, not {own.dtype}")
-            if row.count and name.endswith(MODES) and not (other and name.endswith(MODES[1])):
-                return Accuracy("wrong", f"{name} is left otherwise than by the baseline")
         return None
-
-    # Integers and words.
-
-    def _other_result(self, run: Run, precision: str) -> str:
-        """Return what differs in integers or text, beyond what rounding explains."""
-        share = SCATTER * self._numbers(run, precision)["explained_output"]
-        for place, row in run.rows.items():
-            if row.count and row.kind != "given" and place not in self.unlike:
-                known = [one for one, _ in self._explaining(place, row.kind, precision)]
-                if what := _beyond(row, known, share):
-                    return f"{_where(place, run)}{_called(row.kind, place[1])} {what}"
-        return ""
 
     def _lack(self, run: Run, precision: str) -> str:
         """Return why nothing that was compared could have failed; empty where something could."""
         compared = [
-            self._control(place, row.kind, precision)
+            _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
-            if place[1] and row.kind in ("output", "gradient") and row.error and row.size
+            if row.kind in ("output", "gradient") and row.error and row.size
         ]
         if any(control is None or control.distance < UNDETERMINED for control in compared):
             return ""
         if compared:
             return f"rounding to {precision} alone moves all that was compared by its own size"
-        names = ", ".join(dict.fromkeys(run.unknown))
-        return f"it gives nothing that can be compared: {names}" if names else NOTHING_TO_COMPARE
-
-    # Numbers of a verdict.
+        return NOTHING_TO_COMPARE
 
     def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
-        explaining = [*self.controls.get(precision, ()), self.own]
         numbers: dict[str, Any] = {}
         for kind in ("output", "gradient"):
-            mine, *others = (_distance(each, kind) for each in (run, *explaining))
-            numbers[f"{kind}_error"] = mine
-            numbers[f"baseline_{kind}_error"] = others[-1] if self.own.rows else 0.0
-            numbers[f"explained_{kind}"] = max([2 * unit(precision), *(d or 0.0 for d in others)])
+            numbers[f"{kind}_error"] = _distance(run, kind)
+            numbers[f"baseline_{kind}_error"] = _distance(self.own, kind)
+            numbers[f"explained_{kind}"] = self._explained(kind, precision)
         return numbers
+
+    def _explained(self, kind: str, precision: str) -> float:
+        """Return by how much rounding moves all tensors of a kind."""
+        runs = (*self.controls.get(precision, ()), self.own)
+        return max([2 * unit(precision), *(_distance(run, kind) or 0.0 for run in runs)])
+
+
+def _control(known: Sequence[tuple[Row, float]]) -> Deviation | None:
+    """Return how far rounding moves a tensor."""
+    fitting = [(row.error, times) for row, times in known if row.fits and row.error]
+    errors = [[times * value for value in error] for error, times in fitting]
+    return Deviation(*map(max, zip(*errors, strict=True))) if errors else None
 
 
 def _beyond(row: Row, known: Sequence[Row], share: float) -> str:
@@ -275,6 +260,6 @@ def _where(place: Place, run: Run) -> str:
 
 
 def _called(kind: str, name: str) -> str:
-    if kind == "gradient":
-        return f"gradient of {name}" if name else "gradients"
+    if kind.startswith("gradient"):
+        return f"gradient of {name}" if name else kind
     return name if kind in RESULTS else f"{'parameter' if kind == 'moved' else kind} {name}"

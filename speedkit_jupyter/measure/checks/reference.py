@@ -26,10 +26,8 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
     """Return the parameters of optimizers and models."""
     parameters = []
     for holder in holders:
-        if hasattr(holder, "param_groups"):
-            parameters += [p for group in holder.param_groups for p in group["params"]]
-        elif hasattr(holder, "parameters"):
-            parameters += list(holder.parameters())
+        parameters += [p for group in getattr(holder, "param_groups", ()) for p in group["params"]]
+        parameters += holder.parameters() if hasattr(holder, "parameters") else []
     return parameters
 
 
@@ -140,11 +138,8 @@ def without_wrappers() -> Iterator[None]:
 
 @contextmanager
 def replayed(drawn: set[str]) -> Iterator[None]:
-    """Make every draw from torch's generators in float32, in contiguous memory.
-
-    So a generator that starts from the same state gives the same numbers in float64, bf16 and
-    channels_last. `drawn` gets the names of the operations that drew; compiled code draws its own
-    numbers.
+    """Make every draw from torch's generators in float32, in contiguous memory: the same numbers
+    in float64, bf16 and channels_last. `drawn` gets the names of the operations that drew.
     """
     import torch
 

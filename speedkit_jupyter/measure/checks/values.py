@@ -6,12 +6,13 @@ import dataclasses
 import enum
 import numbers
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.storage import is_in_memory
-from speedkit_jupyter.support.torch_private import is_transformed, tree_leaves
+from speedkit_jupyter.support.torch_private import is_transformed
 
 if TYPE_CHECKING:
     import torch
@@ -20,19 +21,14 @@ if TYPE_CHECKING:
 MOST_ELEMENTS = 2**20
 # Containers within containers; deeper ones are not searched.
 DEEPEST = 8
-
-
-class Unknown(str):
-    """The name of a type in which nothing can be compared."""
-
-    __slots__ = ()
+SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
     """Return what can be compared in a value that is called `name`, by its place in it.
 
     Numbers are detached floating-point tensors, complex ones as pairs; integers are int64 tensors
-    in main memory; all else that can only be equal is text.
+    in main memory; all else is text.
     """
     found: dict[str, torch.Tensor | str] = {}
     _search(found, value, name, DEEPEST)
@@ -42,22 +38,16 @@ def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
 def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
     import torch
 
-    value = _without_numpy(value)
+    value, before = _without_numpy(value), len(found)
     if isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
-        _add(found, name, _comparable(value))
+        while name in found:
+            name += "'"
+        found[name] = _comparable(value)
     elif value is not None and depth:
-        before = len(found)
         for inner, part in _inside(value):
             _search(found, part, ".".join(filter(None, (name, inner))), depth - 1)
-        containers = (list, tuple, Mapping, set, frozenset)
-        if len(found) == before and not isinstance(value, containers):
-            _add(found, name, Unknown(type(value).__name__))
-
-
-def _add(found: dict[str, Any], name: str, value: torch.Tensor | str) -> None:
-    while name in found:
-        name += "'"
-    found[name] = value
+        if len(found) == before and not isinstance(value, (*SEQUENCES, *SETS, Mapping)):
+            found[name] = type(value).__name__
 
 
 def _comparable(value: Any) -> torch.Tensor | str:
@@ -73,7 +63,7 @@ def _comparable(value: Any) -> torch.Tensor | str:
         return str(value)
     values = plain(value)
     if values is None:
-        return Unknown(f"{type(value).__name__} without values")
+        return f"{type(value).__name__} without values"
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
@@ -89,14 +79,11 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
 
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
-    if isinstance(value, (set, frozenset)):  # by size: rounding would put digits in another order
+    if isinstance(value, SETS):  # by size: rounding would put digits in another order
         return [("", item) for item in sorted(value, key=_rank)]
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, SEQUENCES):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return zip(names if len(value) > 1 else [""], value, strict=False)
-    parts = tree_leaves(value)
-    if not (len(parts) == 1 and parts[0] is value):  # a container that torch knows
-        return [("", part) for part in parts]
     if isinstance(value, enum.Enum):
         return [("", value.name)]
     if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):
@@ -124,14 +111,10 @@ def _without_numpy(value: Any) -> Any:
     return torch.from_numpy(numpy.array(wide, dtype=wide.dtype.newbyteorder("=")))
 
 
-# Tensors of every layout and kind as plain ones.
-
-
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the same values in a strided tensor; None where it has none, or won't give them.
 
-    Sparse and MKL-DNN tensors become dense, quantized ones numbers; the parts of nested tensors,
-    and of those made of others, lie one after the other.
+    The parts of nested tensors, and of those made of others, lie one after the other.
     """
     import torch
 
@@ -155,7 +138,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether it is strided memory and nothing else, of no class with its own operations."""
+    """Return whether it is strided memory, of no class with operations of its own."""
     import torch
 
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
@@ -163,11 +146,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether it can be read.
-
-    Not on the meta device, not a fake, not out of one of `torch.func`'s transforms, and with
-    memory behind it: to read a tensor whose memory was given back ends the process.
-    """
-    if tensor.is_meta or hasattr(tensor, "fake_mode"):
-        return False
-    return not is_transformed(tensor) and is_in_memory(tensor)
+    """Return whether it can be read: if its memory was given back, that ends the process."""
+    is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
+    return not is_fake and is_in_memory(tensor)

@@ -18,28 +18,19 @@ if TYPE_CHECKING:
 
 
 class Watcher:
-    """Is told of all that a step does; subclasses do something about it."""
+    """Is told of all that a step does; subclasses do something about it.
 
-    def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        """One of the models was called from outside of it."""
+    `called(args, kwargs, result)` tells of a model that was called from outside of it,
+    `differentiated(gradients)` of `torch.autograd.grad`, `before_backward(tensors)` and
+    `after_backward()` of `torch.autograd.backward`, `before_step(optimizer, with_closure)` and
+    `after_step(optimizer)` of an optimizer, which may be a model's, too, in `before_zero_grad()`.
+    """
 
-    def before_backward(self, tensors: Any) -> None:
-        """`torch.autograd.backward` begins, on these tensors."""
+    def ignored(self, *given: Any, **named: Any) -> None:
+        """Do nothing."""
 
-    def after_backward(self) -> None:
-        """It has ended."""
-
-    def differentiated(self, gradients: Any) -> None:
-        """`torch.autograd.grad` gave these."""
-
-    def before_step(self, optimizer: Any, with_closure: bool) -> None:
-        """An optimizer begins its step."""
-
-    def after_step(self, optimizer: Any) -> None:
-        """It has ended."""
-
-    def before_zero_grad(self) -> None:
-        """An optimizer or a module clears gradients."""
+    called = differentiated = before_backward = after_backward = ignored
+    before_step = after_step = before_zero_grad = ignored
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 def reached(values: Iterable[Any]) -> list[Any]:
     """Return the values and what lies behind them: globals and closures, parts of objects.
 
-    Without what only the methods of a class name, unless there is no model otherwise. Nothing is
-    run and no attribute is computed: only dictionaries, slots and cells are read.
+    What only the methods of a class name counts if there is no model otherwise. No code is run.
     """
     walk = Walk(values)
     return walk.near if outermost(walk.near) else list(walk.found.values())
@@ -38,7 +37,7 @@ def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
     for module in _modules([*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])
     rest = [*_modules(objects), *(one for one in _optimizers(objects) if not is_wrapper(one))]
-    return [one for one in rest if id(one) not in inside and id(unwrapped(one)) not in inside]
+    return [one for one in rest if not inside & {id(one), id(unwrapped(one))}]
 
 
 def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
@@ -46,9 +45,7 @@ def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
     return each_once(_optimizers(objects))
 
 
-def holding(
-    optimizers: Iterable[torch.optim.Optimizer], model: torch.nn.Module
-) -> list[torch.optim.Optimizer]:
+def holding(optimizers: Iterable[Any], model: torch.nn.Module) -> list[torch.optim.Optimizer]:
     """Return the optimizers that hold a parameter of the model, each once, without wrappers."""
     return [optimizer for optimizer in each_once(optimizers) if holds(optimizer, [model])]
 

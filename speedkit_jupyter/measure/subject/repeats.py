@@ -43,23 +43,13 @@ class Work(Watcher):
     def differentiated(self, gradients: Any) -> None:
         self.passes += 1
 
-    def not_counted(self, *given: Any, **named: Any) -> None:
-        """Ignore what else is told."""
-
-    after_backward = before_step = after_step = before_zero_grad = not_counted
-
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a call of the step after another one does.
+    """What a later call of the step does; `line` says so to the user, if not the same."""
 
-    `afresh` says that each measured call has to begin in the user's own state, `alone` that no
-    other one can follow it; `line` says so to the user, and is empty for a step that does the same
-    each time.
-    """
-
-    afresh: bool = False
-    alone: bool = False
+    afresh: bool = False  # each measured call has to begin in the user's own state
+    alone: bool = False  # no other call can follow one
     line: str = ""
 
 

@@ -51,13 +51,11 @@ class Step:
 
     `run` is called with the context of the variant at hand. A step gets the parts of a plan that it
     has `asked` its context for by itself, and the rest by routing. `models` and `optimizers` get
-    the variants' plans; `bystanders` are the others that the step reaches, and `others` what else
-    its code begins from, such as the function itself. A cell runs in the namespace `names`, where
-    it assigns the names `assigned` and draws from the `iterators`.
-
-    `around_blocks` makes what surrounds each block of steps. Copies of the state are kept in main
-    memory if `off_device` is set. Gradients of parameters whose ids are `unread` are not compared.
-    `say` tells the user a line.
+    the variants' plans; `bystanders` are the others that the step reaches, `others` what else its
+    code begins from. A cell runs in the namespace `names`, where it assigns the names `assigned`
+    and draws from the `iterators`. `around_blocks` makes what surrounds each block of steps. Copies
+    are kept in main memory if `off_device` is set. Gradients of parameters whose ids are `unread`
+    are not compared. `say` tells the user a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -164,14 +162,13 @@ def refuse_unrun_result(result: Any) -> None:
 
     A generator expression passes: it most often goes through what the step has computed.
     """
-    is_generator = is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>"
-    if is_generator and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
-        kind = "a generator"
+    kind = ""
+    if is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>":
+        kind = "a generator" if inspect.getgeneratorstate(result) == inspect.GEN_CREATED else ""
     elif is_a(result, Awaitable | AsyncGenerator):
         kind = f"something to await ({type(result).__name__})"
-        if is_a(result, CoroutineType):
-            result.close()  # Python would warn that nobody awaited it
-    else:
-        return
-    name = getattr(result, "__name__", "step")
-    raise StepError(f"the step returns {UNRUN.format(kind, name)}")
+    if is_a(result, CoroutineType):
+        result.close()  # Python would warn that nobody awaited it
+    if kind:
+        name = getattr(result, "__name__", "step")
+        raise StepError(f"the step returns {UNRUN.format(kind, name)}")

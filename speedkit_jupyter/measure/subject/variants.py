@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.results.comparison import WON
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.plans.applying import plan_applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
@@ -60,7 +61,10 @@ def variant(name: str) -> Variant:
         return Variant(Path(name).stem, SpeedConfig.from_yaml(name))
     skipped: list[str] = []
     if name not in words() and (kept := database.saved(name, skipped)):
-        return Variant(name, _saved(name, kept[-1]))
+        # The plan of the fastest that was proven faster; of none the baseline.
+        ahead = [row for row in kept[-1].result["variants"] if row.get("verdict") in WON]
+        best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
+        return Variant(name) if best is None else named(name, best.get("plan", {}))
     if skipped:
         raise StepError(f"variant {name}: {skipped[-1]}")
     values: dict[str, Any] = {}
@@ -73,7 +77,7 @@ def variant(name: str) -> Variant:
         if twice := next((key for key in option if key in values), None):
             raise StepError(f"variant {name}: it names {twice} twice")
         values.update(option)
-    return Variant(name, _config(values, name))
+    return named(name, values)
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
@@ -84,22 +88,10 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
     return None if plan is None else plan.to_config()
 
 
-def _saved(name: str, kept: database.Saved) -> SpeedConfig | None:
-    """Return the plan of the fastest variant that was proven faster; None for the baseline."""
-    ahead = [row for row in kept.result["variants"] if row.get("verdict") in ("faster", "accepted")]
-    best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
-    return None if best is None else _config(best.get("plan", {}), name)
-
-
 def named(name: str, values: Mapping[str, Any]) -> Variant:
-    """Return a variant of these config values and no others."""
-    return Variant(name, _config(values, name))
-
-
-def _config(values: Mapping[str, Any], name: str) -> SpeedConfig:
-    """Return a config of these values alone, whatever rules and environment say of the rest."""
+    """Return a variant of these values alone, whatever rules and environment say of the rest."""
     every = (optimization.name for optimization in CATALOG)
-    return from_arguments(values, f"variant {name}", firm=every).alone()
+    return Variant(name, from_arguments(values, f"variant {name}", firm=every).alone())
 
 
 def check_free(name: str) -> None:
@@ -108,12 +100,6 @@ def check_free(name: str) -> None:
         raise StepError(f"--save {name!r}: a name takes letters, digits, '_', '-' and '.'")
     if name in (BASELINE, CURRENT, AUTO, *words()):
         raise StepError(f"--save {name}: this is a variant's name already")
-
-
-def variant_names(text: str) -> bool:
-    """Return whether this is a list of variants, all of them known words."""
-    vocabulary = {BASELINE, CURRENT, AUTO, *words()}
-    return all(word in vocabulary for name in text.split(",") for word in name.split("+"))
 
 
 def words() -> dict[str, dict[str, Any]]:

@@ -83,12 +83,10 @@ def switches() -> Iterator[Setting]:
         lambda value: torch.autograd.set_detect_anomaly(*value),
     )
     for path, names in ATTRIBUTES.items():
+        module = sys.modules.get(path)
         for name in names.split():
-            yield Setting(
-                f"{path}.{name}",
-                partial(getattr, sys.modules.get(path), name),
-                partial(setattr, sys.modules.get(path), name),
-            )
+            read, write = partial(getattr, module, name), partial(setattr, module, name)
+            yield Setting(f"{path}.{name}", read, write)
 
 
 def surroundings() -> Iterator[Setting]:
@@ -105,7 +103,6 @@ def _write_environment(value: dict[str, str]) -> None:
 
 
 def _write_filters(value: list[Any]) -> None:
-    """Write into the same list, and have warnings look at it again."""
     warnings.filters[:] = value  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
 

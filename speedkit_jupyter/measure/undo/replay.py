@@ -42,9 +42,8 @@ class Replayed(NamedTuple):
 class Replays:
     """The iterators that a walk found, replaying their first draws wherever they are held.
 
-    `hand_back` puts the user's into their place, `take` takes them away again. In words, `drawn`
-    are those whose holder can hold no other, and `given_again` those that may come back as another
-    object.
+    In words, `drawn` are those whose holder can hold no other, and `given_again` those that may
+    come back as another object.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -54,7 +53,9 @@ class Replays:
         for key, holders in walk.holders.items():
             iterator = walk.found.get(key)  # None for one that has a thread of its own
             holders = [h for h in holders if not _is_its_loader(walk.before(h[0]), h[0])]
-            if iterator is None or not _is_drawn_from(walk, iterator, holders):
+            if iterator is None or _is_a_bars_spare(iterator, holders):
+                continue
+            if not _is_drawn_from(walk, iterator, holders):
                 continue
             words = f"{walk.name(iterator)} ({type(iterator).__name__})"
             if not all(_can_hold_another(walk, holder) for holder, _ in holders):
@@ -92,28 +93,22 @@ def _twins(iterator: Any) -> tuple[Iterator[Any], Any]:
         return iterator, iterator
     if type(iterator) in COPYABLE:
         return copy.copy(iterator), iterator
-    if type(iterator).__name__ == "_SingleProcessDataLoaderIter" and not _streams(iterator):
-        return _another_epoch(iterator), iterator
+    if type(iterator).__name__ == "_SingleProcessDataLoaderIter":
+        streams = hasattr(iterator._dataset_fetcher, "dataset_iter")  # from an IterableDataset
+        if not streams:
+            return _another_epoch(iterator), iterator
     first, second = itertools.tee(iterator)
     return first, second
 
 
-def _streams(iterator: Any) -> bool:
-    """Return whether a loader's iterator draws from an IterableDataset."""
-    return hasattr(iterator._dataset_fetcher, "dataset_iter")
-
-
 def _another_epoch(iterator: Any) -> Iterator[Any]:
-    """Return an iterator of the same loader that draws the same batches by itself.
-
-    An order that is not drawn yet is drawn anew; one that is is shared.
-    """
+    """Return an iterator of the same loader that draws the same batches by itself."""
     other = object.__new__(type(iterator))  # torch lets nobody copy one
     vars(other).update(vars(iterator))
     order, batches = iterator._sampler_iter, iterator._index_sampler
     begin = getattr(type(batches), "__iter__", None)
     has_not_begun = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
-    if has_not_begun and getattr(begin, "__code__", None) is order.gi_code:
+    if has_not_begun and getattr(begin, "__code__", None) is order.gi_code:  # not drawn yet
         other._sampler_iter = iter(batches)
     elif type(order) in COPYABLE:
         other._sampler_iter = copy.copy(order)
@@ -134,6 +129,15 @@ def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool
     if is_a(begin, FunctionType) and begin.__code__.co_code != _itself.__code__.co_code:
         return False  # a loader that each loop begins anew: its `__iter__` does not return itself
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
+
+
+def _is_a_bars_spare(iterator: Any, holders: Sequence[Holder]) -> bool:
+    """Return whether a bar of tqdm's has it for `async for`: another loop begins a new one."""
+    bars = [holder for holder, _ in holders if type(holder) is dict]
+    return any(
+        one.get("iterable_iterator") is iterator and one.get("iterable") is not iterator
+        for one in bars
+    )
 
 
 def _itself(self: Any) -> Any:

@@ -18,6 +18,7 @@ from speedkit_jupyter.support.lookup import is_a
 # hide nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
 SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
+NAMED = (dict, list, tuple, Names, CellType)
 
 
 class Walk:
@@ -37,7 +38,7 @@ class Walk:
         self._known: dict[type, tuple[StateHandler, ...]] = {}
         self._before: dict[int, int] = {}
         self._waiting, self._large, self._classes = deque[Any](), deque[Any](), deque[Any]()
-        self._add(list(roots), 0, self._waiting)
+        self._add(roots, 0)
         self._run()
         self.near = list(self.found.values())
         while self._classes:
@@ -46,9 +47,7 @@ class Walk:
 
     def handlers(self, instance: Any) -> tuple[StateHandler, ...]:
         """Return the handlers of one object."""
-        return self._handlers(type(instance))
-
-    def _handlers(self, cls: type) -> tuple[StateHandler, ...]:
+        cls = type(instance)
         try:
             if cls not in self._known:
                 self._known[cls] = handlers_of(cls)
@@ -78,77 +77,68 @@ class Walk:
 
     def _holder(self, part: Any) -> Any:
         """Return the first container or variable that holds it."""
-        kinds = (dict, list, tuple, Names, CellType)
-        holders = (holder for holder in self.found.values() if issubclass(type(holder), kinds))
-        for holder in holders:
-            if any(child is part for h in self.handlers(holder) for child in h.children(holder)):
+        for holder in self.found.values():
+            handlers = self.handlers(holder) if issubclass(type(holder), NAMED) else ()
+            if any(child is part for handler in handlers for child in handler.children(holder)):
                 return holder
         return None
 
     def _word(self, holder: Any, part: Any) -> str:
         """Return the step from one object to the next, as it is written in Python."""
+        pairs: Iterable[tuple[Any, Any]] = ()
+        form = "{}"
         if isinstance(holder, Names):
-            return next((n for n in holder.all if holder.space.get(n) is part), "")
-        if isinstance(holder, CellType):
-            function = self.before(holder)
-            cells = function.__closure__ or () if isinstance(function, FunctionType) else ()
-            names = [i for i, cell in enumerate(cells) if cell is holder]
-            return str(function.__code__.co_freevars[names[0]]) if names else ""
-        if isinstance(holder, ModuleType):
-            return next((f".{name}" for name, v in vars(holder).items() if v is part), "")
-        if isinstance(holder, dict):
-            key = next((k for k, v in dict.items(holder) if v is part), "")
+            pairs = [(name, holder.space.get(name)) for name in holder.all]
+        elif isinstance(holder, CellType):
+            part, function = holder, self.before(holder)
+            if isinstance(function, FunctionType):
+                pairs = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        elif isinstance(holder, ModuleType):
+            pairs, form = vars(holder).items(), ".{}"
+        elif isinstance(holder, dict):
             is_own = attribute_dict(self.before(holder)) is holder
-            return f".{key}" if is_own else f"[{key!r:.40}]"
-        if isinstance(holder, list | tuple):
-            return f"[{next((i for i, v in enumerate(holder) if v is part), 0)}]"
-        return ""
+            pairs, form = dict.items(holder), ".{}" if is_own else "[{!r:.40}]"
+        elif isinstance(holder, list | tuple):
+            pairs, form = enumerate(holder), "[{}]"
+        return next((form.format(key) for key, value in pairs if value is part), "")
 
     def _run(self) -> None:
         while self._waiting or self._large:
-            instance = self._waiting.popleft() if self._waiting else None
-            if instance is not None and _length(instance) > LARGE:
-                self._large.append(instance)
-                continue
-            instance = self._large.popleft() if instance is None else instance
+            instance = (self._waiting or self._large).popleft()
             if len(self.found) > MOST_OBJECTS:
                 self.cut.append(instance)
-            else:
-                self._look_into(instance)
+            elif self._looked_into(instance) and is_the_users_class(cls := type(instance)):
+                self._add([cls], id(instance), self._classes)
 
-    def _look_into(self, holder: Any) -> None:
+    def _looked_into(self, holder: Any) -> bool:
+        """Add what lies behind an object; return False if it is not to be looked into."""
         for handler in self.handlers(holder):
-            if not self._look_at(handler, holder):
-                return
-        if is_the_users_class(cls := type(holder)):
-            self._add([cls], id(holder), self._classes)
-
-    def _look_at(self, handler: StateHandler, holder: Any) -> bool:
-        """Return False for an object that turns out not to be looked into."""
-        try:
-            children = list(handler.children(holder))
-        except Exception:  # an object of a class with tricks of its own
-            self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
-            return True
-        if type(handler) is Attributes and children and works_elsewhere(children[0]):
-            self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
-            del self.found[id(holder)]
-            self._add(_models_in(children[0]), 0, self._waiting)
-            return False
-        changing = {cls for cls in set(map(type, children)) if self._handlers(cls)}
-        children = [child for child in children if type(child) in changing]
-        for child in children:
-            if is_a(child, Iterator) and type(child) not in PROXIES:
-                self.holders.setdefault(id(child), []).append((holder, handler))
-        self._add(children, id(holder), self._waiting)
+            try:
+                children = list(handler.children(holder))
+            except Exception:  # an object of a class with tricks of its own
+                self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
+                continue
+            if type(handler) is Attributes and children and works_elsewhere(children[0]):
+                self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
+                del self.found[id(holder)]
+                self._add(_models_in(children[0]), 0)
+                return False
+            kinds = {type(child): child for child in children}  # of a long list, each once
+            changing = {cls for cls, child in kinds.items() if self.handlers(child)}
+            children = [child for child in children if type(child) in changing]
+            for child in children:
+                if is_a(child, Iterator) and type(child) not in PROXIES:
+                    self.holders.setdefault(id(child), []).append((holder, handler))
+            self._add(children, id(holder))
         return True
 
-    def _add(self, objects: list[Any], before: int, waiting: deque[Any]) -> None:
+    def _add(self, objects: Iterable[Any], before: int, waiting: deque[Any] | None = None) -> None:
         for instance in objects:
             if id(instance) not in self.found and self.handlers(instance):
                 self.found[id(instance)] = instance
                 self._before[id(instance)] = before
-                waiting.append(instance)
+                queue = self._large if _length(instance) > LARGE else self._waiting
+                (queue if waiting is None else waiting).append(instance)
 
 
 def _models_in(attributes: dict[str, Any]) -> list[Any]:

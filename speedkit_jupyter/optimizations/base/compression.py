@@ -187,22 +187,14 @@ class Compression(Optimization):
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, quantized=self.name) if decision.active else facts
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         ours = {id(v) for v, word in SWAPPED.in_model(target.model) if word == self.name}
-        return self._counted(target, len(ours))
-
-    def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        return self._counted(target, len(self._layers(decision.value, target)))
-
-    def _counted(self, target: Target, number: int) -> dict[str, str]:
+        number = len(self._layers(planned.value, target) if planned else ours)
         return {f"model.{self.name}": f"{number} of {len(_linears(target))} linear layers"}
 
 
 def torchao(module: str = "quantization") -> Any:
-    """Return a module of torchao's, without its remarks on kernels for other machines.
-
-    Raises SpeedKitError where it can't be imported.
-    """
+    """Return a module of torchao's, without its remarks. Raises SpeedKitError without it."""
     logger = logging.getLogger("torchao")
     before, logger.disabled = logger.disabled, True
     try:

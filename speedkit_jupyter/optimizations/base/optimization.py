@@ -164,13 +164,13 @@ class Optimization(ABC):
         """Return the process-wide switches that it owns, by the names that reports give them."""
         return {}
 
-    def observe(self, target: Target) -> Mapping[str, Any]:
-        """Return the state that this changes, for the before/after table."""
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        """Return the state that this changes, as it is, or once `planned` is applied."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return what flags and `observe` will say once this is applied to the original `facts`."""
-        return self.values(decision, facts.flags)
+        """Return what flags and `observe` say once this is applied to a model of these facts."""
+        return {**self.values(decision, facts.flags), **self.observe(target, decision)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Return config values worth trying here, cheapest first."""

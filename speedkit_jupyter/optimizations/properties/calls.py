@@ -81,7 +81,7 @@ class Calls(Property):
         return thing.__dict__.get(SLOT) is override
 
     def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
-        layers = self._all()[thing]
+        layers = self.every()[thing]
         own = None if layers.original is MISSING else layers.original
         inner = own
         for call in layers.overrides.values():

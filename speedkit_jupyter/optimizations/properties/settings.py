@@ -87,11 +87,11 @@ def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[st
     groups, kept = [dict(group) for group in state["param_groups"]], dict(state["state"])
     numbers: dict[int, Any] = {}
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
-        numbers |= zip(map(id, group["params"]), saved["params"], strict=True)
+        numbers.update(zip(map(id, group["params"]), saved["params"], strict=True))
         _put_back(saved, original.of_group(group))
-    for group, parameter, step in _stepped(optimizer):
+    for owner, parameter, step in _stepped(optimizer):
         number = numbers[id(parameter)]
-        own = _as_torch_makes_it(users_own(optimizer, group), parameter, step)
+        own = _as_torch_makes_it(users_own(optimizer, owner), parameter, step)
         kept[number] = {**kept[number], "step": own}
     return state | {"state": kept, "param_groups": groups}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
@@ -39,14 +39,14 @@ class Layout(Property):
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
         weight = weight_of(thing)
-        lying = {name: tensor.stride() for name, tensor in followers(weight, optimizers)}
+        lying = {name: t.stride() for name, t in _followers(weight, optimizers)}
         odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
         return Found(tuple(weight.shape), weight.stride(), odd)
 
     def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
         weight = weight_of(thing)
         restride(weight, override)
-        for _, tensor in followers(weight, optimizers):
+        for _, tensor in _followers(weight, optimizers):
             restride(tensor, override)
 
     def holds(self, thing: torch.nn.Module, override: Stride) -> bool:
@@ -58,7 +58,7 @@ class Layout(Property):
             return  # laid out by the user, or other values in another shape
         weight = weight_of(thing)
         restride(weight, original.stride)
-        for name, tensor in followers(weight, optimizers):
+        for name, tensor in _followers(weight, optimizers):
             restride(tensor, original.odd.get(name, original.stride))
 
 
@@ -94,25 +94,33 @@ def is_followed(tensor: torch.Tensor) -> bool:
     return users_of_storage(tensor) > users_of_storage(torch.empty(1))
 
 
-def followers(
+def companions(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that must lie like their parameter, its gradient and its optimizer state,
-    each with a name.
+    """Yield the gradient and the optimizer state that lie with a parameter, each with a name.
 
-    Fused optimizers walk all of them by one index, so a state in another layout silently
-    belongs to other weights.
+    All but `step`, whose place has rules that are the fused optimizer's business.
     """
     import torch
 
     held = parameter.is_leaf or parameter.retains_grad  # of others torch warns
-    if held and parameter.grad is not None and parameter.grad.layout == torch.strided:
+    if held and parameter.grad is not None:
         yield "grad", parameter.grad
     for optimizer in optimizers:
         state: Any = optimizer.state.get(parameter)
         for name, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+            if isinstance(value, torch.Tensor) and name != "step":
                 yield str(name), value
+
+
+def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[str, torch.Tensor]]:
+    """Return the companions that must lie like their weight: fused optimizers walk all of them by
+    one index, so a state in another layout silently belongs to other weights.
+    """
+    import torch
+
+    shape, strided, every = weight.shape, torch.strided, companions(weight, optimizers)
+    return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
 
 
 class Place(Property):
@@ -122,7 +130,7 @@ class Place(Property):
         return str(thing.device)
 
     def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
-        for tensor in (thing, *_companions(thing, optimizers)):
+        for tensor in (thing, *(other for _, other in companions(thing, optimizers))):
             _move(tensor, override)
 
     def holds(self, thing: torch.Tensor, override: str) -> bool:
@@ -146,19 +154,3 @@ def _move(tensor: torch.Tensor, device: str) -> None:
     moved = torch.empty_like(tensor.data, device=device)  # given back: there is nothing to move
     moved.untyped_storage().resize_(tensor.untyped_storage().nbytes())
     tensor.data = moved
-
-
-def _companions(parameter: torch.Tensor, optimizers: Optimizers) -> Iterator[torch.Tensor]:
-    """Yield its gradient, and the optimizer state that lies with it.
-
-    All but `step`, whose place has rules that are the fused optimizer's business.
-    """
-    import torch
-
-    if parameter.is_leaf and parameter.grad is not None:
-        yield parameter.grad
-    for optimizer in optimizers:
-        state: Any = optimizer.state.get(parameter)
-        for key, value in state.items() if isinstance(state, dict) else ():
-            if key != "step" and isinstance(value, torch.Tensor):
-                yield value

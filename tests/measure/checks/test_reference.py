@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from speedkit_jupyter.measure.checks.reference import draws_inside, in_float64, 
 from speedkit_jupyter.measure.checks.rounding import rounded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-# Parameters that are in no model: a temperature, a learned weight, what is updated by hand.
 
 
 class Off(torch.autograd.Function):
@@ -47,61 +44,35 @@ class Net(nn.Module):
         return self.second(Off.apply(hidden, factor))
 
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# What is trained beside the model, by the optimizer or by hand.
+FREE = {
+    "in the optimizer": lambda: nn.Parameter(torch.tensor(1.0)),
+    "in bf16": lambda: nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16)),
+    "complex": lambda: nn.Parameter(torch.tensor([1.0 + 0.5j] * 8)),
+    "by hand": lambda: torch.ones((), requires_grad=True),
+    "mean": lambda: torch.zeros(8),
+}
 
 
-def in_the_optimizer() -> tuple[list[Any], Loss]:
-    free = nn.Parameter(torch.tensor(1.0))
-    return [free], lambda y, t: functional.cross_entropy(y * free.exp(), t)
-
-
-def in_half() -> tuple[list[Any], Loss]:
-    free = nn.Parameter(torch.tensor(1.0, dtype=torch.bfloat16))
-    return [free], lambda y, t: functional.cross_entropy(y * free.exp(), t)
-
-
-def complex_one() -> tuple[list[Any], Loss]:
-    free = nn.Parameter(torch.tensor([1.0 + 0.5j] * 8))
-    return [free], lambda y, t: functional.cross_entropy((y * free).abs(), t)
-
-
-def by_hand() -> tuple[list[Any], Loss]:
-    free = torch.ones((), requires_grad=True)
-
-    def loss(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            if free.grad is not None:
-                free.sub_(free.grad, alpha=0.01)
-                free.grad = None
-        return functional.cross_entropy(y * free.exp(), t)
-
-    return [], loss
-
-
-def buffer_like() -> tuple[list[Any], Loss]:
-    mean = torch.zeros(8)
-
-    def loss(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
-        return functional.cross_entropy(y - mean, t)
-
-    return [], loss
-
-
-KINDS = [in_the_optimizer, in_half, complex_one, by_hand, buffer_like]
-
-
-def judged(kind: Callable[[], tuple[list[Any], Loss]], factor: float) -> str:
-    """The verdict on bf16, measured; nothing of ours has warned."""
+def judged(kind: str, factor: float) -> str:
+    """The verdict on bf16; nothing of ours has warned, and all is put back."""
     torch.manual_seed(0)
-    net = Net(factor)
-    free, loss_of = kind()
-    optimizer = torch.optim.SGD([*net.parameters(), *free], 1e-3)
+    net, free = Net(factor), FREE[kind]()
+    held = [*net.parameters(), *([free] if isinstance(free, nn.Parameter) else [])]
+    optimizer = torch.optim.SGD(held, 1e-3)
     x, target = torch.randn(16, 16), torch.randint(0, 8, (16,))
-    before = [one.detach().clone() for one in (*net.parameters(), *free)]
+    before = [one.detach().clone() for one in held]
 
     def step() -> float:
-        loss = loss_of(net(x), target)
+        y = net(x)
+        with torch.no_grad():
+            if kind == "mean":
+                free.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+            if kind == "by hand" and free.grad is not None:
+                free.sub_(free.grad, alpha=0.01)
+                free.grad = None
+        y = y - free if kind == "mean" else (y * free).abs() if free.is_complex() else y * free
+        loss = functional.cross_entropy(y, target)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -109,18 +80,15 @@ def judged(kind: Callable[[], tuple[list[Any], Loss]], factor: float) -> str:
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        comparison = benchmark(step, "baseline,bf16", budget_s=2)
-    after = [*net.parameters(), *free]
-    assert all(one.dtype == old.dtype for one, old in zip(after, before, strict=True))
-    assert all(map(torch.equal, after, before))
-    assert all(one.grad is None for one in after)
-    accuracy = comparison.records[1].accuracy
-    assert accuracy is not None
+        accuracy = benchmark(step, "baseline,bf16", budget_s=2).records[1].accuracy
+    assert all(one.dtype == old.dtype for one, old in zip(held, before, strict=True))
+    assert all(map(torch.equal, held, before))
+    assert all(one.grad is None for one in held)
     return accuracy.verdict
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FREE)
 def test_right_ones_are_right_and_a_gradient_off_by_a_third_is_wrong(made_time, kind):
     assert judged(kind, 1.0) == "rounding"
     assert judged(kind, 1.35) in ("wrong", "not checked")
@@ -194,13 +162,9 @@ def test_a_kernel_that_could_draw_and_does_not_is_not_named(kernel, elsewhere):
     with replayed(drawn):
         kernel(functional.dropout(x, 0.5) if elsewhere else x)
     assert not any(map(draws_inside, drawn))
-
-
-def test_a_kernel_that_was_asked_for_dropout_is_named():
-    x, drawn = torch.randn(SIZE), set()
     with replayed(drawn):
         attention(x, dropout_p=0.1)
-    assert drawn == {"attention"}
+    assert "attention" in drawn
 
 
 class Attending(nn.Module):
@@ -215,16 +179,15 @@ class Attending(nn.Module):
         return self.out(functional.dropout(found, 0.1) if self.drops() else found)
 
 
-@pytest.mark.sampled(9)
-@pytest.mark.parametrize("plan", ["fused_optimizer", "threads:2", "bf16"])
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("plan", ["fused_optimizer", "bf16"])
 @pytest.mark.parametrize("kernel", [of_torch, with_mask, attention])
 @pytest.mark.parametrize("wrong", [False, True], ids=["kept", "left out"])
 def test_dropout_that_a_variant_leaves_out_beside_an_attention_is_wrong(kernel, plan, wrong):
     torch.manual_seed(0)
 
     def in_force():
-        fused = optimizer.param_groups[0].get("fused")
-        return fused or torch.is_autocast_enabled("cpu") or torch.get_num_threads() == 2
+        return optimizer.param_groups[0].get("fused") or torch.is_autocast_enabled("cpu")
 
     model, x = Attending(kernel, lambda: not (wrong and in_force())), torch.randn(16, 8, 8)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

@@ -35,18 +35,15 @@ class Network(nn.Module):
         self.file = file
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Two outputs for each image."""
         result = self.linear(self.convolution(x).flatten(1))
-        write(
-            self.file,
-            {
-                "dtype": str(result.dtype).removeprefix("torch."),
-                "threads": torch.get_num_threads(),
-                "matmul": torch._C._get_float32_matmul_precision(),
-                "math_only": not torch.backends.cuda.flash_sdp_enabled(),
-                "channels_last": self.convolution.weight.stride()[1] == 1,
-            },
-        )
+        what = {
+            "dtype": str(result.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads(),
+            "matmul": torch._C._get_float32_matmul_precision(),
+            "math_only": not torch.backends.cuda.flash_sdp_enabled(),
+            "channels_last": self.convolution.weight.stride()[1] == 1,
+        }
+        write(self.file, what)
         return result
 
 
@@ -56,29 +53,10 @@ def write(file: Path, what: Any) -> None:
         opened.write(json.dumps(what) + "\n")
 
 
-class Seen:
-    """What the steps in the timed blocks of each variant have written."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def by(self, name: str) -> list[dict[str, Any]]:
-        """Every distinct state inside the steps of a variant."""
-        found: list[dict[str, Any]] = []
-        now = ""
-        for line in map(json.loads, self.file.read_text().splitlines()):
-            if isinstance(line, str):
-                now = line
-            elif now == name and line not in found:
-                found.append(line)
-        return found
-
-
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
-    """Says in the file which variant's block it is."""
-    file = tmp_path / "seen.jsonl"
-    block = Sampler._block
+def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A file of what steps saw, and `by(name)`: every distinct state in a variant's blocks."""
+    file, block = tmp_path / "seen.jsonl", Sampler._block
 
     def named(sampler: Sampler, runner: Any) -> Any:
         write(file, runner.record.name)
@@ -87,8 +65,17 @@ def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
         finally:
             write(file, "")
 
+    def by(name: str) -> list[dict[str, Any]]:
+        found, now = [], ""
+        for line in map(json.loads, file.read_text().splitlines()):
+            if isinstance(line, str):
+                now = line
+            elif now == name and line not in found:
+                found.append(line)
+        return found
+
     monkeypatch.setattr(Sampler, "_block", named)
-    return Seen(file)
+    return SimpleNamespace(file=file, by=by)
 
 
 def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
@@ -101,80 +88,59 @@ def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
     optimizer.zero_grad()
 
 
-def plain(network: nn.Module, optimizer: Any) -> None:
-    """One training step that knows no context."""
-    network(BATCH).pow(2).mean().backward()
+def trained_on(network: nn.Module, optimizer: Any, forward: Callable[[], Any]) -> None:
+    """A plain backward pass and step."""
+    forward().pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
-def as_argument(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
-    """`def step(ctx)`."""
+Shape = tuple[Callable[..., None], Any]
+
+
+def as_argument(network: nn.Module, optimizer: Any) -> Shape:
     return (lambda ctx: loop(network, optimizer, ctx)), None
 
 
-def without(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
-    """No context anywhere."""
-    return (lambda: plain(network, optimizer)), None
+def without(network: nn.Module, optimizer: Any) -> Shape:
+    return (lambda: trained_on(network, optimizer, lambda: network(BATCH))), None
 
 
-def applied_one(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+def applied_one(network: nn.Module, optimizer: Any) -> Shape:
     """The context that `apply` made, by its name in the notebook."""
     ctx = apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1]
     return (lambda: loop(network, optimizer, ctx)), ctx
 
 
-def restored_one(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+def restored_one(network: nn.Module, optimizer: Any) -> Shape:
     """A context whose plan was taken back."""
     ctx = apply_speedups(network, SpeedConfig(precision="fp16"), optimizer=optimizer)[1]
     ctx.restore()
     return (lambda: loop(network, optimizer, ctx)), None
 
 
-def autocast_only(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+def autocast_only(network: nn.Module, optimizer: Any) -> Shape:
     """The loop that is printed for bf16: no scaler in it."""
 
-    def step(ctx: Any) -> None:
+    def forward(ctx: Any) -> torch.Tensor:
         with ctx.autocast():
-            loss = network(BATCH).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            return network(BATCH)
 
-    return step, None
+    return (lambda ctx: trained_on(network, optimizer, lambda: forward(ctx))), None
 
 
-def trained_on(network: nn.Module, optimizer: Any, forward: Callable[[], Any]) -> None:
-    """Plain backward pass and step."""
-    forward().pow(2).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def decorated(network: nn.Module, optimizer: Any) -> tuple[Callable[..., None], Any]:
+def decorated(network: nn.Module, optimizer: Any) -> Shape:
     """`@ctx.autocast()` on the function that the step calls, and `@ctx.sdpa()`."""
     ctx = apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1]
-
-    @ctx.sdpa()
-    @ctx.autocast()
-    def forward() -> torch.Tensor:
-        return network(BATCH)
-
+    forward = ctx.sdpa()(ctx.autocast()(lambda: network(BATCH)))
     return (lambda: trained_on(network, optimizer, forward)), ctx
 
 
-SHAPES = (
-    decorated,
-    as_argument,
-    without,
-    applied_one,
-    restored_one,
-    autocast_only,
-)
+SHAPES = (decorated, as_argument, without, applied_one, restored_one, autocast_only)
 
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: shape.__name__)
-def parts(request: pytest.FixtureRequest, seen: Seen) -> Iterator[Any]:
+def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
     """Network, optimizer and a step of each shape; what it applied is restored at the end."""
     torch.manual_seed(0)
     before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
@@ -197,20 +163,19 @@ def test_each_variant_runs_as_its_name_says_and_baseline_as_without_speedkit(par
         optimizer=parts.optimizer,
         budget_s=0.05,
     )
-    as_found = {
-        "dtype": "float32",
-        "threads": before[0],
-        "matmul": before[1],
-        "math_only": False,
-        "channels_last": False,
-    }
+    as_found = {"dtype": "float32", "threads": before[0], "matmul": before[1]}
+    as_found |= {"math_only": False, "channels_last": False}
     failures = {one.name: one.failure for one in found.records if one.failure}
     assert not failures
-    assert seen.by("baseline") == [as_found]
-    assert seen.by("bf16") == [as_found | {"dtype": "bfloat16"}]
-    assert seen.by("fp16") == [as_found | {"dtype": "float16"}]
-    assert seen.by("channels_last") == [as_found | {"channels_last": True}]
-    assert seen.by("sdpa:math") == [as_found | {"math_only": True}]
+    changes = {
+        "baseline": {},
+        "bf16": {"dtype": "bfloat16"},
+        "fp16": {"dtype": "float16"},
+        "channels_last": {"channels_last": True},
+        "sdpa:math": {"math_only": True},
+    }
+    for name, change in changes.items():
+        assert seen.by(name) == [as_found | change], name
     if before[0] != 1:
         assert seen.by("threads:1") == [as_found | {"threads": 1}]
 
@@ -230,13 +195,8 @@ def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch,
             return once(runner, *args, **more)
 
     monkeypatch.setattr(Runner, "once", noting)
-    benchmark(
-        parts.step,
-        "baseline,bf16,fp16",
-        model=parts.network,
-        optimizer=parts.optimizer,
-        budget_s=0.05,
-    )
+    given = {"model": parts.network, "optimizer": parts.optimizer}
+    benchmark(parts.step, "baseline,bf16,fp16", **given, budget_s=0.05)
     usual = gradients["baseline"][0]
     assert all(0.5 < one / usual < 2 for name in ("baseline", "bf16") for one in gradients[name])
     # The first scales may overflow; scaled twice it would be 2**32.
@@ -245,20 +205,14 @@ def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch,
     assert all(2.0**6 < one < 2.0**18 for one in scales)
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("variable", ["SPEEDKIT_PRECISION", "SPEEDKIT_SDPA", "SPEEDKIT_TF32"])
-def test_no_environment_variable_reaches_a_baseline(monkeypatch, seen, variable):
-    words = {"SPEEDKIT_PRECISION": "bf16", "SPEEDKIT_SDPA": "math", "SPEEDKIT_TF32": "medium"}
-    monkeypatch.setenv(variable, words[variable])
+def test_no_environment_variable_reaches_a_baseline(monkeypatch, seen):
+    words = {"PRECISION": "bf16", "SDPA": "math", "TF32": "medium"}
+    for variable, word in words.items():
+        monkeypatch.setenv(f"SPEEDKIT_{variable}", word)
     network = Network(seen.file)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
-    benchmark(
-        lambda ctx: loop(network, optimizer, ctx),
-        "baseline,threads:1",
-        model=network,
-        optimizer=optimizer,
-        budget_s=0.05,
-    )
+    step = lambda ctx: loop(network, optimizer, ctx)  # noqa: E731
+    benchmark(step, "baseline,threads:1", model=network, optimizer=optimizer, budget_s=0.05)
     (inside,) = seen.by("baseline")
     assert inside["dtype"] == "float32"
     assert inside["matmul"] == torch._C._get_float32_matmul_precision()

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.tuning.search import Search
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, tune
 
 X = torch.rand(4, 16)
 pytestmark = [
@@ -21,67 +19,36 @@ pytestmark = [
 ]
 
 
-class Seen:
-    """What steps saw: it lies where no benchmark puts it back."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Any] = SimpleQueue()
-
-    def note(self, value: Any) -> None:
-        """In a step."""
-        self._queue.put(value)
-
-    def all(self) -> set[Any]:
-        """Once."""
-        return {self._queue.get() for _ in range(self._queue.qsize())}
-
-
 def net() -> nn.Sequential:
-    """Small."""
     return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
 
 
 def adam(*models: nn.Module) -> Any:
-    """One optimizer of all of them."""
     return torch.optim.AdamW([p for model in models for p in model.parameters()], 1e-3)
 
 
 def stepped(optimizer: Any, loss: torch.Tensor) -> None:
-    """The rest of a step."""
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+
+
+def drained(seen: SimpleQueue[Any]) -> set[Any]:
+    """Return what steps saw: a queue lies where no benchmark puts it back."""
+    return {seen.get() for _ in range(seen.qsize())}
 
 
 Made = tuple[Callable[[], Any], list[Any], dict[str, Any]]
 
 
 def distilled() -> Made:
-    """A frozen teacher."""
     student, teacher = net(), net().requires_grad_(False)
     optimizer = adam(student)
-
-    def step() -> None:
-        stepped(optimizer, (student(X) - teacher(X)).pow(2).mean())
-
-    return step, [optimizer], {}
+    return lambda: stepped(optimizer, (student(X) - teacher(X)).pow(2).mean()), [optimizer], {}
 
 
-def teacher_first() -> Made:
-    """As an argument."""
-    student, teacher = net(), net()
-    optimizer = adam(student)
-
-    def step() -> None:
-        with torch.no_grad():
-            target = teacher(X)
-        stepped(optimizer, (student(X) - target).pow(2).mean())
-
-    return step, [optimizer], {"model": [teacher, student]}
-
-
-def teacher_found_first() -> Made:
-    """By its name, which comes before the student's."""
+def taught(named_first: bool) -> Made:
+    """By a teacher that comes before the student: as an argument, or by its name."""
     a_teacher, student = net(), net()
     optimizer = adam(student)
 
@@ -90,11 +57,10 @@ def teacher_found_first() -> Made:
             target = a_teacher(X)
         stepped(optimizer, (student(X) - target).pow(2).mean())
 
-    return step, [optimizer], {}
+    return step, [optimizer], {} if named_first else {"model": [a_teacher, student]}
 
 
 def adversarial() -> Made:
-    """Two optimizers."""
     drawing, judging = net(), net()
     of_drawing, of_judging = adam(drawing), adam(judging)
 
@@ -107,26 +73,27 @@ def adversarial() -> Made:
 
 
 def one_optimizer() -> Made:
-    """Of two models."""
     first, second = net(), net()
     optimizer = adam(first, second)
     return lambda: stepped(optimizer, second(first(X)).pow(2).mean()), [optimizer], {}
 
 
-KINDS = (
-    distilled, teacher_first, teacher_found_first, adversarial, one_optimizer,
-)  # fmt: skip
-LACKING = {distilled, teacher_first, teacher_found_first}
+LACKING = {
+    "distilled": distilled,
+    "teacher first": lambda: taught(False),
+    "teacher found first": lambda: taught(True),
+}
+KINDS = LACKING | {"adversarial": adversarial, "one optimizer": one_optimizer}
 
 
 @pytest.mark.sampled(9)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
-    step, optimizers, given = kind()
-    seen = Seen()
+    step, optimizers, given = KINDS[kind]()
+    seen: SimpleQueue[Any] = SimpleQueue()
 
     def watched() -> None:
-        seen.note(tuple(optimizer.param_groups[0]["fused"] for optimizer in optimizers))
+        seen.put(tuple(optimizer.param_groups[0]["fused"] for optimizer in optimizers))
         step()
 
     found = benchmark(watched, "baseline,fused_optimizer", budget_s=0.1, **given)
@@ -135,7 +102,7 @@ def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
     assert fused.applied == {"fused_optimizer": True}
     assert fused.declines == {}
     number = len(optimizers)
-    assert seen.all() == {(None,) * number, (True,) * number}
+    assert drained(seen) == {(None,) * number, (True,) * number}
     assert all(optimizer.param_groups[0]["fused"] is None for optimizer in optimizers)
     assert not baseline.applied
 
@@ -143,21 +110,18 @@ def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
 @pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])
 def test_convolutions_of_any_model_are_laid_out_and_offered(order):
     convolutional, plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), nn.Linear(4 * 36, 2)
-    images, seen = torch.rand(2, 3, 8, 8), Seen()
+    images, seen = torch.rand(2, 3, 8, 8), SimpleQueue[Any]()
 
     def step() -> torch.Tensor:
-        seen.note(convolutional[0].weight.stride()[1] == 1)
+        seen.put(convolutional[0].weight.stride()[1] == 1)
         result: torch.Tensor = plain(convolutional(images))
         return result
 
     models = [convolutional, plain][order]
     found = benchmark(step, "baseline,channels_last", model=models, budget_s=0.1)
     assert found.records[1].applied == {"channels_last": True}
-    assert seen.all() == {True, False}
-    search = Search(step_of(step, models), budget_s=0.1)
-    for _ in search.run():
-        pass
-    assert "channels_last" in _names(search.result())
+    assert drained(seen) == {True, False}
+    assert "channels_last" in _names(tune(step, model=models, budget_s=0.1, fresh=True))
 
 
 def _names(found: Any) -> str:
@@ -166,15 +130,13 @@ def _names(found: Any) -> str:
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("kind", sorted(LACKING, key=str), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", LACKING)
 def test_tuning_tries_what_any_of_the_models_can_have(kind):
-    step, _, given = kind()
+    step, _, given = KINDS[kind]()
     assert "fused_optimizer" in _names(tune(step, budget_s=0.5, fresh=True, **given))
 
 
 def test_each_model_keeps_its_own_plan_in_the_variant_current():
-    from speedkit_jupyter import SpeedConfig, apply_speedups
-
     first, second = net(), net()
     optimizer = adam(second)
     _, context = apply_speedups(

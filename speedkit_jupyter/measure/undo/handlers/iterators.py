@@ -6,7 +6,8 @@ import gc
 import io
 import itertools
 from collections.abc import Iterable, Iterator
-from types import FrameType, GeneratorType
+from contextlib import suppress
+from types import GeneratorType
 from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
@@ -21,9 +22,8 @@ OF_A_LOADER = ("_dataset", "_index_sampler", "_collate_fn")
 class Replay:
     """An iterator whose first draws are repeated at every step, so that all do the same work.
 
-    `next()` begins anew at the end, since a step that is timed draws more often than the notebook
-    would; a loop over it ends there. It draws from `source` and has the other attributes of
-    `original`.
+    `next()` begins anew at the end, since a timed step draws more often than the notebook would; a
+    loop over it ends there. It draws from `source` and has the other attributes of `original`.
     """
 
     def __init__(self, original: Iterator[Any], source: Iterator[Any]) -> None:
@@ -31,11 +31,9 @@ class Replay:
         self._source, self._position = source, 0
 
     def __iter__(self) -> Iterator[Any]:
-        while True:
-            try:
+        with suppress(StopIteration):
+            while True:
                 yield self._draw()
-            except StopIteration:
-                return
 
     def __next__(self) -> Any:
         try:
@@ -96,10 +94,8 @@ class Iterators(StateHandler):
             # `cycle` has collected is its own.
             behind = [] if isinstance(instance, itertools.cycle) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
-        elif (frame := instance.gi_frame) is not None and not _is_a_librarys(frame):
-            yield from frame.f_locals.values()
-            yield Names(frame.f_globals, global_names(instance.gi_code)[0])
-
-
-def _is_a_librarys(frame: FrameType) -> bool:
-    return is_installed(str(frame.f_globals.get("__name__")).partition(".")[0])
+        elif (frame := instance.gi_frame) is not None:
+            home = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if not is_installed(home):
+                yield from frame.f_locals.values()
+                yield Names(frame.f_globals, global_names(instance.gi_code)[0])

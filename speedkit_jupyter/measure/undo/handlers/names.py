@@ -91,15 +91,13 @@ def global_names(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
     Those of lambdas, comprehensions and functions inside it count as well.
     """
-    read: dict[str, None] = {}
-    bound: dict[str, None] = {}
+    found: dict[str, dict[str, None]] = {"LOAD": {}, "STORE": {}, "DELETE": {}}
     codes = [code]
     while codes:
         block = codes.pop()
         codes += [inner for inner in block.co_consts if isinstance(inner, CodeType)]
         for instruction in dis.get_instructions(block):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                read[instruction.argval] = None
-            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                bound[instruction.argval] = None
-    return tuple(read), tuple(bound)
+            verb, _, space = instruction.opname.partition("_")
+            if space == "GLOBAL" or instruction.opname == "LOAD_NAME":
+                found[verb][instruction.argval] = None
+    return tuple(found["LOAD"]), (*found["STORE"], *found["DELETE"])

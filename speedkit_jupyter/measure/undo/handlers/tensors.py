@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.measure.checks.values import has_values, is_plain, plain
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
@@ -19,8 +18,7 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 MOST_NODES = 50_000
 
 
-@dataclass(slots=True, eq=False)
-class Memory:
+class Memory(NamedTuple):
     """A copy of the values, if they are copied; `home` shares the tensor's memory."""
 
     saved: torch.Tensor | None
@@ -34,9 +32,8 @@ class Memory:
 class Tensors(StateHandler):
     """Values go into the same object and memory; strides, dtype and device return with them.
 
-    They change while a plan is taken back and applied again, and recorded CUDA graphs know the
-    addresses. Values are compared, not versions: fused optimizers, `.data` and `.numpy()` write
-    without counting it.
+    Recorded CUDA graphs know the addresses. Values are compared, not versions: fused optimizers,
+    `.data` and `.numpy()` write without counting it.
     """
 
     bulky = True
@@ -61,15 +58,13 @@ class Tensors(StateHandler):
 
     def same(self, instance: torch.Tensor, memory: Memory) -> bool:
         now = _layout(instance), instance.is_leaf, instance.requires_grad
-        before = memory.layout, memory.is_leaf, memory.requires_grad
-        return now == before and self.same_values(instance, memory)
+        return now == memory[2:5] and self.same_values(instance, memory)
 
     def same_values(self, instance: torch.Tensor, memory: Memory) -> bool:
         if memory.saved is None:
             return True
-        if _layout(instance)[:2] != memory.layout[:2]:
-            return False
-        return _equal(_flat(instance.detach()), memory.saved)
+        is_alike = _layout(instance)[:2] == memory.layout[:2]
+        return is_alike and _equal(_flat(instance.detach()), memory.saved)
 
     def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
         import torch
