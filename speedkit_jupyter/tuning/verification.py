@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -148,10 +147,8 @@ class Verifier:
         """
         __tracebackhide__ = True
         result = self._result
-        with ExitStack() as stack:
-            for model in self.step.models:
-                stack.enter_context(hidden(model))
-            start = stack.enter_context(self.step.guarded()).state
+        with hidden(*self.step.models), self.step.guarded() as guard:
+            start = guard.state
             with optimizers_made(self.step.models) as made:
                 yield from self._train("baseline", None, 0)
                 if self._scorer is not None and self._before is None:
