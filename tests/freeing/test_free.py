@@ -13,31 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.freeing.freed import (
-    LAST,
-    Freed,
-    Held,
-    Holder,
-    free,
-    of_process,
-    reached,
-    size,
-)
+from speedkit_jupyter.freeing import freed as freeing
+from speedkit_jupyter.freeing.freed import LAST, Freed, Held, Holder, of_process
 
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def last_error() -> Iterator[None]:
-    before = {name: getattr(sys, name) for name in LAST if hasattr(sys, name)}
-    for name in before:
-        delattr(sys, name)
+    before = {name: vars(sys).pop(name) for name in LAST if hasattr(sys, name)}
     yield
     for name in LAST:
-        if hasattr(sys, name):
-            delattr(sys, name)
-    for name, value in before.items():
-        setattr(sys, name, value)
+        vars(sys).pop(name, None)
+    vars(sys).update(before)
 
 
 def fails(x: torch.Tensor) -> None:
@@ -54,7 +42,7 @@ def remember_error(call: Callable[[], object]) -> None:
 
 
 def freed(names: dict[str, Any], holders: list[Holder] | None = None) -> Freed:
-    return free(list(of_process()) if holders is None else holders, names, [names])
+    return freeing.free(list(of_process()) if holders is None else holders, names, [names])
 
 
 def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
@@ -126,9 +114,9 @@ def test_figures_that_pyplot_keeps_open_are_closed() -> None:
 
 def test_views_of_one_piece_of_memory_count_once() -> None:
     x = torch.zeros(MIB)
-    assert size([x, x[:5], x.view(2, -1)]) == 4 * MIB
+    assert freeing.size([x, x[:5], x.view(2, -1)]) == 4 * MIB
     array = np.zeros(MIB, np.float32)
-    assert size([torch.from_numpy(array), array, array[:100_000]]) == 4 * MIB
+    assert freeing.size([torch.from_numpy(array), array, array[:100_000]]) == 4 * MIB
 
 
 def test_the_headline_says_no_less_than_what_came_back() -> None:
@@ -145,4 +133,4 @@ def test_dead_proxies_are_passed_over():
     bar = Bar()
     proxies = [weakref.proxy(bar)]
     del bar
-    assert reached([proxies]) == []
+    assert freeing.reached([proxies]) == []
