@@ -33,12 +33,12 @@ from typing import Any
 import torch
 from _program import Row, collected, exit_code, interval, markdown, nothing_kept, over, parser_of
 from _workloads import WORKLOADS, Workload, made
-from speedkit_jupyter.measure.rounds.policy import Policy
 
 from speedkit_jupyter import Facts, Hardware, tune
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.sampler import Policy
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.optimizations import CATALOG

@@ -129,6 +129,12 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("t = torch.zeros(2)", "t = t + 1", "t"),
         ("text = 'a'", "text = text + 'b'", "text"),
         ("def count():\n    global n\n    n += 1\nn = 0", "count()", "n"),
+        (
+            "def make(k):\n    def count():\n        nonlocal k\n        k += 1\n    return count\n"
+            "count = make(0)",
+            "count()",
+            "count.__closure__[0].cell_contents",
+        ),
     ],
     "iterators": [
         ("i = iter([1, 2, 3, 4])", "next(i)", "list(copy.copy(i))"),
@@ -178,9 +184,7 @@ def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]
     each = []
     for index, (before, step, probe) in enumerate(cases):
         pair = []
-        for _ in range(
-            2
-        ):  # a probe may use up what it looks at: one copy each for before and after
+        for _ in ("before", "after"):  # one copy each: a probe may use up what it looks at
             names: dict[str, Any] = {"__name__": "__main__"}
             exec(PRELUDE + before, names)
             assigned = sorted(set(compile(step, "", "exec").co_names) & {"n", "t", "a", "text"})

@@ -1,47 +1,247 @@
-"""What makes another model of it: by request only, measured, and never the winner by its speed."""
+"""What makes another model never wins by speed: a number that the user names decides."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, benchmark, machines, plan, tune, verify
+from speedkit_jupyter import Facts, Hardware, StepError, benchmark, machines, plan, verify
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.subject.named_accuracy import Score, Scored
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.tuning.aim import Aim
 from speedkit_jupyter.tuning.candidates import candidates
 
-OTHER = {"rewrites": {"enabled": True}}
+OTHER = {"rewrites": {"gelu": True}}
 
 
 def words(text: object) -> str:
     return " ".join(repr(text).split())
 
 
-def training() -> tuple[nn.Module, torch.optim.Optimizer, object]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    x, y = torch.rand(32, 6), torch.randint(3, (32,))
+class Parts:
+    """A classifier of points, its training and inference steps, and data that it never sees."""
 
-    def step() -> torch.Tensor:
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(4, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 2)
+        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.x, self.test = torch.rand(64, 4), torch.rand(200, 4)
+        self.y, self.truth = self.labels(self.x), self.labels(self.test)
+        self.seen = SimpleQueue[Any]()
 
-    return model, optimizer, step
+    @staticmethod
+    def labels(points: torch.Tensor) -> torch.Tensor:
+        return (points.sum(1) > 2).long()
+
+    def train(self) -> None:
+        self.model.train()
+        nn.functional.cross_entropy(self.model(self.x), self.y).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def infer(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self.model(self.x)
+
+    def right(self) -> tuple[int, int]:
+        self.model.eval()
+        self.seen.put((self.model[2].approximate, torch.is_grad_enabled()))
+        found = self.model(self.test).argmax(1)
+        return int((found == self.truth).sum()), len(self.truth)
+
+    def loss(self) -> float:
+        self.model.eval()
+        return float(nn.functional.cross_entropy(self.model(self.test), self.truth))
 
 
-# --- no rule, and no search, takes it ---
+@pytest.fixture
+def parts() -> Parts:
+    return Parts()
+
+
+def state(parts: Parts) -> dict[str, Any]:
+    return {
+        "values": copy.deepcopy(parts.model.state_dict()),
+        "modes": [part.training for part in parts.model.modules()],
+        "random": torch.get_rng_state(),
+        "steps": copy.deepcopy(parts.optimizer.state_dict()["state"]),
+    }
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert before["modes"] == after["modes"]
+    assert torch.equal(before["random"], after["random"])
+    assert before["steps"].keys() == after["steps"].keys()
+    for name, value in before["values"].items():
+        assert torch.equal(value, after["values"][name]), name
+
+
+def test_a_benchmark_asks_it_under_each_variant_and_puts_everything_back(parts):
+    before = state(parts)
+    found = benchmark(parts.infer, "baseline,rewrites:gelu", budget_s=0.2, accuracy=parts.right)
+    assert_same(before, state(parts))
+    seen = [parts.seen.get_nowait() for _ in range(parts.seen.qsize())]
+    assert seen == [("none", False), ("tanh", False)]
+    baseline, gelu = found.records
+    assert baseline.score.before == baseline.score.after == gelu.score.before
+    assert gelu.score.function == "right"
+    assert gelu.score.after.examples == 200
+    assert gelu.is_accepted
+    assert "right()" in words(found)
+    again = Comparison.from_dict(found.to_dict())
+    assert again.to_dict() == found.to_dict()
+    assert again.records[1].score == gelu.score
+    assert found.rows()[1]["score"] == gelu.score.after.value
+
+
+@pytest.mark.parametrize("way", ["raises", "nan"])
+def test_where_it_fails_under_a_plan_that_is_the_plans_fault(parts, way):
+    def fragile() -> float:
+        parts.model.eval()
+        parts.model(parts.test)
+        if parts.model[2].approximate == "none":
+            return 0.5
+        if way == "nan":
+            return float("nan")
+        raise ValueError("no tanh\nplease")
+
+    found = benchmark(parts.infer, "baseline,rewrites:gelu", budget_s=0.1, accuracy=fragile)
+    score = found.records[1].score
+    told = "fragile gives nan" if way == "nan" else "fragile raises ValueError: no tanh"
+    assert score.failure.startswith(told)
+    assert found.records[1].is_refused
+    verified = verify(parts.infer, "rewrites:gelu", accuracy=fragile)
+    assert verified.verdict == "failed"
+    assert told in words(verified)
+
+
+def comparison(
+    *scores: float, other: bool = True, speed: float = 2.0, baseline_is_other: bool = False
+) -> Comparison:
+    """Return what a plan gives whose score is the second; the others have the first."""
+    times = [1.0 + i % 7 / 1000 for i in range(200)]
+    before, after = [Scored("evaluate", Score(scores[0]), Score(n)) for n in scores] or [None] * 2
+    records = [
+        Record("baseline", times_s=times, score=before),
+        Record("rewrites", times_s=[one / speed for one in times], score=after),
+        Record("bf16", times_s=[one / 1.2 for one in times], score=before),
+    ]
+    verdict = "other model" if other else "exact"
+    records[1].accuracy = Accuracy(verdict, "", 0.012, 0.03, 0.999, 0.0, 0.0, loss_error=2e-4)
+    records[1].changes_model = OTHER if other else {}
+    if baseline_is_other:
+        records[0].changes_model = records[2].changes_model = OTHER
+    return Comparison(tuple(records), {"device": "a CPU", "torch": "2"}, 10.0, 0.01, 0.1)
+
+
+def test_what_is_accepted_wins_and_the_report_says_what_was_given_up():
+    found = comparison(0.912, 0.908)
+    assert found.verdict(found.records[1]) == "accepted"
+    assert found.best is found.records[1]
+    assert found.runner_up()[0] is found.records[2]
+    shown = words(found)
+    assert "rewrites is 2.00× as fast as baseline" in shown
+    assert "evaluate 0.912 → 0.908" in shown
+    assert "accepted, 0.004 is given up, 0.0091 is allowed (1 % of the baseline's" in shown
+    assert "higher is better" in shown
+    assert "evaluate()" in repr(comparison_report(found))
+
+
+@pytest.mark.parametrize("other", [True, False])
+def test_what_gives_up_more_than_is_allowed_wins_by_no_speed(other):
+    found = comparison(0.912, 0.85, other=other)
+    assert found.verdict(found.records[1]) == "other model"
+    assert found.best is found.records[2]
+    assert found.runner_up() is None
+    assert "not accepted, 0.062 is given up, 0.0091 is allowed" in words(found)
+
+
+def trains(parts: Parts) -> float:
+    parts.train()
+    return 0.5
+
+
+def forgets_eval(parts: Parts) -> float:
+    parts.model.train()
+    parts.model(parts.test)
+    return 0.5
+
+
+def uses_no_model(parts: Parts) -> float:
+    return 0.5
+
+
+def gives_a_tensor(parts: Parts) -> Any:
+    return parts.model.eval()(parts.test).mean()
+
+
+WAYS: dict[str, Callable[..., Any]] = {"benchmark": benchmark, "verify": verify}
+FAULTS: list[tuple[Callable[[Parts], Any], str]] = [
+    (trains, "accuracy raises RuntimeError"),
+    (forgets_eval, "accuracy changes the model: 1.running_mean is another after it; is model.eval"),
+    (uses_no_model, "accuracy calls no model that the step uses"),
+    (gives_a_tensor, "accuracy gives Tensor"),
+]
+
+
+@pytest.mark.parametrize(("fault", "told"), FAULTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_can_be_no_measure_is_one_clear_line_and_everything_is_put_back(
+    parts, fault, told, way
+):
+    before = state(parts)
+    plans, more = "rewrites:gelu", {"accuracy": lambda: fault(parts)}
+    if way == "benchmark":
+        plans, more["budget_s"] = f"baseline,{plans}", 0.1
+    with pytest.raises(StepError) as error:
+        WAYS[way](parts.infer, plans, **more)
+    text = str(error.value)
+    assert told in text or (fault is trains and "changes the model: 0.weight is another" in text)
+    assert len(text.splitlines()) == 1
+    assert_same(before, state(parts))
+
+
+def test_verify_asks_it_at_the_end_of_each_run_and_the_number_decides(parts):
+    before = state(parts)
+    found = verify(parts.train, "rewrites:gelu", steps=4, accuracy=parts.right)
+    assert_same(before, state(parts))
+    assert found.verdict in ("accepted", "other model")
+    assert found.verdict == ("accepted" if found.score.is_accepted else "other model")
+    assert found.score.others
+    assert len(found.score.others) == len(found.runs) - 2
+    shown = words(found)
+    assert "after 4 calls" in shown
+    assert "given up (higher is better)" in shown
+    assert "other baselines" in shown
+    assert "rewrites:gelu changes the results" in shown or "rewrites changes the results" in shown
+    assert found.to_dict()["score"]["accepted"] is found.score.is_accepted
+
+
+def test_of_a_step_that_does_not_train_the_number_alone_is_compared(parts):
+    before = state(parts)
+    found = verify(parts.infer, "rewrites:gelu", accuracy=parts.right)
+    assert_same(before, state(parts))
+    assert found.verdict == "accepted"
+    assert found.curves == []
+    assert found.score.others == []
+    shown = words(found)
+    assert "of 200)" in shown
+    assert "95 % interval" in shown
+    assert "2: GELU -> tanh" in shown
 
 
 def test_no_rule_turns_on_or_offers_what_changes_the_model():
@@ -59,29 +259,6 @@ def test_no_rule_turns_on_or_offers_what_changes_the_model():
                 assert found[entry.name].worth_measuring is None
             tried = [name for single in candidates(hardware, one) for name in single.values]
             assert not {entry.name for entry in changing}.intersection(tried)
-
-
-def test_a_search_leaves_it_alone():
-    _, _, step = training()
-    found = tune(step, budget_s=0.3)
-    named = {word for stage in found.stages for r in stage.comparison.records for word in r.plan}
-    assert "rewrites" not in named | found.winner.values.keys()
-
-
-# --- what a comparison says ---
-
-
-def comparison(speed: float = 2.0, baseline_is_other: bool = False) -> Comparison:
-    times = [1.0 + i % 7 / 1000 for i in range(200)]
-    records = [
-        Record("baseline", times_s=times),
-        Record("rewrites", times_s=[one / speed for one in times], changes_model=OTHER),
-        Record("bf16", times_s=[one / 1.2 for one in times]),
-    ]
-    records[1].accuracy = Accuracy("other model", "", 0.012, 0.03, 0.999, 0.0, 0.0, loss_error=2e-4)
-    if baseline_is_other:
-        records[0].changes_model = records[2].changes_model = OTHER
-    return Comparison(tuple(records), {"device": "a CPU", "torch": "2"}, 10.0, 0.01, 0.1)
 
 
 def test_the_fastest_is_not_the_best_where_it_is_another_model():
@@ -103,7 +280,7 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
 
 @pytest.mark.parametrize(("speed", "word"), [(0.5, "slower"), (1.0, "same")])
 def test_what_is_not_faster_is_no_more_than_that(speed, word):
-    found = comparison(speed)
+    found = comparison(speed=speed)
     assert found.verdict(found.records[1]) == word
     assert found.runner_up() is None
 
@@ -114,11 +291,19 @@ def test_beside_a_baseline_that_is_the_same_other_model_it_is_a_variant_like_all
     assert Comparison.from_dict(found.to_dict()).to_dict() == found.to_dict()
 
 
-# --- what is measured ---
-
-
 def test_a_benchmark_says_what_is_given_up_and_compares_its_own_precision_as_ever():
-    model, _, step = training()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    x, y = torch.rand(32, 6), torch.randint(3, (32,))
+
+    def step() -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
     found = benchmark(
         step, "baseline,rewrites:gelu,rewrites:instance_norm,fused_optimizer", budget_s=0.2
     )
@@ -134,19 +319,3 @@ def test_a_benchmark_says_what_is_given_up_and_compares_its_own_precision_as_eve
     assert model[1].approximate == "none"
     again = Comparison.from_dict(found.to_dict())
     assert again.verdict(again.records[1]) == found.verdict(gelu)
-
-
-# --- what decides ---
-
-
-def test_verify_compares_loss_curves_and_says_what_was_given_up():
-    model, _, step = training()
-    found = verify(step, "rewrites", steps=6)
-    assert found.changes_model
-    assert found.notes == {"rewrites": "1: GELU -> tanh"}
-    shown = words(found)
-    assert "rewrites changes the results" in shown
-    assert "1: GELU -> tanh" in shown
-    assert "The mean of the last 1 losses" in shown
-    assert found.to_dict()["changes_model"] == found.changes_model
-    assert model[1].approximate == "none"

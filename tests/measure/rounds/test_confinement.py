@@ -1,15 +1,18 @@
-"""A measurement beside another thread that trains, clips and steps: that one is undisturbed."""
+"""A measurement beside another thread that trains, and of a step that computes in one."""
 
 from __future__ import annotations
 
 import _thread
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from second_thread import KINDS, clipped, network, training
+from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
@@ -81,3 +84,46 @@ def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_o
             elsewhere(other)
     mine.step()
     assert seen == [other, mine]
+
+
+X = torch.randn(4, 8)
+
+
+def measured(inside: bool) -> Any:
+    """A benchmark of a forward pass in a worker thread, with `ctx.autocast()` inside it or not."""
+    model = nn.Linear(8, 8)
+    with ThreadPoolExecutor(1) as pool:
+
+        def work(ctx: Any) -> torch.Tensor:
+            with ctx.autocast() if inside else nullcontext():
+                return model(X)
+
+        def step(ctx: Any) -> torch.Tensor:
+            return pool.submit(work, ctx).result()
+
+        return benchmark(step, "baseline,bf16,threads:1", model=model, budget_s=0.2)
+
+
+def test_a_precision_that_does_not_reach_the_steps_thread_fails_with_what_to_do(made_time):
+    failures = [one.failure for one in measured(inside=False).records]
+    assert failures[0] is failures[2] is None
+    assert "computes in another thread" in failures[1]
+    assert "ctx.autocast()" in failures[1]
+
+
+def test_with_autocast_inside_its_thread_a_step_is_measured(made_time):
+    assert not any(one.failure for one in measured(inside=True).records)
+
+
+def test_where_the_model_is_called_in_a_thread_only_nothing_is_checked(made_time):
+    model = nn.Linear(8, 8)
+
+    def step() -> None:
+        thread = threading.Thread(target=lambda: model(X))
+        thread.start()
+        thread.join()
+
+    records = benchmark(step, "baseline,bf16,threads:1", model=model, budget_s=0.2).records
+    assert "computes in another thread" in records[1].failure
+    assert records[2].accuracy.verdict == "not checked"
+    assert "another thread" in records[2].accuracy.reason

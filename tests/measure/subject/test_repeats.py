@@ -14,6 +14,7 @@ from torch import nn
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds.timeit_run import Timer
+from speedkit_jupyter.measure.subject.from_function import step_of
 
 MANY = 12
 
@@ -60,14 +61,7 @@ def memo(work: Work) -> None:
         work.memo["y"] = [work.predict() for _ in range(MANY)]
 
 
-def rows_taken_off(work: Work) -> None:
-    rows = work.memo.setdefault("rows", list(range(MANY)))
-    while rows:
-        rows.pop()
-        work.predict()
-
-
-LESS = (fit_that_is_done, memo, rows_taken_off)
+LESS = (fit_that_is_done, memo)
 
 
 def random_lengths(work: Work) -> None:
@@ -87,24 +81,13 @@ def slow_first_call(work: Work) -> None:
     work.train()
 
 
-def evaluates_now_and_then(work: Work) -> None:
-    if work.done % 100 == 0:
-        for _ in range(MANY):
-            work.predict()
-    work.done += 1
-    work.train()
-
-
 def more_and_more(work: Work) -> None:
     work.done += 1
     for _ in range(work.done):
         work.train()
 
 
-HONEST = (
-    random_lengths, lengths_of_a_generator_of_its_own, slow_first_call, evaluates_now_and_then,
-    more_and_more,
-)  # fmt: skip
+HONEST = (random_lengths, lengths_of_a_generator_of_its_own, slow_first_call, more_and_more)
 
 
 @pytest.fixture
@@ -114,7 +97,6 @@ def work(made_time) -> Work:
     return Work(Slow(made_time))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", LESS)
 def test_each_measured_call_does_what_the_users_first_one_does(work, step):
     found = benchmark(lambda: step(work), "baseline,bf16", model=work.model, budget_s=8)
@@ -146,8 +128,6 @@ def test_what_does_a_little_less_is_measured_as_it_goes_on_and_that_is_said(work
 
 
 def test_a_cell_is_timed_from_its_beginning_too(work):
-    from speedkit_jupyter.measure.subject.from_function import step_of
-
     def loop(number: int, watch: Any) -> None:
         watch.begin()
         for _ in range(number):

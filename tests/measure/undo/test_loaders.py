@@ -18,7 +18,6 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
-    WeightedRandomSampler,
     get_worker_info,
 )
 
@@ -49,26 +48,20 @@ class Stream(IterableDataset):
         yield from DATA[first::step]
 
 
-LOADERS: dict[str, Callable[..., DataLoader[Any]]] = {
-    "in order": lambda **more: DataLoader(DATA, 3, **more),
-    "shuffled": lambda **more: DataLoader(DATA, 3, shuffle=True, **more),
-    "by a generator": lambda **more: DataLoader(
-        DATA, 3, shuffle=True, generator=torch.Generator().manual_seed(5), **more
-    ),
-    "one by one": lambda **more: DataLoader(DATA, None, shuffle=True, **more),
-    "weighted": lambda **more: DataLoader(
-        DATA, 3, sampler=WeightedRandomSampler([1.0] * 12, 12), **more
-    ),
-    "a batch sampler": lambda **more: DataLoader(
-        DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 4, False), **more
-    ),
-    "a sampler of one's own": lambda **more: DataLoader(DATA, 3, sampler=CountsEpochs(), **more),
-}
+LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "by a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "a batch sampler": lambda: {
+        "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(DATA), 4, False)
+    },
+    "a sampler of one's own": lambda: {"sampler": CountsEpochs()},
+}  # fmt: skip
 
 
 def loader_of(kind: str, **more: Any) -> DataLoader[Any]:
     torch.manual_seed(3)
-    return LOADERS[kind](**more)
+    return DataLoader(DATA, **{"batch_size": 3} | LOADERS[kind]() | more)
 
 
 def rest(loader: DataLoader[Any], batches: Iterator[Any]) -> list[Any]:
@@ -169,11 +162,6 @@ def of_a_trainer(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(trainer.batches)
 
 
-def zipped(loader: DataLoader[Any]) -> Callable[[], Any]:
-    pairs = zip(itertools.count(), loader, strict=False)
-    return lambda: next(pairs)[1]
-
-
 def endless(loader: DataLoader[Any]) -> Callable[[], Any]:
     def epochs() -> Iterator[Any]:
         while True:
@@ -199,10 +187,7 @@ def of_lightning(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(batches)[0]["a"]
 
 
-WAYS = [
-    in_a_variable, in_a_dict, of_a_trainer, zipped, endless, looped_over, of_lightning,
-    cycled,
-]  # fmt: skip
+WAYS = [in_a_variable, in_a_dict, of_a_trainer, endless, looped_over, of_lightning, cycled]
 
 
 def drawn(draw: Callable[[], Any]) -> list[Any]:

@@ -62,16 +62,8 @@ def test_it_is_named(kind: str, tmp_path: Path) -> None:
     assert words in said(lambda: do(tmp_path))
 
 
-def test_what_stays_inside_the_process_or_only_reads_is_not_named(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("1")
-    log: list[int] = []
-    for step in (
-        (tmp_path / "data").read_text,
-        lambda: log.append(1),
-        lambda: torch.load,
-        lambda: print(end="", file=sys.stderr),
-        lambda: Path(os.devnull).write_text("x"),
-    ):
+def test_what_stays_inside_the_process_is_not_named() -> None:
+    for step in (lambda: print(end="", file=sys.stderr), lambda: Path(os.devnull).write_text("x")):
         assert said(step) == ""
 
 
