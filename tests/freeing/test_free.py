@@ -53,10 +53,7 @@ def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
     assert found.let_go[0].bytes == 2 * MIB
     assert not hasattr(sys, "last_traceback")
     assert not hasattr(sys, "last_value")
-
-
-def test_an_error_that_holds_nothing_stays_for_the_debugger() -> None:
-    remember_error(lambda: 1 / 0)
+    remember_error(lambda: 1 / 0)  # holds nothing, and stays for the debugger
     assert freed({}).let_go == []
     assert isinstance(sys.last_value, ZeroDivisionError)
 
@@ -126,11 +123,6 @@ def test_the_headline_says_no_less_than_what_came_back() -> None:
     assert repr(Freed(held, process_bytes=(2 << 30, 2 << 30))).splitlines()[0] == "Let go of 1 GiB"
 
 
-def test_dead_proxies_are_passed_over():
-    class Bar:
-        pass
-
-    bar = Bar()
-    proxies = [weakref.proxy(bar)]
-    del bar
-    assert freeing.reached([proxies]) == []
+def test_dead_proxies_are_passed_over() -> None:
+    gone = weakref.proxy(type("Bar", (), {})())
+    assert freeing.reached([[gone]]) == []
