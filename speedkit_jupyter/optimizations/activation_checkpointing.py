@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -86,9 +85,6 @@ class ActivationCheckpointing(Optimization):
         rule = f"{count} of {facts.blocks} blocks are computed again: {kinds}"
         saves = "it saves memory and takes time; it is there on request"
         return request.on_request(why, saves, rule, details={"every": every})
-
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        return replace(facts, passed_by=self.name) if decision.active else facts
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step

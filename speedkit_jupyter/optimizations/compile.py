@@ -196,9 +196,8 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
 
 
 class CompiledCode:
-    """Compiled forward passes of one plan, shared by its modules; plain ones once that failed.
-
-    It holds none of the modules: what is kept of compiled code must not keep the model.
+    """Compiled forward passes of one plan, shared by its modules, of which it holds none; plain ones
+    once that failed.
     """
 
     def __init__(self, options: Mapping[str, Any], modules: int, notes: dict[str, str]) -> None:
@@ -262,10 +261,8 @@ class CompiledCall(Call):
 
 
 def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
-    """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
-
-    The module is an argument, so that modules that are alike share what is compiled; those that
-    are not (each with a number of its own, say) need room for a graph each.
+    """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes. Modules that
+    are alike share what is compiled; those that are not need room for a graph each.
     """
     import torch
 

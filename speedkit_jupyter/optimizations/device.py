@@ -83,9 +83,9 @@ class Device(Optimization):
             del overrides
             _to(target.model, decision.value)
             yield
-        if target.model is not None and {str(t.device) for t in _tensors(target.model)} == origins:
-            for origin in list(origins)[:1]:
-                _to(target.model, origin)
+        now = {str(t.device) for t in _tensors(target.model)} if target.model is not None else set()
+        if now == origins and len(now) == 1:
+            _to(target.model, now.pop())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         kind, _, index = facts.device.partition(":")
@@ -102,9 +102,8 @@ class Device(Optimization):
             return where
         if kind != "cuda":
             return replace(where, setup=(f"torch.{kind}.set_device({index})",))
-        seen = (
-            f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'  # both take the first that they see
-        )
+        # Both take the first GPU that they see.
+        seen = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
         return replace(where, imports=("import os",), setup=(seen,))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:

@@ -66,6 +66,7 @@ class Gemm(Optimization):
     """
 
     name = "gemm"
+    flag, none = "gemm", gemm.BLAS
     effect = Effect.ROUNDING  # another order of summation
     excludes = frozenset({"precision", "tf32"})  # what is in bf16 goes to oneDNN anyway
     summary = "the engine of float32 matrix products on a CPU"
@@ -80,7 +81,7 @@ class Gemm(Optimization):
     Options = Literal["auto", "blas", "onednn"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        now = facts.flags.get("gemm", gemm.BLAS)
+        now = self.as_is(facts)
         if facts.device_type != "cpu":
             return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
         if request.value == gemm.BLAS:
@@ -109,9 +110,6 @@ class Gemm(Optimization):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"gemm": decision.value}
-
-    def as_is(self, facts: Facts) -> Any:
-        return facts.flags.get("gemm", gemm.BLAS)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
