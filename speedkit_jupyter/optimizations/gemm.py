@@ -120,7 +120,8 @@ class Gemm(Optimization):
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         if decision.value == gemm.BLAS:
             return Snippet()
-        least = _least(Hardware.detect().cpu.gemm)
+        rates = Hardware.detect().cpu.gemm
+        least = (rates and rates.least) or gemm.LEAST
         lines = CODE.format(least=least, shortest=gemm.SHORTEST)
         return Snippet(setup=tuple(lines.splitlines()))
 
@@ -132,15 +133,12 @@ class Gemm(Optimization):
 
 @cache
 def _least_here() -> int:
-    """Measure it first: where oneDNN dies it must not be tried in here. Raises SpeedKitError."""
+    """Return the multiply-adds from which on oneDNN is given a product; they are measured in
+    another process, which oneDNN may kill. Raises SpeedKitError.
+    """
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
         raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")
-    return _least(rates)
-
-
-def _least(rates: GemmRates | None) -> int:
-    """Return the multiply-adds from which on oneDNN is given a product."""
     return (rates and rates.least) or gemm.LEAST
 
 

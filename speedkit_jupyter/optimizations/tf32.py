@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from speedkit_jupyter.machines import flags
@@ -117,10 +117,9 @@ def _cudnn_tf32() -> bool | None:
     """Return whether convolutions use TF32; None while torch's two APIs disagree about it."""
     import torch
 
-    try:
+    with suppress(RuntimeError):
         return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return None
+    return None
 
 
 def _described(gpu: Accelerator | None, facts: Facts) -> str:

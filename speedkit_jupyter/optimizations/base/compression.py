@@ -168,8 +168,9 @@ class Compression(Optimization):
         trains, live = self.for_training, target.live_optimizers()
         groups = [group for one in live if not trains for group in one.param_groups]
         stepped = {id(p) for group in groups for p in group["params"]}
-        layers = [layer for layer in _linears(target) if not (trains and layer is target.model)]
-        plain = [layer for layer in layers if _is_plain(layer, stepped)]
+        model = target.model
+        layers: list[Any] = [m for m in model.modules() if not (trains and m is model)]
+        plain = [m for m in layers if is_linear(m) and _is_plain(m, stepped)]
         return [layer for layer in plain if self.fits(value, own_weight(layer))]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
@@ -193,7 +194,8 @@ class Compression(Optimization):
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         ours = {id(v) for v, word in SWAPPED.in_model(target.model) if word == self.name}
         number = len(self._layers(planned.value, target) if planned else ours)
-        return {f"model.{self.name}": f"{number} of {len(_linears(target))} linear layers"}
+        every = sum(map(is_linear, target.model.modules()))
+        return {f"model.{self.name}": f"{number} of {every} linear layers"}
 
 
 def torchao(module: str = "quantization") -> Any:
@@ -204,10 +206,6 @@ def torchao(module: str = "quantization") -> Any:
         return imported(f"torchao.{module}")
     finally:
         logger.disabled = before
-
-
-def _linears(target: Target) -> list[Any]:
-    return list(filter(is_linear, target.model.modules()))
 
 
 def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:

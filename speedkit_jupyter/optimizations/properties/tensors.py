@@ -33,7 +33,7 @@ def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
 class Layout(Property):
     """The strides of a module's weight, with its gradient and its optimizers' state after it.
 
-    Modules are remembered, since weights may be replaced, and `swap_tensors` refuses weak references.
+    Modules are remembered: weights may be replaced, and `swap_tensors` refuses weak references.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
