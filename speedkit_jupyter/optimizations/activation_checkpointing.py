@@ -156,8 +156,8 @@ class Recomputed(Call):
         import torch
 
         for leaf in leaves:
-            own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
-            if own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
+            is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
+            if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
                 names = type(self.module).__name__, type(leaf).__name__
                 self.notes["activation_checkpointing"] = PASSED.format(*names)
                 return True

@@ -93,8 +93,14 @@ class Device(Optimization):
             move = f'.to("{facts.device}")'
             return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
         if form == "fabric":
-            arguments = _of_fabric(kind, index)
-            return Snippet(decision.why, batch=".to(fabric.device)", arguments=arguments)
+            device = devices.kind_of(kind)
+            if kind != "cpu" and (device is None or not device.in_fabric):
+                raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
+            which = {
+                "accelerator": f'"{kind}"',
+                "devices": f"[{index}]" if index.strip("0") else "1",
+            }
+            return Snippet(decision.why, batch=".to(fabric.device)", arguments=which)
         where = Snippet(decision.why, batch=".to(accelerator.device)")
         if kind == "cpu":
             return replace(where, arguments={"cpu" if form == "accelerate" else "use_cpu": "True"})
@@ -125,13 +131,6 @@ def _check_that_it_is_here(device: str) -> None:
             f"the plan{whose} moves the model to {device}, which this machine has not (found: "
             f"{names}); with `device: cpu` it stays on the CPU"
         )
-
-
-def _of_fabric(kind: str, index: str) -> dict[str, str]:
-    device = devices.kind_of(kind)
-    if kind != "cpu" and (device is None or not device.in_fabric):
-        raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
-    return {"accelerator": f'"{kind}"', "devices": f"[{index}]" if index.strip("0") else "1"}
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:

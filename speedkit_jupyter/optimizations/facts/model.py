@@ -70,7 +70,8 @@ class Facts:
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
         """Return the facts with such optimizers beside its own; alike ones count once."""
-        return replace(self, optimizers=tuple(dict.fromkeys((*self.optimizers, *optimizers))))
+        union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
+        return replace(self, optimizers=union) if optimizers else self
 
     def moved(self, device: str) -> Facts:
         """Return the facts on another device, for the decisions that follow a move."""
