@@ -7,6 +7,7 @@ from argparse import Action
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from functools import partial
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from IPython.core import completer
@@ -128,7 +129,10 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
     try:
         return run()
     except SyntaxError as error:  # of the cell itself: IPython would show our frames
-        raise UsageError(f"{command}:\n{_syntax_error(error)}") from None
+        if str(error.filename)[:1] == "<":
+            error.filename = "this cell"
+        text = "".join(format_exception_only(type(error), error)).rstrip()
+        raise UsageError(f"{command}:\n{text}") from None
     except (UsageError, SpeedKitError) as error:
         if users_part(error) is None:  # else one of the user's own, of a class of ours
             text = str(error)
@@ -141,14 +145,6 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
     except BaseException as error:
         _show_users_part(shell, command, error)
         raise
-
-
-def _syntax_error(error: SyntaxError) -> str:
-    import traceback
-
-    if str(error.filename)[:1] == "<":
-        error.filename = "this cell"
-    return "".join(traceback.format_exception_only(type(error), error)).rstrip()
 
 
 def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
