@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.measure.subject.step import Step
-    from speedkit_jupyter.measure.undo.event_loop import Engine, Run
+    from speedkit_jupyter.measure.undo.event_loop import Run
     from speedkit_jupyter.plans.config import SpeedConfig
 
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
@@ -173,7 +173,7 @@ class Choice:
             raise StepError(f"there is no function {self.step} any more")
         return step_of(step, model, self.optimizers() or None)
 
-    def _start(self, engine: Engine) -> None:
+    def _start(self, engine: Any) -> None:
         from speedkit_jupyter.measure.undo.event_loop import Run
 
         if self.busy:

@@ -198,6 +198,6 @@ def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive
 def test_where_the_search_could_not_tell_apply_says_that_nothing_is_applied():
     model = nn.Linear(2, 2)
     step = step_of(lambda: model.weight, model)
-    found = Tuning(step, Hardware.current(), Facts.read(model), unclear="too noisy")
+    found = Tuning(step, unclear="too noisy")
     with pytest.warns(UserWarning, match="could not tell, so nothing is applied$"):
         assert found.apply() == []
