@@ -209,7 +209,7 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
     if not words:
         return list(COMMANDS)
     known = COMMANDS.get(words[0])
-    return _offered(known.parser, words[1:], names) if known else []
+    return _offered(known, words[1:], names) if known else []
 
 
 def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:

@@ -71,9 +71,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 
 def _mode(arguments: Any) -> str:
-    if arguments.profile:
-        return PROFILE
-    return TUNE if arguments.tune else COMPARE if arguments.compare is not None else TIMING
+    compared = COMPARE if arguments.compare is not None else TIMING
+    return PROFILE if arguments.profile else TUNE if arguments.tune else compared
 
 
 def _check_options(arguments: Any, setup: str) -> None:

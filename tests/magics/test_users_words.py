@@ -79,7 +79,7 @@ def test_a_variable_of_the_users_stays(shell):
 # --- help ---
 
 
-PARSERS = {name: one.parser for name, one in COMMANDS.items()}
+PARSERS = dict(COMMANDS)
 PARSERS["speedbench"] = speedbench_parser()
 
 

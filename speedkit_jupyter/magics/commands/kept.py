@@ -217,7 +217,7 @@ def help_page(commands: Mapping[str, Command], topic: str | None = None) -> Docu
     """Return all subcommands and options, or those of one."""
 
     def options(topic: str) -> Table:
-        parser = speedbench_parser() if topic == SPEEDBENCH else commands[topic].parser
+        parser = speedbench_parser() if topic == SPEEDBENCH else commands[topic]
         return Table(("option", "what it does"), parser.described(), wraps=("option",))
 
     if topic is not None:
