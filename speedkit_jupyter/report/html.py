@@ -37,8 +37,6 @@ HINTS = {
     "explains; wrong: off by more; changed: on purpose",
     "state": "on: in force; as is: left alone; declined: it was asked for and can't be done here",
     "by": "Who decided: auto (a rule), you, the environment, or a measurement (measured)",
-    "operations": "Floating-point operations of products, convolutions and attention",
-    "expected, whole step": "How many times as fast, by the share of the time that it concerns",
 }
 # Columns whose cells have the tooltip, too.
 ASKED = ("verdict", "accuracy", "of limit")
