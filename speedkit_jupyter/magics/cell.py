@@ -19,12 +19,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.namespace import find_model, models, named_optimizers
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
-from speedkit_jupyter.measure.subject.discovery import (
-    bystanders_among,
-    optimizers_among,
-    outermost,
-    reached,
-)
+from speedkit_jupyter.measure.subject import discovery
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.plans.context import SpeedContext
@@ -202,8 +197,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     import torch
 
     names = shell.user_ns
-    objects = reached([cell.names()])
-    found, optimizers = outermost(objects), optimizers_among(objects)
+    objects = discovery.reached([cell.names()])
+    found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)
     if not found:  # frozen TorchScript modules have no parameters
         found = [one for one in objects if is_a(one, torch.jit.ScriptModule)]
     if arguments.model:
@@ -228,7 +223,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         step,
         found,
         optimizers,
-        bystanders_among(objects, [*found, *optimizers]),
+        discovery.bystanders_among(objects, [*found, *optimizers]),
         names=names,
         assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
         others=[cell.names()],

@@ -10,16 +10,8 @@ from functools import partial
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from IPython.core import completer
+from IPython.core import completer, magic
 from IPython.core.error import UsageError
-from IPython.core.magic import (
-    Magics,
-    cell_magic,
-    line_magic,
-    magics_class,
-    needs_local_scope,
-    no_var_expand,
-)
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
@@ -60,17 +52,17 @@ def unregister(shell: Any) -> None:
     remove_completion(shell)
 
 
-@magics_class
-class SpeedKitMagics(Magics):  # type: ignore[misc]
+@magic.magics_class
+class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     """`%speedkit` and `%%speedbench`."""
 
     session: Any = None
     # What shows a panel; given by the package, since magics and widgets know nothing of each other.
     open_panel: Any = None
 
-    @line_magic  # type: ignore[untyped-decorator]
-    @needs_local_scope  # type: ignore[untyped-decorator]
-    @no_var_expand  # type: ignore[untyped-decorator]
+    @magic.line_magic  # type: ignore[untyped-decorator]
+    @magic.needs_local_scope  # type: ignore[untyped-decorator]
+    @magic.no_var_expand  # type: ignore[untyped-decorator]
     def speedkit(self, line: str, local_ns: Any = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
         __tracebackhide__ = True
@@ -83,8 +75,8 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         run = hide_internal_frames(command.run_line)
         shown(shell, f"%speedkit {command.name}", lambda: run(names, self._session(), rest))
 
-    @cell_magic  # type: ignore[untyped-decorator]
-    @no_var_expand  # type: ignore[untyped-decorator]
+    @magic.cell_magic  # type: ignore[untyped-decorator]
+    @magic.no_var_expand  # type: ignore[untyped-decorator]
     def speedbench(self, line: str, cell: str) -> Any:
         """Time this cell, or compare plans for it, fairly. `%speedkit help`"""
         __tracebackhide__ = True
@@ -203,8 +195,8 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
     from speedkit_jupyter.magics.commands import COMMANDS
     from speedkit_jupyter.magics.options import speedbench_parser
 
-    magic, *words = before.split() or [""]
-    if magic == "%%speedbench":
+    name, *words = before.split() or [""]
+    if name == "%%speedbench":
         return _offered(speedbench_parser(), words, names)
     if not words:
         return list(COMMANDS)

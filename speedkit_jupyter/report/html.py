@@ -11,19 +11,9 @@ from collections.abc import Sequence
 from html import escape
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.report.elements import (
-    BAD,
-    CHANGED,
-    GOOD,
-    GREY,
-    Cell,
-    Code,
-    Picture,
-    Row,
-    Section,
-    Table,
-)
+from speedkit_jupyter.report.elements import BAD, GOOD, Cell, Code, Picture, Row, Section, Table
 
+GREY, CHANGED = "#808080", "#388bfd"
 # Tooltips of column heads.
 HINTS = {
     "verdict": "faster, slower: proven by the interval; no gain: within 2 %; too noisy: open;"
