@@ -104,7 +104,7 @@ def kernels(least: int) -> dict[str, Kernel]:
                 out, shape = more.get("out"), (a.shape[0], b.shape[1])
                 # Into another result than one of this form torch copies, or says why it can't.
                 fits = out is None or (out.dtype is a.dtype and out.shape == shape)
-                if fits and (not row or _is_a_row(*row, a, b)):
+                if fits and (not row or _is_a_row(row[0], a, b)):
                     result = product(a, b, *row)
                     return result if out is None else out.copy_(result)
             return plain(keys, *operands, **more)
