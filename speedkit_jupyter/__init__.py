@@ -38,36 +38,28 @@ if TYPE_CHECKING:
     from speedkit_jupyter.tuning.learning import tuned as tuned
     from speedkit_jupyter.widgets.panel import Panel as Panel
 
-
-_HOMES = {  # where each public name lives
-    "ConfigError": "support.exceptions",
-    "Decision": "optimizations.base.decision",
-    "Facts": "optimizations.facts.model",
-    "Hardware": "machines.hardware",
-    "Panel": "widgets.panel",
-    "Plan": "plans.planning",
-    "SpeedConfig": "plans.config",
-    "SpeedContext": "plans.context",
-    "SpeedKitError": "support.exceptions",
-    "StateWarning": "measure.subject.step",
-    "StepError": "support.exceptions",
-    "advise": "advice.advisor",
-    "batch_sizes": "batching.sweep",
-    "benchmark": "measure.subject.from_function",
-    "code": "codegen.forms",
-    "apply_speedups": "plans.applying",
-    "autocast_context": "plans.applying",
-    "micro_batch": "batching.micro_batch",
-    "plan": "plans.planning",
-    "profile": "profiling.api",
-    "restore_all": "plans.context",
-    "sdp_context": "plans.applying",
-    "tune": "tuning.api",
-    "tune_loader": "loading.tuner",
-    "tuned": "tuning.learning",
-    "verify": "tuning.api",
+_PUBLIC = {  # the public names, by the module where they live
+    "advice.advisor": "advise",
+    "batching.micro_batch": "micro_batch",
+    "batching.sweep": "batch_sizes",
+    "codegen.forms": "code",
+    "loading.tuner": "tune_loader",
+    "machines.hardware": "Hardware",
+    "measure.subject.from_function": "benchmark",
+    "measure.subject.step": "StateWarning",
+    "optimizations.base.decision": "Decision",
+    "optimizations.facts.model": "Facts",
+    "plans.applying": "apply_speedups autocast_context sdp_context",
+    "plans.config": "SpeedConfig",
+    "plans.context": "SpeedContext restore_all",
+    "plans.planning": "Plan plan",
+    "profiling.api": "profile",
+    "support.exceptions": "ConfigError SpeedKitError StepError",
+    "tuning.api": "tune verify",
+    "tuning.learning": "tuned",
+    "widgets.panel": "Panel",
 }
-
+_HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 __all__ = sorted(_HOMES)
 
 
@@ -85,14 +77,8 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext speedkit_jupyter`: add %speedkit and %%speedbench."""
     from speedkit_jupyter.magics.shell import register
 
-    register(shell, open_panel=_open_panel)
-
-
-def _open_panel(*arguments: Any, **more: Any) -> Any:
-    """For `%speedkit panel`: magics and widgets meet here and nowhere else."""
-    from speedkit_jupyter.widgets.panel import Panel
-
-    return Panel(*arguments, **more)
+    # Magics and widgets meet here and nowhere else.
+    register(shell, open_panel=lambda *given, **more: __getattr__("Panel")(*given, **more))
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups
 from speedkit_jupyter.optimizations.base.compression import SINCE
 from speedkit_jupyter.optimizations.base.optimization import lacks
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 MISSING = lacks(Hardware.detect(), "torchao", SINCE)
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-each_form = pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
 SMALL = Facts(device="cuda:0", parameters=100, linears=4, dtypes=("bfloat16",))
 INPUTS = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
 
@@ -62,35 +59,3 @@ def with_plan(
         assert torch.equal(model(inputs), plain)
         assert bits(model) == before
     return plain, found
-
-
-def assert_no_rule_takes_it(name: str, machine: Hardware) -> None:
-    """Nor is it offered."""
-    decision = plan(SpeedConfig(), machine, SMALL)[name]
-    assert not decision.active
-    assert decision.worth_measuring is None
-    assert "ask for it" in decision.reason
-
-
-def assert_declined(
-    config: SpeedConfig, name: str, machine: Hardware, facts: Facts, why: str
-) -> None:
-    """Where the model is on the device that the facts name."""
-    decision = plan(config.changed("device", facts.device), machine, facts)[name]
-    assert decision.declined
-    assert not decision.active
-    assert why in decision.reason
-
-
-def trained_by(name: str) -> Facts:
-    """Facts of a model that an optimizer of this class trains."""
-    return Facts(device="cuda:0", linears=4, optimizers=(OptimizerFacts(name),))
-
-
-def assert_code_has(
-    words: Sequence[str], config: SpeedConfig, machine: Hardware, form: str
-) -> None:
-    """Its code in this form is Python, with these words."""
-    text = code(plan(config.alone(), machine, SMALL), form=form)
-    assert [word for word in words if word not in text] == []
-    compile(text, "code", "exec")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils.data import DataLoader
 
+EXACT = "none: the results are the same"
 # No remedy is expected to remove more of a step than this; what gains less than LEAST at best is
 # not worth a line.
 MOST, LEAST = 0.995, 1.05
@@ -95,7 +96,7 @@ class Opportunity:
     evidence: str
     gain: Gain
     remedy: str
-    risk: str = "none: the results are the same"
+    risk: str = EXACT
     rule: str = ""
     variant: str = ""
     trial: Trial | None = field(default=None, repr=False)
@@ -145,15 +146,10 @@ def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportu
     """Return what is worth a line, the largest first, and the rules `always` in any case; of the
     same lines the first one alone.
     """
-    said = (one.allowed for one in _not_said_before(found))
-    kept = [one for one in said if one.gain.high >= LEAST or one.rule in always]
-    return sorted(kept, key=lambda one: -one.gain.saved)
-
-
-def _not_said_before(found: Iterable[Opportunity]) -> Iterator[Opportunity]:
-    said = set[Spot]()
-    for one in found:
-        if one.spots and set(one.spots) <= said:
-            continue
+    said, kept = set[Spot](), list[Opportunity]()
+    for one in (each.allowed for each in found):
+        is_new = not one.spots or not set(one.spots) <= said
         said |= set(one.spots)
-        yield one
+        if is_new and (one.gain.high >= LEAST or one.rule in always):
+            kept.append(one)
+    return sorted(kept, key=lambda one: -one.gain.saved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,10 @@ class Situation:
         self.cores, self.on_cpu = self.hardware.cpu.usable_cores, self.device.type == "cpu"
         self.trains = bool(self.watched.backwards) or self.watched.gradients_asked
         self.subject = Subject(self.models, self.optimizers, self.loaders)
+        self.calls = self.watched.of_models()
+        self.inputs = [one for call in self.calls for one in call.inputs]
+        modules = (one for model in self.models for one in model.modules())
+        self.modules = list({id(one): one for one in modules}.values())
         self.parameters = self.subject.parameters
         # Those that the step makes itself included.
         self.held = self.subject.held | self.watched.held
@@ -89,7 +93,7 @@ class Situation:
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.rpartition("#")[2].startswith(names))
 
-    def modules(self, names: Collection[str] | None = None) -> float:
+    def module_share(self, names: Collection[str] | None = None) -> float:
         """Return the share of modules by name, or of all."""
         found = [] if self.profile.costs is None else self.profile.costs.modules
         return sum(one.share for one in found if one.name and (names is None or one.name in names))
@@ -97,13 +101,11 @@ class Situation:
     def samples(self, loader: DataLoader[Any]) -> samples.Samples | None:
         """Return what a loader's samples are like; None where its data set can't be asked."""
         if id(loader) not in self._samples:
+            self._samples[id(loader)] = None
             self.settle()
-            try:
+            with suppress(Exception):  # a data set without indices, or one that draws otherwise
                 self._samples[id(loader)] = samples.look_at(loader)
-            except Exception:  # a data set without indices, or one that draws otherwise
-                self._samples[id(loader)] = None
-            finally:
-                self.settle()
+            self.settle()
         return self._samples[id(loader)]
 
     def name(self, value: Any, otherwise: str) -> str:
@@ -114,9 +116,7 @@ class Situation:
         """Return `cell 4, line 12`."""
         return self.profile.place(Spot(part.file, getattr(node, "lineno", 0)))
 
-    def ratio(
-        self, first: Callable[[], object], second: Callable[[], object], grads: bool = False
-    ) -> float | None:
+    def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float | None:
         """Return how many times as long the first takes as the second, in turn, each without
         gradients; None where there is no time, or one raises.
         """
@@ -125,7 +125,7 @@ class Situation:
         pairs: list[tuple[float, float]] = []
         self.settle()
         try:
-            with nullcontext() if grads else torch.no_grad():
+            with torch.no_grad():
                 while len(pairs) <= PAIRS and (
                     len(pairs) != 1 or self.affords(PAIRS * sum(pairs[0]))
                 ):

@@ -5,13 +5,14 @@ Each returns a context manager, made anew for every block.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice.advice import Subject, Trial
-from speedkit_jupyter.loading.settings import Settings, rebuilt
+from speedkit_jupyter.loading.settings import Settings, begun_with, rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
 
 if TYPE_CHECKING:
@@ -20,27 +21,23 @@ if TYPE_CHECKING:
 Context = AbstractContextManager[Any]
 
 
-@contextmanager
-def _set(objects: Sequence[Any], name: str, value: bool) -> Iterator[None]:
-    """Set an attribute that is otherwise on all of the objects, and put it back."""
-    try:
-        for one in objects:
-            setattr(one, name, value)
-        yield
-    finally:
-        for one in objects:
-            setattr(one, name, not value)
-
-
 def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
     """Return the parameters that require gradients, and that no optimizer holds."""
     held = subject.held
     return [one for one in subject.parameters if one.requires_grad and id(one) not in held]
 
 
-def without_gradients(subject: Subject) -> Context:
+@contextmanager
+def without_gradients(subject: Subject) -> Iterator[None]:
     """Require no gradients of parameters that no optimizer steps."""
-    return _set(not_stepped(subject), "requires_grad", False)
+    idle = not_stepped(subject)
+    try:
+        for one in idle:
+            one.requires_grad_(False)
+        yield
+    finally:
+        for one in idle:
+            one.requires_grad_(True)
 
 
 def steps_rows(optimizer: torch.optim.Optimizer) -> bool:
@@ -121,9 +118,7 @@ def zeroed_to_none(_: Subject) -> Context:
     """Let `zero_grad` drop gradients, whatever it was asked for."""
     import torch
 
-    def make(original: Any) -> Any:
-        return lambda optimizer, set_to_none=True: original(optimizer, True)
-
+    make = lambda original: lambda optimizer, set_to_none=True: original(optimizer)  # noqa: E731
     return patched(torch.optim.Optimizer, "zero_grad", make)
 
 
@@ -131,14 +126,11 @@ def graph_let_go(_: Subject) -> Context:
     """Call `backward` without `retain_graph` and `create_graph`."""
     import torch
 
-    def make(original: Any) -> Any:
-        def call(tensors: Any, grads: Any = None, retain_graph: Any = None,
-                 create_graph: Any = False, *args: Any, **kwargs: Any) -> Any:  # fmt: skip
-            return original(tensors, grads, None, False, *args, **kwargs)
+    def call(original: Any, tensors: Any, grads: Any = None, retain_graph: Any = None,
+             create_graph: Any = False, *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+        return original(tensors, grads, None, False, *args, **kwargs)
 
-        return call
-
-    return patched(torch.autograd, "backward", make)
+    return patched(torch.autograd, "backward", partial(partial, call))
 
 
 @contextmanager
@@ -146,9 +138,7 @@ def anomaly_mode_off(_: Subject) -> Iterator[None]:
     """Detect no anomalies, also where the step itself turns that on."""
     import torch
 
-    def make(original: Any) -> Any:
-        return lambda mode, check_nan=True: original(False, check_nan)
-
+    make = lambda original: lambda mode, check_nan=True: original(False, check_nan)  # noqa: E731
     with torch.autograd.set_detect_anomaly(False), patched(torch, "set_anomaly_enabled", make):
         yield
 
@@ -167,11 +157,12 @@ def unchecked_distributions(_: Subject) -> Iterator[None]:
 
 
 @contextmanager
-def doing_nothing(owners: Sequence[tuple[Any, str]], _: Subject) -> Iterator[None]:
-    """Return at once from these functions."""
-    with ExitStack() as stack:
-        for owner, name in owners:
-            stack.enter_context(patched(owner, name, lambda _: lambda *args, **kwargs: None))
+def nothing_collected(_: Subject) -> Iterator[None]:
+    """Return at once from `gc.collect` and `empty_cache`."""
+    import torch
+
+    nothing = lambda original: lambda *args, **kwargs: None  # noqa: E731
+    with patched(gc, "collect", nothing), patched(torch.cuda, "empty_cache", nothing):
         yield
 
 
@@ -179,16 +170,9 @@ def other_loader(lasting: int | None, number: int, settings: Settings) -> Trial 
     """Return what has the loader of this number load with other settings; None where the step makes
     it itself, each time another one: the first `lasting` stay.
     """
-    return partial(_replaced, number, settings) if lasting is None or number < lasting else None
 
+    def replaced(subject: Subject) -> Context:
+        loader = subject.loaders[number]
+        return begun_with(loader, partial(iter, rebuilt(loader, settings)))
 
-def _replaced(number: int, settings: Settings, subject: Subject) -> Context:
-    from torch.utils.data import DataLoader
-
-    loader = subject.loaders[number]
-    other = rebuilt(loader, settings)
-
-    def make(original: Any) -> Any:
-        return lambda asked: original(other if asked is loader else asked)
-
-    return patched(DataLoader, "__iter__", make)
+    return replaced if lasting is None or number < lasting else None

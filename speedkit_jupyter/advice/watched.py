@@ -39,7 +39,6 @@ class ModelCall:
     has_graph: bool = False
 
     def __call__(self) -> object:
-        """Make it again."""
         return self.module(*self.args, **self.kwargs)
 
     @property
@@ -47,14 +46,11 @@ class ModelCall:
         """Return its tensors, also those within lists and dicts."""
         return tensors((self.args, self.kwargs))
 
-    def is_same_as(self, other: ModelCall) -> bool:
-        """Return whether it computes the same: one module, the same tensors and parameters."""
-        return (
-            self.module is other.module
-            and (self.step, self.training) == (other.step, other.training)
-            and self.versions == other.versions
-            and [id(one) for one in self.inputs] == [id(one) for one in other.inputs]
-        )
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Return what is equal for calls that compute the same from the same tensors."""
+        inputs = tuple(map(id, self.inputs))
+        return id(self.module), self.step, self.training, self.versions, inputs
 
     def with_rows(self, times: int) -> ModelCall:
         """Return the same call with every tensor's rows repeated; a vector is one row."""
@@ -89,8 +85,7 @@ class Watched:
     `got_gradients` are ids of parameters whose gradient was written to; `gradients_asked` says
     whether `torch.autograd.grad` was called; each of `backwards` whether a call of `backward`
     retains and creates a graph. `steps` are those of all optimizers, `held` the ids of what these
-    hold, be they made in the step itself, as `loaders` may be. `in_anomaly_mode` says whether
-    that was on while modules were called.
+    hold. Optimizers and `loaders` may be made in the step itself.
     """
 
     calls: list[ModelCall] = field(default_factory=list)
@@ -200,8 +195,12 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
     import torch
     from torch.utils.data import DataLoader
 
-    found = Watched()
-    before = {id(one): _gradient(one) for one in parameters}
+    def gradients() -> dict[int, tuple[int, int] | None]:
+        """Return what changes where a gradient is written to."""
+        given = ((id(one), one.grad) for one in parameters)
+        return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
+
+    found, before = Watched(), gradients()
     with ExitStack() as stack:
         for owner, name, see in (
             (torch.nn.Module, "__call__", found.module),
@@ -216,12 +215,6 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             stack.enter_context(patched(owner, name, partial(partial, see)))
         stack.enter_context(optimizer_hooks(after=found.stepped))
         found.ran = what_ran(call)
-    after = {id(one): _gradient(one) for one in parameters}
-    found.got_gradients = {one for one, now in after.items() if now not in (None, before[one])}
+    after = gradients().items()
+    found.got_gradients = {one for one, now in after if now not in (None, before[one])}
     return found
-
-
-def _gradient(parameter: torch.nn.Parameter) -> tuple[int, int] | None:
-    """Return what is another one where the gradient was written to."""
-    found = parameter.grad
-    return None if found is None else (id(found), version(found))

@@ -10,7 +10,7 @@ from functools import partial
 from types import CellType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.loading.settings import begun_with
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.support.exceptions import StepError
@@ -66,29 +66,17 @@ def first_of(loader: DataLoader[Any]) -> Any:
 
 def through(loader: DataLoader[Any]) -> Feed:
     """Return the feed of a step that goes through a loader: each loop over it gets one batch."""
-    from torch.utils.data import DataLoader
-
     given, drawn = [None], [0]
 
     def put(batch: Any) -> None:
         given[0], drawn[0] = batch, 0
 
-    def instead(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(asked: DataLoader[Any]) -> Any:
-            if asked is not loader:
-                return original(asked)
-            drawn[0] += 1
-            return iter(given)
+    def begin() -> Iterator[Any]:
+        drawn[0] += 1
+        return iter(given)
 
-        return call
-
-    return Feed(
-        first_of(loader),
-        put,
-        "its loader, one batch a call, loaded before",
-        lambda: drawn[0],
-        lambda: patched(DataLoader, "__iter__", instead),
-    )
+    words, installed = "its loader, one batch a call, loaded before", partial(begun_with, loader)
+    return Feed(first_of(loader), put, words, lambda: drawn[0], partial(installed, begin))
 
 
 class Variable(NamedTuple):

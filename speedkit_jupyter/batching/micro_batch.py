@@ -137,7 +137,8 @@ class MicroBatch:
     @user_code_boundary
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Return the loss of the batch, its backward pass done where gradients are enabled."""
-        every: dict[Key, Any] = {**dict(enumerate(given)), **named}
+        every: dict[Key, Any] = dict(enumerate(given))
+        every |= named.items()
         lengths = (length_of(value) for key, value in every.items() if key not in self.whole)
         length = next((one for one in lengths if one is not None), None)
         if length is None:

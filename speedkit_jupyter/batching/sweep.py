@@ -64,8 +64,8 @@ class Sweep:
     """Drain `run()`, then read `result()`.
 
     Sizes are doubled from the first to the last of `sizes`, as long as they fit and the budget
-    allows. Whatever happens, models, optimizers, random generators and names end as they began,
-    after running out of memory too. Raises StepError where the step can't be measured.
+    allows. All that the step changes is put back, after running out of memory too. Raises StepError
+    where the step can't be measured.
     """
 
     def __init__(
@@ -98,25 +98,20 @@ class Sweep:
         """Measure; yield after every size. What the step changed is put back at the end."""
         __tracebackhide__ = True
         budget = Budget(self.budget_s)
-        with self.step.guarded() as visit:
+        with self.step.guarded() as guard:
             self._context: Any = in_force_or_none(self.step.models)
-            budget.reserved_s = visit.taking_s
-            self._feed = self._make_feed()
-            self._found.now, self._found.source = self._feed.now, self._feed.source
-            with self._feed.installed():
-                yield Progress(0.0, f"batches of {self._feed.now}")
-                self._warm_up(visit.state)
-                yield from self._upwards(visit.state, budget)
-                yield from self._rounds(visit.state, budget)
-
-    def _warm_up(self, state: Snapshot) -> None:
-        """Call the step as the user does, whose errors are the user's."""
-        __tracebackhide__ = True
-        with self._feed.of(self._feed.now):
-            self._call()
-            if not self._feed.drawn():
-                raise StepError("the step never goes through this loader")
-        state.restore()
+            budget.reserved_s = guard.taking_s
+            feed = self._feed = self._make_feed()
+            self._found.now, self._found.source = feed.now, feed.source
+            with feed.installed():
+                yield Progress(0.0, f"batches of {feed.now}")
+                with feed.of(feed.now):
+                    self._call()  # as the user does, whose errors are the user's
+                    if not feed.drawn():
+                        raise StepError("the step never goes through this loader")
+                guard.state.restore()
+                yield from self._upwards(guard.state, budget)
+                yield from self._rounds(guard.state, budget)
 
     def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Try each size once, from the smallest: memory, and about how long it takes."""
@@ -160,7 +155,7 @@ class Sweep:
             with self._feed.of(size.number):
                 tensors = memory.state_tensors(self.step.models, self.step.optimizers)
                 size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
-                size.first_s = min(self._timed() for _ in range(2))
+                size.first_s = min(clock.timed(self._call, self._device) for _ in range(2))
             return ""
         except Exception as error:
             if not is_out_of_memory(error):
@@ -204,14 +199,11 @@ class Sweep:
                 calls = max(1, math.ceil(BLOCK_S / size.first_s))
                 with self._feed.of(size.number):
                     self._call()  # warms up
-                    size.times_s.append(sum(self._timed() for _ in range(calls)) / calls)
+                    taken_s = [clock.timed(self._call, self._device) for _ in range(calls)]
+                size.times_s.append(sum(taken_s) / calls)
                 state.restore()
                 yield Progress(max(budget.share, number / ENOUGH), f"round {number + 1}")
             longest_s = clock.now() - begun_s
-
-    def _timed(self) -> float:
-        __tracebackhide__ = True
-        return clock.timed(self._call, self._device)
 
     @user_code_boundary
     def _call(self) -> None:
@@ -249,20 +241,16 @@ def received(call: Callable[[], object]) -> int:
     """Make the call; return how many numbers all modules in it were given."""
     import torch
 
-    numbers = 0
+    given: list[Any] = []
 
-    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def called(module: Any, *args: Any, **kwargs: Any) -> Any:
-            nonlocal numbers
-            given = tree_leaves((args, kwargs))
-            numbers += sum(one.numel() for one in given if isinstance(one, torch.Tensor))
-            return original(module, *args, **kwargs)
+    def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        leaves = tree_leaves((args, kwargs))
+        given.extend(one.numel() for one in leaves if isinstance(one, torch.Tensor))
+        return original(module, *args, **kwargs)
 
-        return called
-
-    with patched(torch.nn.Module, "__call__", counting):
+    with patched(torch.nn.Module, "__call__", partial(partial, noted)):
         call()
-    return numbers
+    return sum(given)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -275,9 +263,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return what may be allocated on the device, with what torch keeps for later; None where the
-    device does not say.
-    """
+    """Return what may be allocated, with what torch keeps for later; None where it is unknown."""
     import torch
 
     if device.type == "cpu":

@@ -26,7 +26,6 @@ from speedkit_jupyter.codegen.script import (
 )
 from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for
@@ -94,7 +93,7 @@ def as_of_now(
     Where some are `wanted`, with these instead, as they were before the plan.
     """
     made, own = context.plan, list(context.target.optimizers)
-    readings = dict(context.facts_of) | met_later(context.target)
+    readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     optimizers = listed(wanted) or list(readings)
     is_whole = len(own) == len(made.facts.optimizers)  # none is gone
     if (optimizers == own and is_whole) or not optimizers:
@@ -133,7 +132,7 @@ def _accelerate(script: Script) -> str:
         script,
         [f"{names} = accelerator.prepare({names})"],
         "accelerator.backward({loss})",
-        [f"accelerator = Accelerator({_listed(script.arguments)})"],
+        [f"accelerator = Accelerator({keywords(script.arguments)})"],
         "from accelerate import Accelerator",
     )
 
@@ -146,7 +145,7 @@ def _fabric(script: Script) -> str:
         script,
         [*script.reasons("compiled"), f"{names} = fabric.setup({given})"],
         "fabric.backward({loss})",
-        [f"fabric = Fabric({_listed(script.arguments)})"],
+        [f"fabric = Fabric({keywords(script.arguments)})"],
         "from lightning.fabric import Fabric",
     )
 
@@ -178,13 +177,13 @@ def _transformers(script: Script) -> str:
     make = [
         *script.reasons("arguments"),
         *comment("Add your own arguments to these."),
-        f"arguments = TrainingArguments({_listed(script.arguments)})",
+        f"arguments = TrainingArguments({keywords(script.arguments)})",
     ]
     given_to = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
     for name in script.optimizers:
         given_to["optimizers"] = f"({name}, None)"
     body = [
-        f"trainer = Trainer({_listed(given_to)}, **more)",
+        f"trainer = Trainer({keywords(given_to)}, **more)",
         *script.surrounded(["trainer.train()"]),
         "return trainer",
     ]
@@ -202,7 +201,3 @@ WRITERS = {
     "fabric": _fabric,
     "transformers": _transformers,
 }
-
-
-def _listed(arguments: Mapping[str, str]) -> str:
-    return ", ".join(keywords(arguments))

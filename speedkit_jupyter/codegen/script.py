@@ -59,6 +59,11 @@ class Piece:
         """Where the reason stands; what the framework does unasked is among its arguments."""
         return next((place for place in PLACES if getattr(self.snippet, place)), "arguments")
 
+    def said(self, place: str) -> Block:
+        """Return the reason as a comment, if it stands at this place."""
+        is_here = self.reason and self.place == place
+        return comment(self.reason, depth=place == "forward") if is_here else []
+
 
 @dataclass(frozen=True)
 class Script:
@@ -91,32 +96,20 @@ class Script:
 
     @property
     def snippets(self) -> list[Snippet]:
-        """The code of all pieces."""
         return [piece.snippet for piece in self.pieces]
 
     @property
     def arguments(self) -> dict[str, str]:
-        """The framework's arguments."""
         return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
 
     def reasons(self, place: str) -> Block:
         """Return the comments that stand at this place."""
-        return [
-            line
-            for piece in self.pieces
-            if piece.place == place and piece.reason
-            for line in comment(piece.reason, depth=place == "forward")
-        ]
+        return [line for piece in self.pieces for line in piece.said(place)]
 
     def blocks(self, place: str) -> list[Block]:
         """Return a block for each piece with lines for this place."""
-        blocks = []
-        for piece in self.pieces:
-            lines = getattr(piece.snippet, place)
-            if lines:
-                reason = comment(piece.reason) if piece.place == place and piece.reason else []
-                blocks.append([*reason, *lines])
-        return blocks
+        pairs = [(piece.said(place), getattr(piece.snippet, place)) for piece in self.pieces]
+        return [[*reason, *lines] for reason, lines in pairs if lines]
 
     def setup(self) -> list[Block]:
         """Return process-wide switches; those of torch.compile where the model is compiled."""
@@ -124,11 +117,9 @@ class Script:
         return [*self.blocks("setup"), *compiling]
 
     def facts_of(self, name: str) -> OptimizerFacts:
-        """Return the facts of one optimizer."""
         return self.plan.facts.optimizers[list(self.optimizers).index(name)]
 
     def class_name(self, name: str) -> str:
-        """Return an optimizer's class."""
         optimizer = self.optimizers[name]
         return self.facts_of(name).name if optimizer is None else type(optimizer).__name__
 
@@ -147,12 +138,7 @@ class Script:
 
 
 def gather(
-    plan: Plan,
-    form: Form,
-    optimizers: Named,
-    words: Mapping[str, str],
-    call: Call,
-    model: str,
+    plan: Plan, form: Form, optimizers: Named, words: Mapping[str, str], call: Call, model: str
 ) -> Script:
     """Return the code of every decision that the form has to say; raises SpeedKitError."""
     pieces, facts = [], plan.facts_after
@@ -207,15 +193,18 @@ def function(script: Script, model: str, backward: str) -> Block:
 
 def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports_too: str) -> str:
     """Return the whole text: header, the imports that it needs, the blocks, the function."""
-    body = [block for block in (script.beginning, *blocks) if block]
-    body = [[_worded(line, script) for line in block] for block in body]
-    function = [_worded(line, script) for line in function]
+    parts = [block for block in (script.beginning, *blocks, function) if block]
+    *body, function = [[_worded(line, script) for line in block] for block in parts]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
     for module in ("torch", "torch.compiler.config"):
         if re.search(rf"^[^#\n]*\b{re.escape(module)}\.", text, re.MULTILINE):
             imports.add(f"import {module}")
-    groups = [_header(script), *_groups(imports), *body]
+    # The standard library's, then the others; `import` before `from`.
+    ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
+    standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
+    packages = [line for line in ordered if line not in standard]
+    groups = [_header(script), *filter(None, (standard, packages)), *body]
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
 
 
@@ -226,9 +215,9 @@ def _worded(line: str, script: Script) -> str:
     return re.sub(rf"(?<![\w.\"]){MODEL}\b(?!=[^=])", script.model, line)
 
 
-def keywords(arguments: Mapping[str, str]) -> list[str]:
+def keywords(arguments: Mapping[str, str]) -> str:
     """Return keyword arguments as they are written."""
-    return [f"{name}={value}" for name, value in arguments.items()]
+    return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def comment(text: str, depth: int = 0) -> Block:
@@ -236,14 +225,6 @@ def comment(text: str, depth: int = 0) -> Block:
     columns = WIDTH - depth * len(INDENT) - len("# ")
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in lines]
-
-
-def _groups(imports: Iterable[str]) -> list[Block]:
-    """Return the standard library's imports, then the others; `import` before `from`."""
-    ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
-    standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
-    packages = [line for line in ordered if line not in standard]
-    return [group for group in (standard, packages) if group]
 
 
 def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
@@ -328,11 +309,11 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     group = optimizer.param_groups[0]
     if "initial_lr" in group:  # a scheduler's; one that moves betas, too, leaves the defaults
         group = optimizer.defaults | {"lr": group["initial_lr"]}
-    values = {}
-    for name, parameter in signature(type(optimizer)).parameters.items():
-        if name in group and name != "params" and not _same(group[name], parameter.default):
-            values[name] = group[name]
-    return values
+    return {
+        name: group[name]
+        for name, parameter in signature(type(optimizer)).parameters.items()
+        if name in group and name != "params" and repr(group[name]) != repr(parameter.default)
+    }
 
 
 def _made(script: Script, name: str) -> Block:
@@ -341,7 +322,7 @@ def _made(script: Script, name: str) -> Block:
     values = {} if optimizer is None else _hyperparameters(optimizer)
     replaced = ("fused", "foreach") if "fused" in extra else ()
     own = {key: _source(value) for key, value in values.items() if key not in replaced}
-    arguments = ", ".join(["model.parameters()", *keywords(own | extra)])
+    arguments = ", ".join(filter(None, ["model.parameters()", keywords(own | extra)]))
     return [*hint, f"{name} = torch.optim.{script.class_name(name)}({arguments})"]
 
 
@@ -367,14 +348,6 @@ def _switched(script: Script, name: str) -> Block:
         lines += comment("Else the scaler would wait for the device before every step.")
         lines.append(f"{name}._step_supports_amp_scaling = True")
     return lines
-
-
-def _same(value: Any, default: Any) -> bool:
-    import torch
-
-    if isinstance(value, torch.Tensor) or isinstance(default, torch.Tensor):
-        return False
-    return bool(value == default)
 
 
 def _source(value: Any) -> str:

@@ -23,7 +23,6 @@ TRAINERS_RULE = 'loss = outputs["loss"] if isinstance(outputs, dict) else output
 
 
 def indented(lines: Iterable[str]) -> Block:
-    """Return the body of a function."""
     return [f"{INDENT}{line}" if line else "" for line in lines]
 
 
@@ -40,12 +39,10 @@ class Call:
 
     @property
     def has_loss(self) -> bool:
-        """Whether the model computes the loss itself."""
         return self.kind in ("loss", "outputs", "lightning")
 
     @property
     def takes_batch(self) -> bool:
-        """Whether a batch is a mapping."""
         return self.kind in ("batch", "loss", "outputs")
 
     @property
@@ -56,11 +53,9 @@ class Call:
         return f"{'batch' if self.takes_batch else 'inputs'}, {self.targets}, loss_fn"
 
     def of(self, model: str) -> str:
-        """Return the call."""
         return f"{model}({'**batch' if self.takes_batch else self.inputs})"
 
     def loss(self, model: str) -> Block:
-        """Return the lines that compute `loss`."""
         if self.kind == "lightning":
             return [f"loss = {model}.training_step(batch, 0)"]
         if self.kind == "loss":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.words import count
 
@@ -57,6 +59,14 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
+def takes_whole_batches(loader: DataLoader[Any]) -> bool:
+    """Return whether it stacks samples of tensors in memory, which take a list of indices."""
+    from torch.utils.data import TensorDataset, default_collate
+
+    is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
+    return is_plain and type(loader.dataset) is TensorDataset
+
+
 def index_sampler(loader: DataLoader[Any]) -> Any:
     """Return what gives the indices of each batch, or of each sample without batches."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -90,6 +100,14 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
         # torch refuses to set these after construction.
         other.__dict__ |= {"sampler": loader.batch_sampler, "batch_sampler": None}
     return other
+
+
+def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractContextManager[None]:
+    """Have loops over this loader go through what `begin` returns, in the block."""
+    from torch.utils.data import DataLoader
+
+    make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
+    return patched(DataLoader, "__iter__", make)
 
 
 def end_workers(loader: DataLoader[Any]) -> None:

@@ -10,10 +10,15 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.race import Block, Candidate
-from speedkit_jupyter.loading.settings import index_sampler, is_iterable, length, rebuilt
+from speedkit_jupyter.loading.settings import (
+    begun_with,
+    index_sampler,
+    is_iterable,
+    length,
+    rebuilt,
+)
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
@@ -51,19 +56,18 @@ class WindowClosed(BaseException):
     """
 
 
+@dataclass
 class Skipping:
     """A sampler that leaves the first `number` out."""
 
-    number = 0
-
-    def __init__(self, sampler: Any) -> None:
-        self._sampler = sampler
+    sampler: Any
+    number: int = 0
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self._sampler), self.number, None)
+        return islice(iter(self.sampler), self.number, None)
 
     def __len__(self) -> int:
-        return len(self._sampler) - self.number
+        return len(self.sampler) - self.number
 
 
 @dataclass
@@ -71,9 +75,9 @@ class Draw:
     """The batches that one block draws: `lead` that are not timed, then a window of up to `most`.
 
     The window opens when its first batch is asked for, and closes when the loop asks for one more,
-    or with the block. `waited_s` is what waiting took within the window, `begun_s` what starting
-    epochs took, `taken_s` the whole call. `longest` is how many batches one loop got, `was_left`
-    whether a loop was left before its end, `was_cut` whether the window's end cut the call short.
+    or with the block. `waited_s` is the waiting within it, `begun_s` what starting epochs took,
+    `taken_s` the whole call. `longest` is how many batches one loop got, `was_left` whether a loop
+    was left before its end, `was_cut` whether the window's end ended the call.
     """
 
     device: torch.device
@@ -89,7 +93,7 @@ class Draw:
     was_left: bool = False
     was_cut: bool = False
     opened_s: float | None = None
-    closed_s: float | None = None
+    window_s: float = 0.0
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Give the batches for one loop of the user's."""
@@ -137,9 +141,9 @@ class Draw:
 
     def close(self) -> None:
         """Close the window, if it is open."""
-        if self.closed_s is None:
+        if self.opened_s is not None and not self.window_s:
             synchronize(self.device)
-            self.closed_s = clock.now()
+            self.window_s = clock.now() - self.opened_s
 
 
 class Timed:
@@ -171,18 +175,12 @@ class Timed:
 
     def installed(self) -> AbstractContextManager[None]:
         """In the block loops over the user's loader get the batches that are measured."""
-        from torch.utils.data import DataLoader
+        return begun_with(self._loader, self._batches)
 
-        def instead(original: Callable[..., Any]) -> Callable[..., Any]:
-            def call(asked: DataLoader[Any]) -> Any:
-                if asked is not self._loader or self._now is None:
-                    return original(asked)
-                draw, loader = self._now
-                return draw.batches(loader)
-
-            return call
-
-        return patched(DataLoader, "__iter__", instead)
+    def _batches(self) -> Iterator[Any]:
+        assert self._now is not None
+        draw, loader = self._now
+        return draw.batches(loader)
 
     def begin(self, own: Candidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
@@ -234,9 +232,9 @@ class Timed:
             self.epoch = draw.longest  # the loop is left before its window closes
             self._restore()
             draw = self._timed_window(one, number, self._window)
-        if draw.opened_s is None or draw.closed_s is None or not draw.timed:
+        if not draw.timed:
             raise StepError(NO_LOOP)
-        step_s = (draw.closed_s - draw.opened_s - draw.waited_s) / draw.timed
+        step_s = (draw.window_s - draw.waited_s) / draw.timed
         return Block(step_s, draw.waited_s / draw.timed + draw.begun_s / self.epoch)
 
     def _timed_window(self, one: Candidate, number: int, each: int) -> Draw:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.loading import samples
 from speedkit_jupyter.loading.race import Candidate, Race
 from speedkit_jupyter.loading.samples import Samples, why_no_workers
-from speedkit_jupyter.loading.settings import Settings, is_iterable, length, rebuilt, source
+from speedkit_jupyter.loading.settings import (
+    Settings,
+    is_iterable,
+    length,
+    rebuilt,
+    source,
+    takes_whole_batches,
+)
 from speedkit_jupyter.loading.timed import Timed
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.presentable import Shown
@@ -170,12 +177,12 @@ class LoaderTuner:
 
         def outcome(chosen: Candidate) -> LoaderTuning:
             loader: Any = rebuilt(self._loader, chosen.settings)
-            loader.tuning = LoaderTuning(
+            tuning = loader.tuning = LoaderTuning(
                 loader, race, chosen, timed.epoch, self._name, self._against, declined,
                 [*_remarks(race, chosen, seen)], source(self._loader, chosen.settings, self._name),
                 environment(self._device), self._command,
             )  # fmt: skip
-            return loader.tuning
+            return tuning
 
         race.admit(ways, timed.enter)
         self._result = outcome(race.own)
@@ -199,13 +206,9 @@ def first_ways(
     """Return settings that differ most: whole batches, other numbers of workers. The second result
     says what is not tried, and why.
     """
-    from torch.utils.data import TensorDataset, default_collate
-
     own, declined, numbers = Settings.of(loader), dict[str, str](), list[int]()
     found = [own.with_workers(0)]
-    plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
-    # Tensors in memory take a list of indices: the batch need not be stacked of samples.
-    if type(loader.dataset) is TensorDataset and plain:
+    if takes_whole_batches(loader):
         found.insert(0, replace(found[0], whole_batches=True))
     why = why_no_workers(loader, seen)
     if why and not own.num_workers:

@@ -63,7 +63,6 @@ class Kind:
 
 
 def _cuda() -> list[Fields]:
-    """Return NVIDIA's, and AMD's by ROCm."""
     import torch
 
     if not torch.cuda.is_available():
@@ -82,7 +81,6 @@ def _cuda() -> list[Fields]:
 
 
 def _mps() -> list[Fields]:
-    """Return Apple's; the processor's name is its own."""
     import torch
 
     if not torch.backends.mps.is_available():
@@ -92,7 +90,6 @@ def _mps() -> list[Fields]:
 
 
 def _xpu() -> list[Fields]:
-    """Return Intel's."""
     import torch
 
     if not torch.xpu.is_available():
@@ -160,7 +157,6 @@ def has_fused(device: str, optimizer: str) -> bool:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Return whether it can compute in float64 at all."""
     kind = kind_of(device.type)
     return kind is None or kind.has_float64
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support import interrupts, torch_private
@@ -30,14 +31,12 @@ SHORTEST = 4
 Kernel = Callable[..., Any]
 
 
+@dataclass
 class _Engine:
-    """The library of kernels in force, and the least multiply-adds that were said last: they are
-    the machine's, so that a plan that is in force again has its own.
-    """
+    """The library of kernels in force, and the least multiply-adds that were said last."""
 
-    def __init__(self) -> None:
-        self.library: torch.library.Library | None = None
-        self.least = LEAST
+    library: torch.library.Library | None = None
+    least: int = LEAST
 
 
 # State at module level, on purpose: the dispatcher belongs to the whole process.
@@ -52,8 +51,7 @@ def engine() -> str:
 def use(name: str, least: int | None = None) -> None:
     """Give products to this engine from now on: to oneDNN those of at least so many multiply-adds.
 
-    An interrupt waits until that is done. Raises SpeedKitError where somebody else has put kernels
-    in the place of torch's.
+    Raises SpeedKitError where somebody else has put kernels in the place of torch's.
     """
     least = least or _now.least
     if name == engine() and (name == BLAS or least == _now.least):
@@ -90,46 +88,32 @@ def _installed(least: int) -> torch.library.Library:
 
 
 def kernels(least: int) -> dict[str, Kernel]:
-    """Return kernels by operator: closures, as each product asks, in 1.6 to 2 microseconds.
+    """Return kernels by operator, as closures: each product asks, in about 2 microseconds.
 
-    torch's own go on for what is smaller. Where a compiled model computes between its graphs,
-    torch.compile looks at every Python function that is called, these too: it would compile them,
+    They stay uncompiled: between the graphs of a compiled model torch.compile would compile them,
     and Inductor fails on oneDNN's product.
     """
     import torch
 
     product, suits = _product(), _suits(least)
-    plain_mm, plain_mm_out, plain_addmm, plain_addmm_out = (
-        torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed for name in OPERATORS
-    )
 
-    def mm(keys: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
-        return product(a, b) if suits(a, b) else plain_mm(keys, a, b)
+    def kernel(plain: Kernel) -> Kernel:
+        def multiply(keys: Any, *operands: Any, **more: Any) -> Any:
+            *row, a, b = operands
+            if suits(a, b) and more.get("beta", 1) == 1 == more.get("alpha", 1):
+                out = more.get("out")
+                if (not row or _is_a_row(*row, a, b)) and (out is None or _takes(out, a, b)):
+                    result = product(a, b, *row)
+                    return result if out is None else out.copy_(result)
+            return plain(keys, *operands, **more)
 
-    def mm_out(keys: Any, a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> Any:
-        if suits(a, b) and _takes(out, a, b):
-            return out.copy_(product(a, b))
-        return plain_mm_out(keys, a, b, out=out)
+        torch_private.leave_uncompiled(multiply)
+        return multiply
 
-    def addmm(
-        keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-        *, beta: Any = 1, alpha: Any = 1,
-    ) -> Any:  # fmt: skip
-        if suits(a, b) and beta == 1 == alpha and _is_a_row(row, a, b):
-            return product(a, b, row)
-        return plain_addmm(keys, row, a, b, beta=beta, alpha=alpha)
-
-    def addmm_out(
-        keys: Any, row: torch.Tensor, a: torch.Tensor, b: torch.Tensor,
-        *, beta: Any = 1, alpha: Any = 1, out: torch.Tensor,
-    ) -> Any:  # fmt: skip
-        if suits(a, b) and beta == 1 == alpha and _is_a_row(row, a, b) and _takes(out, a, b):
-            return out.copy_(product(a, b, row))
-        return plain_addmm_out(keys, row, a, b, beta=beta, alpha=alpha, out=out)
-
-    for kernel in (mm, mm_out, addmm, addmm_out):
-        torch_private.leave_uncompiled(kernel)
-    return dict(zip(OPERATORS, (mm, mm_out, addmm, addmm_out), strict=True))
+    return {
+        name: kernel(torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed)
+        for name in OPERATORS
+    }
 
 
 def _product() -> Kernel:

@@ -38,7 +38,6 @@ _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 # Well-kept libraries that an optimization calls where they are installed, by their names on PyPI.
 OPTIONAL = ("torchao", "liger-kernel", "flash-attn-3", "flash-attn-4")
 
-
 Shown = Annotated[str, AfterValidator(printable)]
 
 
@@ -47,11 +46,9 @@ class _Record(BaseModel):
 
 
 class Cpu(_Record):
-    """The processor, as this process may use it.
+    """The processor, as this process may use it: `usable_cores` respects affinity and quotas.
 
-    `usable_cores` respects affinity and cgroup quotas; `bf16` says whether it multiplies bf16
-    in hardware (AVX512_BF16, AMX, or Arm's BF16 instructions). `gemm` are the rates of its engines
-    for float32 products, where they were measured.
+    `gemm` are the rates of its engines for float32 products, where they were measured.
     """
 
     name: Shown = "unknown"
@@ -64,7 +61,7 @@ class Cpu(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Whether bf16 matrix products run in hardware."""
+        """Whether it multiplies bf16 in hardware."""
         return bool({"avx512_bf16", "amx_bf16", "arm_bf16"} & set(self.features))
 
 
@@ -137,7 +134,7 @@ class Hardware(_Record):
     @classmethod
     def current(cls) -> Hardware:
         """Return what SPEEDKIT_HARDWARE names, or else this machine; raises ConfigError."""
-        word = machines.chosen()
+        word = os.environ.get(machines.VARIABLE, "").strip()
         if not word:
             return cls.detect()
         try:
@@ -152,9 +149,9 @@ class Hardware(_Record):
         """Read this machine, whatever plans are made for; makes no CUDA context."""
         import torch
 
-        cpu = _detect_cpu()
+        cpu, system = _detect_cpu(), platform.system()
         return cls(
-            system=probes.system(),
+            system=system if system in ("Windows", "Darwin") else "Linux",  # type: ignore[arg-type]
             python=platform.python_version(),
             torch=torch.__version__,
             cpu=cpu,
@@ -216,6 +213,7 @@ def _problem(detail: ErrorDetails) -> str:
 
 def _detect_cpu() -> Cpu:
     import loky
+    import psutil
     import torch
 
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -224,14 +222,13 @@ def _detect_cpu() -> Cpu:
         architecture=platform.machine() or "unknown",
         logical_cores=os.cpu_count() or 1,
         usable_cores=loky.cpu_count(),  # affinity, cgroup v1 and v2 quotas
-        memory_bytes=probes.memory_bytes(),
+        memory_bytes=psutil.virtual_memory().total,
         features=probes.features(capabilities),
     )
     return cpu.model_copy(update={"gemm": gemm_rates.known(_place(cpu))})
 
 
 def _place(cpu: Cpu) -> str:
-    """Return what the engines' rates belong to."""
     import torch
 
     held_back = (os.environ.get(variable, "") for variable in gemm_rates.VARIABLES)

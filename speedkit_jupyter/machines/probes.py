@@ -11,13 +11,6 @@ from contextlib import suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
-
-
-def system() -> Literal["Linux", "Windows", "Darwin"]:
-    """Return the system; every other one counts as Linux."""
-    name = platform.system()
-    return name if name in ("Windows", "Darwin") else "Linux"  # type: ignore[return-value]
 
 
 def features(capabilities: dict[str, object]) -> tuple[str, ...]:
@@ -42,13 +35,6 @@ def _in_cpuinfo(key: str) -> str:
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     match = re.search(rf"^{key}\s*:\s*(.+)", text, re.MULTILINE)
     return match.group(1) if match else ""
-
-
-def memory_bytes() -> int:
-    """Return main memory in all."""
-    import psutil
-
-    return psutil.virtual_memory().total
 
 
 def cxx() -> str | None:

@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}")
 
     def parse_line(self, line: str) -> argparse.Namespace:
-        """Parse a magic's line; raises UsageError."""
+        """Return the arguments of a magic's line; raises UsageError."""
         return self.parse_args(split(line))
 
     def described(self) -> list[tuple[str, str]]:
@@ -172,19 +172,18 @@ class Command:
     """A subcommand of `%speedkit`; its parser, completion and help follow from it.
 
     `run` does it with the notebook's names, its session, and the arguments; it displays and
-    returns nothing. `more` gives options that take a while to make.
+    returns nothing.
     """
 
     name: str
     summary: str
     options: tuple[Option, ...]
     run: Run
-    more: Callable[[], Iterable[Option]] = tuple
 
     @cached_property
     def parser(self) -> Parser:
         """The parser, made at first use."""
-        return Parser(f"%speedkit {self.name}", [*self.options, *self.more()])
+        return Parser(f"%speedkit {self.name}", self.options)
 
     def run_line(self, names: Names, session: Session, line: str) -> None:
         """Run it with the arguments of a line; raises UsageError."""
@@ -192,11 +191,9 @@ class Command:
         self.run(names, session, self.parser.parse_line(line))
 
 
-def command(
-    summary: str, *options: Option, more: Callable[[], Iterable[Option]] = tuple
-) -> Callable[[Run], Command]:
+def command(summary: str, *options: Option) -> Callable[[Run], Command]:
     """Make a function the subcommand that is called as it is."""
-    return lambda run: Command(run.__name__, summary, options, run, more)
+    return lambda run: Command(run.__name__, summary, options, run)
 
 
 # --- options that several commands share ---
@@ -294,7 +291,7 @@ def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | 
 
 
 def _function(names: Names, text: str) -> Any:
-    """By its name; an expression becomes a function that computes it anew each time."""
+    """Return the function of that name, or one that computes the expression anew each time."""
     with suppress(SpeedKitError):
         return namespace.find_function(names, canonical(text))
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -15,7 +15,7 @@ from IPython.display import display
 from speedkit_jupyter.magics.namespace import check_result_name
 from speedkit_jupyter.magics.options import Names
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.report.comparison_report import live_line, live_report, waiting
+from speedkit_jupyter.report.comparison_report import live_line, live_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import current
 from speedkit_jupyter.support import messages
@@ -30,17 +30,15 @@ def measured(
     names: Names,
     variable: str | None,
     value_of: Callable[[Any], Any] = lambda result: result,
-    tried: Sequence[str] = (),
     is_quiet: bool = False,
 ) -> Any:
     """Run an engine to its end, show the result and return it; `variable` gets its value.
 
-    `tried` are the variants, which stand in the table from the start. Ctrl-C does the same with
-    what is known so far, and stops the notebook.
+    Ctrl-C does the same with what is known so far, and stops the notebook.
     """
     __tracebackhide__ = True
     check_result_name(variable, names)
-    line, was_stopped = _ProgressLine(title, tried), False
+    line, shown, was_stopped = _ProgressLine(title), None, False
     streams = sys.stdout, sys.stderr
     try:
         try:
@@ -48,32 +46,32 @@ def measured(
                 for state in states:
                     line.show(state)
         except KeyboardInterrupt:
-            was_stopped, is_quiet = True, False
+            was_stopped = True
             sys.stdout, sys.stderr = streams  # a block of the cell may have been cut short
             if not engine.has_results():
                 raise
         result = engine.result()
         if variable:
             names[variable] = value_of(result)
-        if not is_quiet:
+        if was_stopped or not is_quiet:
             report = current().last_report = result.report()
-            line.replace(report.brief())
-        if was_stopped:
-            raise KeyboardInterrupt
-        return result
+            shown = report.brief()
     finally:
-        line.end()
+        line.end(shown)
+    if was_stopped:
+        raise KeyboardInterrupt
+    return result
 
 
 class _ProgressLine:
-    """Shows each `show(progress)` while its block runs; `replace` puts the result in its place.
+    """Shows progress while blocks run, and the result in its place.
 
     Uses display updates, which every front end has, never a widget; in a terminal it rewrites one
-    line of stderr. Without a result it ends empty.
+    line of stderr.
     """
 
-    def __init__(self, title: str, names: Sequence[str]) -> None:
-        self._title, self._names, self._last = title, names, 0.0
+    def __init__(self, title: str) -> None:
+        self._title, self._last = title, 0.0
         self._handle: Any = None
         self._on_terminal = False
         if messages.verbosity() != "quiet":
@@ -90,23 +88,17 @@ class _ProgressLine:
             return
         self._last = now
         if self._handle is not None:
-            self._handle.update(live_report(waiting(progress, self._names), self._title))
+            self._handle.update(live_report(progress, self._title))
         self._rewrite(live_line(progress, self._title))
 
-    def replace(self, result: Any) -> None:
-        """Show the result where the progress was; in a terminal, simply show it."""
-        if self._handle is None:
-            self._rewrite("")
-            display(result)
-        else:
-            self._handle.update(result)
-            self._handle = None
-
-    def end(self) -> None:
-        """Leave no trace."""
-        if self._handle is not None:
-            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+    def end(self, result: Document | None) -> None:
+        """Show the result, or nothing, where the progress was; in a terminal below."""
         self._rewrite("")
+        if self._handle is not None:
+            nothing = {"text/plain": "", "text/html": ""}
+            self._handle.update(result or nothing, raw=result is None)
+        elif result is not None:
+            display(result)
 
     def _rewrite(self, line: str) -> None:
         if self._on_terminal:

@@ -31,13 +31,11 @@ from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
-# The work that an option belongs to.
+# The work that an option belongs to; --save belongs to two.
 BELONGS = {
-    **dict.fromkeys(("n", "r", "p"), (TIMING,)),
-    **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better"), (COMPARE,)),
-    **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep"), (TUNE,)),
-    "save": (TIMING, COMPARE),
-    "compare": (COMPARE,),
+    **dict.fromkeys(("n", "r", "p"), TIMING),
+    **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
+    **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep", "tune"), TUNE),
 }
 
 
@@ -60,9 +58,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
         partial(again, step_of_cell, shell, cell, arguments, True),
         partial(again, profiler, shell, cell, arguments, command),
     )
-    tried = [variant.name for variant in work.variants] if isinstance(work, Benchmark) else []
     is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
-    result = measured(work, title, shell.user_ns, arguments.v, tried=tried, is_quiet=is_quiet)
+    result = measured(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
     if arguments.apply and result.helped:
         for number, context in enumerate(result.put_in_force(), 1):
             name = session.name_of(context.model, f"model_{number}")
@@ -82,25 +79,16 @@ def _mode(arguments: Any) -> str:
 def _check_options(arguments: Any, setup: str) -> None:
     """Raise UsageError for what does not go together."""
     mode = _mode(arguments)
-    wrong = [
-        name
-        for name, modes in BELONGS.items()
-        if getattr(arguments, name) not in (None, False) and mode not in modes
-    ]
-    if mode == PROFILE and arguments.tune:
-        wrong.append("tune")
-    for name in wrong:
-        option = f"-{name}" if len(name) == 1 else f"--{name}"
-        where = " and ".join(BELONGS.get(name, ()))
-        belongs = f": it belongs to {where}" if where and where != option else ""
-        raise UsageError(f"{option} does not go with {mode}{belongs}")
+    for name, of in {**BELONGS, "save": f"{TIMING} and {COMPARE}"}.items():
+        if getattr(arguments, name) not in (None, False) and mode not in of:
+            option = f"-{name}" if len(name) == 1 else f"--{name}"
+            belongs = f": it belongs to {of}" if of != option else ""
+            raise UsageError(f"{option} does not go with {mode}{belongs}")
     if arguments.save is not None:
         check_free(arguments.save)
-    if not setup:
-        return
-    if mode == COMPARE and arguments.compare.endswith(","):
+    if setup and mode == COMPARE and arguments.compare.endswith(","):
         raise UsageError(f"--compare takes commas without spaces (before {setup!r})")
-    if mode != TIMING:
+    if setup and mode != TIMING:
         hint = f"; -v {setup} keeps the result" if setup.isidentifier() else ""
         raise UsageError(
             f"{setup!r}: set-up code belongs to {TIMING}; put it into an earlier cell{hint}"
@@ -110,7 +98,6 @@ def _check_options(arguments: Any, setup: str) -> None:
 def _work(
     shell: Any, session: Session, cell: Cell, arguments: Any, setup: str, command: str
 ) -> tuple[Any, str]:
-    """The engine that the options ask for, and its title."""
     mode, names = _mode(arguments), shell.user_ns
     if mode == PROFILE:
         return profiler(shell, cell, arguments, command, arguments.budget), "profiling"
@@ -138,13 +125,13 @@ def _work(
         arguments.keep or (),
         arguments.within,
     )
-    found = [session.name_of(model, "") for model in search.result().models]
-    search.result().named = tuple(found) if all(found) else ()
+    found = {session.name_of(model, "") for model in search.result().models}
+    in_order = [word for word in namespace.models_to_name(names) if word in found]
+    search.result().named = () if "" in found else tuple(in_order)
     return search, "tuning"
 
 
 def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
-    """The cell as it stands, with a plan in force if there is one."""
     loop = cell.loop(setup)
     step = step_of_cell(shell, cell, arguments)
     device = device_of(step)

@@ -18,7 +18,7 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization, no_tr
 from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
 from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled, users_own
 from speedkit_jupyter.support import messages, torch_private
@@ -212,9 +212,12 @@ class CompiledCode:
         if self.failed:
             return module._call_impl(*args, **kwargs)
         try:
-            if self._checked:
-                return self._compiled(module, args, kwargs)
-            return self._first_run(module, args, kwargs)
+            graphs = None if self._checked else _graphs()
+            result = self._compiled(module, args, kwargs)
+            if not self._checked and _graphs() == graphs:
+                self._notes["compile"] = f"{self._name} found nothing to compile in this model"
+            self._checked = True
+            return result
         except KeyboardInterrupt:
             torch_private.forget_builds()
             raise
@@ -227,15 +230,6 @@ class CompiledCode:
             if removed_half_written_build(error):
                 return self.run(module, args, kwargs)
             return self._run_plainly(error, module, args, kwargs)
-
-    def _first_run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        counters = torch_private.compile_counters()
-        before = counters["stats"]["unique_graphs"]
-        result = self._compiled(module, args, kwargs)
-        self._checked = True
-        if counters["stats"]["unique_graphs"] == before:
-            self._notes["compile"] = f"{self._name} found nothing to compile in this model"
-        return result
 
     def _run_plainly(self, error: Exception, module: Any, args: Any, kwargs: Any) -> Any:
         # Where the plain model fails too, the mistake is the user's: the plain error goes up.
@@ -289,6 +283,10 @@ def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
             forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
         )
     return torch.compile(forward, **options, **more)
+
+
+def _graphs() -> int:
+    return int(torch_private.compile_counters()["stats"]["unique_graphs"])
 
 
 def was_interrupted(error: BaseException | None) -> bool:

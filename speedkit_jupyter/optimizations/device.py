@@ -118,16 +118,14 @@ class Device(Optimization):
 
 
 def _check_that_it_is_here(device: str) -> None:
-    here = Hardware.detect()
-    if device == "cpu" or here.accelerator(device) is not None:
-        return
-    names = ", ".join(accelerator.name for accelerator in here.accelerators) or "no GPU"
-    pinned = Hardware.current().pinned
-    whose = f" ({machines.as_for(pinned)})" if pinned else ""
-    raise SpeedKitError(
-        f"the plan{whose} moves the model to {device}, which this machine has not (found: "
-        f"{names}); with `device: cpu` it stays on the CPU"
-    )
+    here, pinned = Hardware.detect(), Hardware.current().pinned
+    if device != "cpu" and here.accelerator(device) is None:
+        names = ", ".join(accelerator.name for accelerator in here.accelerators) or "no GPU"
+        whose = f" ({machines.as_for(pinned)})" if pinned else ""
+        raise SpeedKitError(
+            f"the plan{whose} moves the model to {device}, which this machine has not (found: "
+            f"{names}); with `device: cpu` it stays on the CPU"
+        )
 
 
 def _of_fabric(kind: str, index: str) -> dict[str, str]:

@@ -22,9 +22,8 @@ convert_to_float8_training(
 
 
 class Float8(Compression):
-    """Weights, inputs and gradients are rounded to float8 before each product.
-
-    torchao's layers stand in for torch's, over the same parameters: what steps them goes on.
+    """Weights, inputs and gradients are rounded to float8 before each product, by torchao's layers
+    over the same parameters: what steps them goes on.
     """
 
     name = "float8"

@@ -1,8 +1,7 @@
 """Liger's kernels for what language models are made of, in one model, and for as long as asked.
 
-Liger patches instances of transformers' models, and for good; it replaces classes of transformers'
-modules for the whole process on the way. Here its patch is made and taken back at once, and what it
-has put on the instance's modules is put there again for as long as the plan is in force.
+Liger patches instances for good, and classes of transformers on the way. Here that is taken back at
+once, and what it has put on the instance's modules is put there again by the plan.
 """
 
 from __future__ import annotations
@@ -33,18 +32,14 @@ if TYPE_CHECKING:
     import torch
 
 LIBRARY = "liger-kernel"
-# The first that was looked at.
-SINCE = (0, 8)
+SINCE = (0, 8)  # the first that was looked at
 # Types of transformers' models whose patches were compared with the models.
 TYPES = (
     *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
     *("qwen2", "qwen3", "smollm3"),
 )
 # Liger's words for each of ours.
-ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "rms_norm": ("rms_norm",),
-    "swiglu": ("swiglu", "geglu"),
-}
+ARGUMENTS = {"rms_norm": ("rms_norm",), "swiglu": ("swiglu", "geglu")}
 
 
 class FusedKernels(Optimization):
@@ -62,8 +57,6 @@ class FusedKernels(Optimization):
     page = "https://linkedin.github.io/Liger-Kernel/"
 
     class Options(Fields):
-        """Whether, and which kinds; all of them without a word about it."""
-
         enabled: Switch = "auto"
         rms_norm: Flag = True
         swiglu: Flag = True
@@ -81,8 +74,7 @@ class FusedKernels(Optimization):
         return replace(facts, passed_by=self.name) if decision.active else facts
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        modules = list(target.model.modules())
-        number = sum(map(_is_ligers, modules))
+        number = sum(map(_is_ligers, target.model.modules()))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
@@ -105,8 +97,8 @@ class FusedKernels(Optimization):
         return Snippet(imports=(f"from liger_kernel.transformers import {patch}",), model=lines)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
-        return (True,) if able else ()
+        is_able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
+        return (True,) * is_able
 
 
 def patched_by_liger(
@@ -131,19 +123,15 @@ def patched_by_liger(
         after = [dict(vars(module)) for module in modules]
     finally:
         for holder, entries in before:
-            _put_back(holder, entries)
+            for name in holder.keys() - entries.keys():
+                del holder[name]
+            holder.update(entries)
     found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
     for module, (_, own), now in zip(modules, before[len(namespaces) :], after, strict=True):
         new = {name: v for name, v in now.items() if name not in own or own[name] is not v}
         put = {("", n): StandIn(getattr(v, "__func__", v), "liger") for n, v in new.items()}
         found |= {module: put} if put else {}
     return found
-
-
-def _put_back(holder: dict[str, Any], entries: Mapping[str, Any]) -> None:
-    for name in holder.keys() - entries.keys():
-        del holder[name]
-    holder.update(entries)
 
 
 def _is_ligers(module: torch.nn.Module) -> bool:

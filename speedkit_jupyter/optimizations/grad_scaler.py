@@ -41,8 +41,6 @@ class GradScaler(Optimization):
     follows = True
 
     class Options(Fields):
-        """`enabled`: auto turns it on for fp16 only."""
-
         enabled: Switch = "auto"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:

@@ -19,9 +19,8 @@ ELEMENTS = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn_x2"}
 
 
 class Mx(Compression):
-    """For inference: blocks of 32 numbers share a scale, in weights and in what comes in.
-
-    Its products are bfloat16, so the model has to be bfloat16 or run under autocast.
+    """For inference: blocks of 32 numbers share a scale, in weights and in what comes in. The model
+    has to be bfloat16 or run under autocast.
     """
 
     name = "mx"

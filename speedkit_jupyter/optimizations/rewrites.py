@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 # What the modules become, in words and as code.
-CHANGES = {
-    "instance_norm": f"InstanceNorm2d -> GroupNorm({GROUPS})",
-    "gelu": "GELU -> tanh",
-}
+CHANGES = {"instance_norm": f"InstanceNorm2d -> GroupNorm({GROUPS})", "gelu": "GELU -> tanh"}
 LINES = {
     "instance_norm": f"new = torch.nn.GroupNorm({GROUPS}, old.num_features, eps=old.eps)\n"
     "    new.weight, new.bias = old.weight, old.bias",
@@ -50,8 +47,6 @@ class Rewrites(Optimization):
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.GroupNorm.html"
 
     class Options(Fields):
-        """Whether, and which kinds; both of them without a word about it."""
-
         enabled: Switch = "auto"
         instance_norm: Flag = True
         gelu: Flag = True

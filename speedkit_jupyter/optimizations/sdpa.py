@@ -28,9 +28,7 @@ TAG = "compiler.cache_key_tag"
 
 class Sdpa(Optimization):
     """The chosen kernel comes first; inputs that it can't take go to the others, never to an error.
-
-    No fixed order is right everywhere, so `auto` leaves torch's own, and a search tries each kernel
-    of a GPU. On a CPU there are torch's fused kernel, which comes first by itself, and `math`.
+    `auto` leaves torch's own order, and a search tries each kernel of a GPU.
     """
 
     name = "sdpa"
@@ -44,8 +42,6 @@ class Sdpa(Optimization):
     page = "https://docs.pytorch.org/docs/stable/nn.attention.html"
 
     class Options(Fields):
-        """`backend`: the kernel to try first; `math` allows no other."""
-
         backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -104,9 +100,8 @@ class Sdpa(Optimization):
         return partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's public context manager, with the same switches and order inside.
-
-        Compiled code needs a tag: the choice is not part of its cache's key.
+        """Return torch's public context manager; for compiled code also a tag, since the choice is
+        not part of its cache's key.
         """
         from torch.nn.attention import SDPBackend
 

@@ -53,7 +53,7 @@ def apply_speedups(
 
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
-    if config is not None and not isinstance(config, SpeedConfig):
+    if not isinstance(config, SpeedConfig | None):
         raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
     given = [] if optimizer is None else optimizer
     listed = list(given) if isinstance(given, Iterable) else given
@@ -70,13 +70,11 @@ def apply_speedups(
 
 
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
-    """Return `context.autocast()`."""
     arguments.of_kind("context", context, SpeedContext, optional=False)
     return context.autocast()
 
 
 def sdp_context(context: SpeedContext) -> AbstractContextManager[Any]:
-    """Return `context.sdpa()`."""
     arguments.of_kind("context", context, SpeedContext, optional=False)
     return context.sdpa()
 
@@ -87,10 +85,10 @@ def prepare(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     made: Sequence[OptimizerFacts] = (),
 ) -> SpeedContext:
-    """Return a context that is planned and not applied, to be switched on and off by `in_force()`.
+    """Return a context that is planned, for `in_force()`. Without a config it changes nothing.
 
-    Without a config the plan changes nothing. The model must be in its original state. Such
-    optimizers as were `made` by what will run under it are met there, in the thread that enters.
+    The model must be in its original state. Optimizers that the code under it makes (`made`) are
+    met there, in the thread that enters.
     """
     return SpeedContext(model, nothing() if config is None else config, optimizers, tuple(made))
 
@@ -108,7 +106,6 @@ def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
 
 
 def plan_applied_to(model: torch.nn.Module) -> Plan | None:
-    """Return the plan that is applied to the model now."""
     context = applied_to(model)
     return None if context is None else context.own_plan
 
@@ -134,8 +131,7 @@ def to_write(
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
     """Return the library whose trainer runs the loop of this model; empty where it is the user's.
 
-    A LightningModule is trained by Lightning, as is what is a part of one. transformers trains what
-    one of the notebook's own Trainers holds.
+    Lightning trains a LightningModule and its parts, transformers what a Trainer in `names` holds.
     """
     values = [value for name, value in list(names.items()) if name[:1] != "_"]
     for value in (model, *values):
@@ -151,10 +147,7 @@ def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
 
 
 def unreached(models: Sequence[torch.nn.Module]) -> str:
-    """Return a line about a plan in force whose autocast() the code that ran has not entered.
-
-    `SpeedContext.asked` notes what has been entered; whoever runs the code clears it before.
-    """
+    """Return a line about a plan in force whose autocast() the code that ran has not entered."""
     contexts = [context for model in models if (context := applied_to(model)) is not None]
     lowered = [context for context in contexts if context.plan["precision"].active]
     if not lowered or any("autocast" in context.asked for context in contexts):

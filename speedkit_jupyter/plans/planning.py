@@ -48,16 +48,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the decisions as plain values, for JSON."""
+        keys = ("value", "active", "declined", "worth_measuring", "source", "reason")
         return {
-            d.name: {
-                "value": d.value,
-                "active": d.active,
-                "declined": d.declined,
-                "worth_measuring": d.worth_measuring,
-                "source": d.source,
-                "reason": d.reason,
-                **({"details": dict(d.details)} if d.details else {}),
-            }
+            d.name: {key: getattr(d, key) for key in keys}
+            | ({"details": dict(d.details)} if d.details else {})
             for d in self.decisions
         }
 
@@ -77,18 +71,12 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return what is applied, in the config's words."""
         return {decision.name: _asked(decision) for decision in self.decisions if decision.active}
 
     def changes_model(self) -> dict[str, Any]:
-        """Return what of it makes another model of it, in the config's words: no speed decides
-        that.
-        """
-        return {
-            decision.name: _asked(decision)
-            for decision in self.decisions
-            if decision.active and named(decision.name).effect is Effect.CHANGES_MODEL
-        }
+        """Return what of it makes another model, in the config's words: no speed decides that."""
+        active = self.active_values()
+        return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
     def to_config(self) -> SpeedConfig:
         """Return a config that asks for just this plan, whatever rules decide about the rest."""
@@ -97,11 +85,8 @@ class Plan:
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
         """Return the plan as a config file, with its reasons as comments."""
         values = self.to_config().to_dict()
-        lines = [
-            f"# Planned for {describe(self.hardware, self.facts_after.device)}",
-            "# What is not named here is left as it is:",
-            f"{ALONE}: true",
-        ]
+        planned = f"# Planned for {describe(self.hardware, self.facts_after.device)}"
+        lines = [planned, "# What is not named here is left as it is:", f"{ALONE}: true"]
         for decision in self.decisions:
             lines.append(f"# {decision.name}: {' '.join(decision.reason.split())}")
             if decision.name in values:
@@ -121,9 +106,8 @@ def plan(
 ) -> Plan:
     """Decide about every optimization; changes nothing.
 
-    Without a config everything is auto, without hardware it is for the machine that
-    SPEEDKIT_HARDWARE names, or else for this one, without facts a plain float32 model on the CPU
-    is assumed.
+    Without a config everything is auto, without hardware it is for `Hardware.current()`, without
+    facts a plain float32 model on the CPU is assumed.
     """
     for name, given, kind in (
         ("config", config, SpeedConfig), ("hardware", hardware, Hardware), ("facts", facts, Facts)
@@ -139,7 +123,10 @@ def plan(
         if config.is_alone and not request.explicit and not optimization.follows:
             # Where the rules leave it themselves, theirs is the reason.
             if decision.active or decision.worth_measuring is not None:
-                decision = Decision(decision.name, optimization.as_is(facts), **_left(config))
+                why: dict[str, Any] = {"rule": config.why_left or LEFT}
+                if config.why_left:
+                    why["source"] = "measured"
+                decision = Decision(decision.name, optimization.as_is(facts), **why)
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
@@ -147,10 +134,8 @@ def plan(
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return the plan of a step of several models: each decision as it was made for the first of
-    them that it changes something of; else as it stands for the first that does not decline it.
-
-    Models that have an optimizer count before those that are only evaluated.
+    """Return the plan of a step of several models: of each decision one that is active, or else one
+    that is not declined. Models that have an optimizer count before those only evaluated.
     """
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)
     decisions = [
@@ -169,13 +154,6 @@ def describe(hardware: Hardware, device: str) -> str:
     cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
     name = cpu if gpu is None else gpu.name
     return f"{name} ({machines.as_for(hardware.pinned)})" if hardware.pinned else name
-
-
-def _left(config: SpeedConfig) -> dict[str, Any]:
-    """Return source and reason of what is left as it is."""
-    if config.why_left:
-        return {"source": "measured", "rule": config.why_left}
-    return {"rule": LEFT}
 
 
 def _asked(decision: Decision) -> Any:

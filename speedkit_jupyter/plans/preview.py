@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Preview:
-    """A plan, and the flags and state of model and optimizers by name.
+    """A plan, and flags and state of model and optimizers originally, now and if it were applied.
 
-    `before` is the original state, `now` what is so, `after` what would be so if the plan were
-    applied. `words` holds each optimization's decision for every word of its option.
+    `words` holds each optimization's decision for every word of its option.
     """
 
     plan: Plan
@@ -59,31 +58,24 @@ def preview(
     """Plan from the model's original state, as applying would; touches nothing."""
     applied = applied_to(model)
     target = Target(model, optimizers)
-    if applied is not None:  # what autocast stands for is part of what is observed
-        target = replace(target, memo=applied.target.memo)
-    now = observed(target)
-    before = dict(now) if applied is None else now | applied.before
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
+    before = now = observed(target)
     if applied is not None:
-        facts = _original(facts, optimizers, applied)
+        target = replace(target, memo=applied.target.memo)  # autocast is part of what is observed
+        now = observed(target)
+        before = now | applied.before
+        # The facts before the plan in force; of optimizers unknown to it, those of now.
+        pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
+        originals = tuple(applied.facts_of.get(one, its_facts) for one, its_facts in pairs)
+        facts = replace(applied.facts, optimizers=originals)
     hardware = Hardware.current()
     planned = plan(config, hardware, facts)
-    after = dict(now)
-    view = Preview(planned, before, now, after, {}, applied)
+    view = Preview(planned, before, now, now, _words(config, hardware, facts), applied)
     members = () if applied is None else applied.target.optimizers
     later = any(all(optimizer is not member for member in members) for optimizer in optimizers)
-    if applied is None or view.pending or later:
-        after = before | _expected(planned, target, replace(facts, flags=before))
-    return replace(view, after=after, words=_words(config, hardware, facts))
-
-
-def _original(
-    facts: Facts, optimizers: Sequence[torch.optim.Optimizer], applied: SpeedContext
-) -> Facts:
-    """Return the facts before the plan in force; of optimizers unknown to it, those of now."""
-    pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
-    originals = tuple(applied.facts_of.get(optimizer, its_facts) for optimizer, its_facts in pairs)
-    return replace(applied.facts, optimizers=originals)
+    if applied is not None and not view.pending and not later:
+        return view
+    return replace(view, after=before | _expected(planned, target, replace(facts, flags=before)))
 
 
 def _expected(planned: Plan, target: Target, facts: Facts) -> dict[str, Any]:
@@ -99,14 +91,11 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
     """Return what each optimization decides for each of its words, all else as in the config."""
     decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
-        name, words = optimization.name, optimization.words
-        asked = {
-            word: config.changed(name, from_word(word, words)).request(name)
-            for word in dict.fromkeys(("auto", *words))
-        }
-        decisions[name] = {
-            word: decided(optimization, request, hardware, facts) for word, request in asked.items()
-        }
+        name = optimization.name
+        decisions[name] = {}
+        for word in ("auto", *optimization.words):
+            asked = config.changed(name, from_word(word, optimization.words)).request(name)
+            decisions[name][word] = decided(optimization, asked, hardware, facts)
         decision = decided(optimization, config.request(name), hardware, facts)
         facts = optimization.facts_after(decision, facts)
     return decisions

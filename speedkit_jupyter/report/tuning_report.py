@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
-from speedkit_jupyter.report.comparison_report import CHANGES, describe_verdict
+from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Table
 from speedkit_jupyter.report.units import between, day, ratio, seconds, size
@@ -18,29 +16,36 @@ from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.
 LEAST_SAID_S = 0.5
+PARTS = ("part", "the plan with it over the plan without it", INTERVAL)
+MEMORY = "Peak memory of a step: {} before, {} with the plan."
 UNDONE = "All that measuring did to model, optimizer and random state is undone."
 
 
 def tuning_report(tuning: Tuning) -> Document:
     """Return what to do, what it was proven to bring, and everything that was tried."""
-    rejected = [(candidate.name, candidate.reason) for candidate in tuning.rejected]
-    content: list[Any] = [
-        *(_proof(tuning) if tuning.helped else ()),
-        Table(("tried", "why it is not in the plan"), rejected),
-        f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",
-        *tuning.notes,
-    ]
+    peaks, checked = _peaks(tuning), ""
+    parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.learned_at)
-        content.append(f"Learned before ({when}) and checked again now; --fresh searches anew.")
-    content.append(UNDONE)
-    if tuning.helped and tuning.is_settled:
-        content.append(Code(_next_steps(tuning)))
-    return Document(_headline(tuning), content, tuning.to_dict())
+        checked = f"Learned before ({when}) and checked again now; --fresh searches anew."
+    content = [
+        Table(PARTS, parts if tuning.helped else (), PARTS[1:]),
+        MEMORY.format(*peaks) if peaks and tuning.helped else "",
+        Table(
+            ("tried", "why it is not in the plan"),
+            [(candidate.name, candidate.reason) for candidate in tuning.rejected],
+        ),
+        f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",
+        *tuning.notes,
+        checked,
+        UNDONE,
+        Code(_next_steps(tuning)) if tuning.helped and tuning.is_settled else None,
+    ]
+    return Document(_headline(tuning, peaks), content, tuning.to_dict())
 
 
 def _next_steps(tuning: Tuning) -> str:
-    """Lines that work as they stand, with the names of the models where there are several."""
+    """Return magics to run as they stand, with the models' names where there are several."""
     lines = {
         f"apply {','.join(tuning.named)}": "puts it into force; with -v NAME, NAME.apply() too",
         "verify": "compares loss curves with and without it",
@@ -50,57 +55,37 @@ def _next_steps(tuning: Tuning) -> str:
     return "\n".join(f"%speedkit {one.strip():{width}}  # {about}" for one, about in lines.items())
 
 
-def _headline(tuning: Tuning) -> str:
+def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if tuning.seconds and tuning.compiling_s >= LEAST_SAID_S:
         took += f", {seconds(tuning.compiling_s)} of them compiling"
     if not tuning.helped and tuning.unclear:
         answer = "Likely" if tuning.likely else "Could not tell"
         return f"{answer}: {tuning.unclear} ({took})"
-    if not tuning.helped or tuning.comparison is None or tuning.record is None:
+    comparison, record = tuning.comparison, tuning.record
+    if not tuning.helped or comparison is None or record is None:
         return f"Leave it as it is: nothing was proven better here ({took})"
-    outcome = f"{tuning.winner.name} {_gain(tuning, tuning.comparison, tuning.record)}"
-    return f"{outcome}, confirmed in fresh rounds ({took})"
-
-
-def _gain(tuning: Tuning, comparison: Comparison, record: Record) -> str:
-    """What was aimed at, and what it brings."""
-    speed = f"is {describe_verdict(comparison, record)}"
-    peaks = _peaks(comparison, record)
+    gain = f"is {describe_verdict(comparison, record)}"
     if tuning.objective == "memory" and peaks:
-        return f"needs {peaks[1]} in place of {peaks[0]} and {speed}"
-    if tuning.steps is None or tuning.ratio is None:
-        return speed
-    all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
-    with_plan_s = record.settling_s + all_s / tuning.ratio.median
-    total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
-    return f"{speed}: {count(tuning.steps, 'step')} take {total}"
+        gain = f"needs {peaks[1]} in place of {peaks[0]} and {gain}"
+    elif tuning.steps is not None and tuning.ratio is not None:
+        all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
+        with_plan_s = record.settling_s + all_s / tuning.ratio.median
+        total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
+        gain += f": {count(tuning.steps, 'step')} take {total}"
+    return f"{tuning.winner.name} {gain}, confirmed in fresh rounds ({took})"
 
 
-def _peaks(comparison: Comparison, record: Record) -> tuple[str, str] | None:
-    before, after = comparison.baseline.memory, record.memory
-    if before and after and before.peak_bytes and after.peak_bytes:
-        return size(before.peak_bytes), size(after.peak_bytes)
-    return None
-
-
-def _proof(tuning: Tuning) -> list[Any]:
-    """What each part is worth, in numbers, and what it does to memory."""
-    rows = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
-    columns = ("part", "the plan with it over the plan without it", INTERVAL)
-    peaks = None
-    if tuning.comparison is not None and tuning.record is not None:
-        peaks = _peaks(tuning.comparison, tuning.record)
-    memory = "Peak memory of a step: {} before, {} with the plan."
-    return [Table(columns, rows, columns[1:]), memory.format(*peaks) if peaks else ""]
+def _peaks(tuning: Tuning) -> tuple[str, str] | None:
+    sides = (tuning.comparison.baseline if tuning.comparison else None, tuning.record)
+    peaks = [side.memory.peak_bytes if side and side.memory else None for side in sides]
+    return (size(peaks[0]), size(peaks[1])) if peaks[0] and peaks[1] else None
 
 
 # --- what is kept ---
 
 # Verdicts that are told beside a speed-up.
-TOLD = {
-    "accepted": "accepted", "other model": CHANGES, "wrong": "wrong", "not checked": "not checked"
-}  # fmt: skip
+TOLD = ("accepted", "other model", "wrong", "not checked")
 
 
 def history_list(results: Sequence[Saved]) -> Document:
@@ -145,16 +130,14 @@ def _median(row: Mapping[str, Any]) -> str:
 
 
 def _speedup(row: Mapping[str, Any]) -> str:
-    """With its interval; empty for what is compared with."""
+    """Return it with its interval; empty for what is compared with."""
     speedup, low, high = (row.get(name) for name in ("speedup", "low", "high"))
     if speedup is None:
         return ""
     if not low or high is None:
         return "too few rounds"
-    verdict = row.get("verdict")
-    return f"{ratio(speedup)} [{between(low, high)}]" + (
-        f" ({TOLD[verdict]})" if verdict in TOLD else ""
-    )
+    verdict = f" ({row['verdict']})" if row.get("verdict") in TOLD else ""
+    return f"{ratio(speedup)} [{between(low, high)}]{verdict}"
 
 
 def _where(entry: Saved) -> str:

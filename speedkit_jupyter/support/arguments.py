@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import reprlib
 import sys
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import (
@@ -19,62 +20,52 @@ from speedkit_jupyter.support.wrappers import is_optimizer
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlevel = 60, 2
+AMOUNT = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+WHOLE = Annotated[int, Field(ge=-sys.maxsize, le=sys.maxsize)]
+NAME = Annotated[str, Field(pattern=r"\S")]
+NAMES = Annotated[list[NAME] | tuple[NAME, ...], Field(min_length=1)]
+
+
+def _checked(name: str, value: Any, kind: Any, must_be: str) -> Any:
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError:
+        raise StepError(f"{name} must be {must_be}, not {shown(value)}") from None
 
 
 def seconds(name: str, value: Any) -> float | None:
     """Return a positive number of seconds, or None; raises StepError."""
-    number = amount(f"{name}: the budget", value, "a positive number of seconds")
-    if number == 0:
-        raise StepError(f"{name}: the budget must be a positive number of seconds, not 0")
+    positive = Annotated[AMOUNT, Field(gt=0)]
+    must_be = "a positive number of seconds"
+    number: float | None = _checked(f"{name}: the budget", value, positive | None, must_be)
     return number
 
 
-def amount(name: str, value: Any, wanted: str = "a number from 0 on") -> float | None:
+def amount(name: str, value: Any) -> float | None:
     """Return a finite number that is not below 0, or None; raises StepError."""
-    if value is None:
-        return None
-    try:
-        number = math.nan if isinstance(value, bool | str | bytes) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 <= number < math.inf:
-        raise StepError(f"{name} must be {wanted}, not {shown(value)}")
+    number: float | None = _checked(name, value, AMOUNT | None, "a number from 0 on")
     return number
 
 
 def whole(name: str, value: Any) -> int:
     """Return a whole number of a size that can be counted to; raises StepError."""
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > sys.maxsize:
-        raise StepError(f"{name} must be a whole number, not {shown(value)}")
-    return value
+    return int(_checked(name, value, WHOLE, "a whole number"))
 
 
 def flag(name: str, value: Any) -> bool:
     """Return True or False; raises StepError."""
-    if not isinstance(value, bool):
-        raise StepError(f"{name} must be True or False, not {shown(value)}")
-    return value
+    return bool(_checked(name, value, bool, "True or False"))
+
+
+def name(label: str, value: Any) -> str:
+    """Return a plan's name; raises StepError."""
+    return str(_checked(label, value, str, "a variant's name or a SpeedConfig"))
 
 
 def names(name: str, value: Any) -> list[str]:
     """Return names in a text with commas between, or one after another; raises StepError."""
     listed = value.split(",") if isinstance(value, str) else value
-    must_be = f"{name} must be names, as in 'baseline,bf16'"
-    if not isinstance(listed, list | tuple) or not listed:
-        raise StepError(f"{must_be}, not {shown(value)}")
-    for item in listed:
-        if not isinstance(item, str):
-            raise StepError(f"{must_be}: {shown(item)} is none")
-    if not all(item.strip() for item in listed):
-        raise StepError(f"{must_be}: one is empty in {shown(value)}")
-    return [item.strip() for item in listed]
-
-
-def name(label: str, value: Any) -> str:
-    """Return a plan's name; raises StepError."""
-    if not isinstance(value, str):
-        raise StepError(f"{label} must be a variant's name or a SpeedConfig, not {shown(value)}")
-    return value
+    return [one.strip() for one in _checked(name, listed, NAMES, "names, as in 'baseline,bf16'")]
 
 
 def word(name: str, value: Any) -> str:

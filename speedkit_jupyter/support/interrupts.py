@@ -67,9 +67,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Take the place of the handlers for the block; what waits arrives after it, unless one has
-        passed.
-        """
+        """Take the place of the handlers; what waits arrives after the block, unless one passed."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -112,10 +110,9 @@ _GATES: list[Gate] = []
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Deliver signals that arrive inside the block to their own handlers after the block.
+    """Deliver signals that arrive inside the block to their own handlers after the outermost one.
 
-    Nested blocks deliver after the outermost one. In another thread than the main one nothing is
-    done, as no handler runs there.
+    Other threads than the main one run no handlers: nothing is done there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -152,8 +149,7 @@ def window() -> Gate | None:
 def in_a_window(function: Callable[[], R]) -> R:
     """Call the user's code; what waits for a window may arrive in it."""
     __tracebackhide__ = True
-    gate = window()
-    if gate is None:
+    if (gate := window()) is None:
         return function()
     try:
         gate.open()
@@ -163,7 +159,6 @@ def in_a_window(function: Callable[[], R]) -> R:
 
 
 def is_here(here: int) -> bool:
-    """Return whether this is the thread of that number."""
     return threading.get_ident() == here
 
 
@@ -196,10 +191,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def soon(action: Callable[[], object]) -> None:
-    """Run `action` now or, where state is half changed just now, once it is whole.
-
-    For what the garbage collector sets off, which may be anywhere.
-    """
+    """Run `action` now or, where the garbage collector came while state is half changed, later."""
     _LATER.append(action)
     _run_what_waits()
 

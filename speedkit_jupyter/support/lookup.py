@@ -34,22 +34,18 @@ def _parsed(text: str) -> ast.expr:
     try:
         if len(text) > LONGEST:
             raise ValueError
-        tree = ast.parse(PART.sub(r"[\1]", text.strip()), mode="eval").body
-        _check(tree)
+        tree = node = ast.parse(PART.sub(r"[\1]", text.strip()), mode="eval").body
+        while not isinstance(node, ast.Name):
+            if isinstance(node, ast.Subscript):
+                ast.literal_eval(node.slice)  # raises ValueError for what is no constant
+            elif not isinstance(node, ast.Attribute):
+                raise ValueError
+            node = node.value
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SpeedKitError(
             f"{text!r} is no name: write `net`, `trainer.model`, `models['lm']` or `layers[0]`"
         ) from None
     return tree
-
-
-def _check(node: ast.expr) -> None:
-    while not isinstance(node, ast.Name):
-        if isinstance(node, ast.Subscript):
-            ast.literal_eval(node.slice)  # raises ValueError for what is no constant
-        elif not isinstance(node, ast.Attribute):
-            raise ValueError
-        node = node.value
 
 
 def _followed(
@@ -73,19 +69,14 @@ def _followed(
 
 
 def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word: str) -> str:
-    """Return what is missing, with the nearest that is there."""
+    if not isinstance(error, AttributeError | LookupError):
+        return f"{ast.unparse(node)} raises {type(error).__name__}"
     if isinstance(node, ast.Attribute):
-        if not isinstance(error, AttributeError):
-            return f"{word}.{node.attr} raises {type(error).__name__}"
         there = [*getattr(owner, "_modules", {}), *getattr(owner, "__dict__", {})]
         return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
-    key = ast.literal_eval(node.slice)
-    if isinstance(error, KeyError) and isinstance(owner, Mapping):
-        here = f" Here: {', '.join(map(repr, owner))}." if 0 < len(owner) <= MOST_KEYS else ""
-        return f"{word} has no key {key!r}.{did_you_mean(key, owner) or here}"
-    if isinstance(error, IndexError):
-        return f"{word} has no element {key!r}: there are {len(owner)}"
-    return f"{word}[{key!r}] raises {type(error).__name__}"
+    key, keys = ast.literal_eval(node.slice), [*owner] if isinstance(owner, Mapping) else []
+    here = f" Here: {', '.join(map(repr, keys[:MOST_KEYS]))}." if keys else ""
+    return f"{word} has no {'key' if keys else 'element'} {key!r}.{did_you_mean(key, keys) or here}"
 
 
 def is_a(value: Any, kind: Any) -> bool:

@@ -22,16 +22,14 @@ PACKAGE = __name__.partition(".")[0]
 
 
 class _Shown(logging.StreamHandler[TextIO]):
-    """Shows notes where `print` would at that time."""
+    """Shows notes where `print` would at that time: a measured cell's output is redirected."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> TextIO:
-        """The stream of now: a cell's output is redirected while it is measured."""
+    def stream(self) -> TextIO:  # type: ignore[override]
         return sys.stdout
-
-    @stream.setter
-    def stream(self, stream: TextIO) -> None:
-        """Leave it to the above, whatever it was made with."""
 
 
 def note(text: str) -> None:

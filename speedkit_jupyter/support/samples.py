@@ -16,7 +16,9 @@ def length_of(value: Any) -> int | None:
     import torch
 
     kinds = (torch.Tensor, np.ndarray)
-    tensors = (leaf for leaf in tree_leaves(_plain(value)) if isinstance(leaf, kinds))
+    # A mapping of a library's own, transformers' BatchEncoding, say, is a leaf else.
+    plain = dict(value) if isinstance(value, Mapping) else value
+    tensors = (leaf for leaf in tree_leaves(plain) if isinstance(leaf, kinds))
     return next((len(leaf) for leaf in tensors if leaf.ndim), None)
 
 
@@ -38,8 +40,3 @@ def cut(value: Any, length: int, samples: slice) -> Any:
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         return parts
     return value
-
-
-def _plain(value: Any) -> Any:
-    """Return a mapping of a library's own (transformers' BatchEncoding, say) as a dictionary."""
-    return dict(value) if isinstance(value, Mapping) and type(value) is not dict else value

@@ -71,13 +71,12 @@ def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool
     """Return whether one of the same tensors has another mark by now."""
     import torch
 
-    for tensor, (writes, some) in zip(tensors, before, strict=True):
-        if version(tensor) != writes:
+    exactly: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
+    for (writes, some), (writes_now, now) in zip(before, marks(tensors), strict=True):
+        if writes != writes_now:
             return True
-        now = None if some is None else _some(tensor)
-        if now is not None and not (
-            now.shape == some.shape and torch.allclose(now, some, rtol=0, atol=0, equal_nan=True)
-        ):
+        known = some is not None and now is not None
+        if known and (some.shape != now.shape or not torch.allclose(now, some, **exactly)):
             return True
     return False
 

@@ -26,16 +26,12 @@ def moved(error: BaseException) -> str:
     name = str(getattr(error, "name", None) or "")
     if isinstance(error, ImportError):
         asked = getattr(error, "name_from", None)
-        return ".".join(filter(None, (name, asked))) if _is_torchs(name) else ""
+        return ".".join(filter(None, (name, asked))) if f"{name}.".startswith("torch.") else ""
     if not isinstance(error, AttributeError) or error.obj is None:
         return ""
     owner = error.obj if hasattr(error.obj, "__name__") else type(error.obj)
     module = getattr(owner, "__module__", None) or owner.__name__
-    return f"{owner.__name__}.{name}" if _is_torchs(module) else ""
-
-
-def _is_torchs(module: str) -> bool:
-    return module.partition(".")[0] == "torch"
+    return f"{owner.__name__}.{name}" if f"{module}.".startswith("torch.") else ""
 
 
 def _found(home: str, name: str) -> Any:
@@ -83,7 +79,6 @@ set_allocator_settings = _function(C, "_accelerator_setAllocatorSettings")
 
 
 def has_allocator_settings() -> bool:
-    """Return whether they can be asked for and set."""
     return hasattr(import_module(C), "_accelerator_getAllocatorSettings")
 
 
@@ -103,7 +98,6 @@ innermost_function_mode = _function("torch.overrides", "_get_current_function_mo
 
 
 def dispatch_mode() -> Any:
-    """Return the base class of modes that see every operation."""
     return _found(DISPATCH, "TorchDispatchMode")
 
 
@@ -140,7 +134,6 @@ def version(tensor: torch.Tensor) -> int:
 
 
 def loader_iterator() -> type:
-    """Return the class of a DataLoader's iterators."""
     return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
 
 
@@ -154,7 +147,6 @@ def end_workers(iterator: Any) -> None:
 
 
 def dynamo_config() -> Any:
-    """Return Dynamo's settings."""
     return import_module(DYNAMO_CONFIG)
 
 
@@ -193,7 +185,6 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Return whether torch.compile raised it."""
     return any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
 

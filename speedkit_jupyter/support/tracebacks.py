@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import wraps
+from itertools import dropwhile
 from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
@@ -29,15 +30,13 @@ def user_code_boundary(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_user_code_boundary(code: CodeType) -> bool:
-    """Return whether this is code of ours that calls the user's."""
     return code in _DOORS
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
     """Take our frames out of the errors that a public function raises, and empty those that stay.
 
-    Of an error of the user's own code all of them go, of one that we raise on purpose too; of any
-    other, which is a fault of ours, they stay for a report.
+    Those of an error that is a fault of ours stay, for a report.
     """
 
     @wraps(function)
@@ -47,8 +46,10 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except BaseException as error:
             del args, kwargs  # this frame is at work still, and can't be emptied
-            _clear(error)
-            _shorten(error)
+            reasons = _reasons(error, [])
+            _clear(reasons)
+            _shorten(error, reasons)
+            del reasons
             # A plain `raise` would bring the whole traceback back.
             raise error.with_traceback(error.__traceback__)  # noqa: B904
 
@@ -62,20 +63,17 @@ def users_part(error: BaseException) -> TracebackType | None:
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
-def _clear(error: BaseException) -> None:
+def _clear(reasons: list[BaseException]) -> None:
     """Empty our frames: those of the user's that stay refer to them, as to their callers."""
-    for entry in (entry for reason in _reasons(error) for entry in _entries(reason)):
-        if _is_ours(entry):
-            with suppress(RuntimeError):  # still at work
-                entry.tb_frame.clear()
+    for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
+        with suppress(RuntimeError):  # still at work
+            entry.tb_frame.clear()
 
 
-def _shorten(error: BaseException) -> None:
-    entries = [*_entries(error)]
-    while entries and entries[0].tb_frame.f_code not in _DOORS:
-        del entries[0]
+def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
+    entries = [*dropwhile(lambda entry: entry.tb_frame.f_code not in _DOORS, _entries(error))]
     if not all(map(_is_ours, entries)):
-        for reason in _reasons(error):
+        for reason in reasons:
             chain = None  # a new traceback, as Python holds on to the old one
             for entry in reversed(entries if reason is error else [*_entries(reason)]):
                 if not _is_ours(entry):
@@ -85,17 +83,13 @@ def _shorten(error: BaseException) -> None:
         error.with_traceback(None)
 
 
-def _reasons(error: BaseException) -> list[BaseException]:
-    """Return the error, and every one that it came from."""
-    reasons = {id(error): error}
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        reason = waiting.pop()
-        for other in (reason.__cause__, reason.__context__) if reason else ():
-            if other is not None and id(other) not in reasons:
-                reasons[id(other)] = other
-                waiting.append(other)
-    return [*reasons.values()]
+def _reasons(error: BaseException | None, seen: list[BaseException]) -> list[BaseException]:
+    """Return those seen with the error, and every one that it came from."""
+    if error is not None and all(error is not reason for reason in seen):
+        seen.append(error)
+        _reasons(error.__cause__, seen)
+        _reasons(error.__context__, seen)
+    return seen
 
 
 def _entries(error: BaseException) -> Iterator[TracebackType]:

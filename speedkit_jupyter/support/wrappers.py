@@ -80,14 +80,8 @@ def _wrapped_optimizer(value: Any) -> Any:
     import torch
 
     attributes = {} if issubclass(type(value), type) else attributes_of(value)
-    inner = [
-        optimizer
-        for optimizer in list(attributes.values())
-        if is_a(optimizer, torch.optim.Optimizer)
-    ]
+    inner = [one for one in list(attributes.values()) if is_a(one, torch.optim.Optimizer)]
     if is_a(value, torch.optim.Optimizer):
-        return next(
-            (optimizer for optimizer in inner if optimizer.param_groups is value.param_groups), None
-        )
+        return next((one for one in inner if one.param_groups is value.param_groups), None)
     passes_on = all(callable(getattr(type(value), name, None)) for name in ("step", "zero_grad"))
     return inner[0] if len(inner) == 1 and passes_on else None

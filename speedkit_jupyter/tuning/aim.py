@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from speedkit_jupyter import optimizations
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -44,42 +45,42 @@ class Aim:
         """Return how many times better it looks, or is `proven` to be and right; 0 where it must
         not be chosen.
         """
-        ratio = comparison.ratio(record)
+        baseline, ratio = comparison.baseline, comparison.ratio(record)
         if ratio is None or record.same_as_baseline or is_out(comparison, record):
             return 0.0
         if proven and record.accuracy is None:
             return 0.0
         if self.memory:
-            saved = memory_saved(comparison.baseline, record)
+            saved = memory_saved(baseline, record)
             is_quick = self._is_quick(ratio.low if proven else ratio.median)
             return saved if is_quick and saved > 1 + LEAST_SAVED else 0.0
-        fell_behind = len(record.times_s) < len(comparison.baseline.times_s)
+        fell_behind = len(record.times_s) < len(baseline.times_s)
         if fell_behind or (proven and comparison.verdict(record) != "faster"):
             return 0.0
         if self.steps is None:
             return ratio.median
-        before = comparison.baseline
-        steps_s = self.steps * spread(before.times_s).median_s
-        compiling_s = before.settling_s if before.is_compiled else 0.0
+        steps_s = self.steps * spread(baseline.times_s).median_s
+        compiling_s = baseline.settling_s if baseline.is_compiled else 0.0
         return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
 
     def why_not(self, comparison: Comparison, record: Record, best: str) -> str:
         """Return why it is not in the plan, with its number; `best` names what is."""
-        if reason := _why_out(comparison, record):
-            return reason
         baseline, ratio = comparison.baseline, comparison.ratio(record)
+        verdict = comparison.verdict(record)
+        if record.failure:
+            return f"{verdict}: {record.failure}"
+        if record.same_as_baseline:
+            return "changes nothing here"
+        if record.is_other_model(baseline):
+            return "another model: speed alone does not decide about it"
+        if record.accuracy is not None and is_out(comparison, record):
+            return f"{record.accuracy.verdict}: {record.accuracy.reason}"
         if self.memory and (saved := memory_saved(baseline, record)):
-            return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._why_too_slow(ratio)}"
+            return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._cost(ratio)}"
         if ratio is None:
             return record.why_not_measured or "not measured"
-        verdict = comparison.verdict(record)
         if verdict == "faster":
-            taken = next((row for row in comparison.records if row.name == best), None)
-            other = taken and comparison.ratio(taken)
-            is_equal = other and other.median <= ratio.median
-            if is_equal and best.count("+") < record.name.count("+"):
-                return f"helps ({ratio}), {best} as much, with fewer parts"
-            return f"helps ({ratio}), {best} more"
+            return f"helps ({ratio}); {best} is as good or better"
         if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
             return f"slower: {ratio}"
         if len(record.times_s) < len(baseline.times_s):
@@ -89,34 +90,18 @@ class Aim:
     def _is_quick(self, speedup: float) -> bool:
         return speedup * (self.within or FAR_SLOWER) >= 1
 
-    def _why_too_slow(self, ratio: Ratio | None) -> str:
-        """Return what the memory costs in time; nothing where that is allowed."""
+    def _cost(self, ratio: Ratio | None) -> str:
+        """Return what the memory costs in time; nothing where that is proven to be allowed."""
         if ratio is None or self._is_quick(ratio.low):
             return ""
-        most = f"{self.within or FAR_SLOWER:g}"
-        proof = f"not proven to be {most} at most" if self._is_quick(ratio.median) else ""
-        return (
-            f", but it takes {1 / ratio.median:.2f} times the time, {proof or f'more than {most}'}"
-        )
+        most = f"at most {self.within or FAR_SLOWER:g} is not proven"
+        return f", but it takes {1 / ratio.median:.2f} times the time: {most}"
 
 
 def is_out(comparison: Comparison, record: Record) -> bool:
     """Return whether it can't be the plan, however fast."""
     refused = comparison.verdict(record) in ("failed", "declined", "wrong")
     return refused or not record.is_checked or record.is_other_model(comparison.baseline)
-
-
-def _why_out(comparison: Comparison, record: Record) -> str:
-    """Return why no speed counts; empty where it does."""
-    if record.failure:
-        return f"{comparison.verdict(record)}: {record.failure}"
-    if record.same_as_baseline:
-        return "changes nothing here"
-    if record.is_other_model(comparison.baseline):
-        return "another model: speed alone does not decide about it"
-    if record.accuracy is not None and is_out(comparison, record):
-        return f"{record.accuracy.verdict}: {record.accuracy.reason}"
-    return ""
 
 
 def is_behind(baseline_s: Sequence[float], times_s: Sequence[float], times: float) -> bool:
@@ -138,8 +123,7 @@ def row_of(comparison: Comparison, plan: Candidate) -> Record:
     return next(record for record in comparison.records if record.name == plan.name)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One optimization of a plan; `ratio` is how many times as fast the plan is with it as without
     it.
     """
@@ -185,9 +169,8 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
 def idlest(whole: Candidate, comparison: Comparison) -> str:
     """Return the idle part that brings least; empty without one, or where it is the only part."""
     idle = [part for part in parts_of(whole, comparison) if part.is_idle]
-    if len(whole.values) < 2 or not idle:
-        return ""
-    return min(idle, key=lambda part: part.ratio.median).name
+    least_of_all = min(idle, key=lambda part: part.ratio.median, default=None)
+    return least_of_all.name if least_of_all and len(whole.values) > 1 else ""
 
 
 def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:

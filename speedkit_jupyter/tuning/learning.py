@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
@@ -61,21 +61,22 @@ class Task:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What single steps show: the `setting`, the task, and the seconds of the fastest one."""
+class Looked(NamedTuple):
+    """What single steps show: the `setting`, the task, the seconds of the fastest one, and the
+    facts of each model.
+    """
 
     setting: str
     task: Task
     step_s: float
+    facts: list[Facts]
 
 
 def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
-    torch; the same for each order of the models.
+    torch; the same for each order of the models, which must be in their original state.
 
-    Values of parameters are no part of it. The models must be in their original state. What was
-    measured here for another machine's plans holds on this one, for those plans.
+    What was measured for another machine's plans holds on this machine, for those plans.
     """
     import torch
 
@@ -87,19 +88,15 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
 
 
 def _structure(model: torch.nn.Module) -> str:
-    modules = [f"{n} {type(m).__qualname__} {_extra(m)}" for n, m in model.named_modules()]
+    try:
+        text = repr(model)
+    except Exception:  # the user's own code: a fingerprint is no reason to fail
+        text = type(model).__qualname__
     tensors = [
         f"{name} {tuple(getattr(one, 'shape', ()))} {one.dtype} {one.device} {one.requires_grad}"
         for name, one in (*model.named_parameters(), *model.named_buffers())
     ]
-    return "\n".join([*modules, *tensors])
-
-
-def _extra(module: torch.nn.Module) -> str:
-    try:
-        return module.extra_repr()
-    except Exception:  # the user's own code: a fingerprint is no reason to fail
-        return ""
+    return "\n".join([text, *tensors])
 
 
 class _Inputs(Watcher):
@@ -129,8 +126,8 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
         for model in step.models:
             stack.enter_context(hidden(model))
         where = setting(step.models, hardware)
-        facts = Facts.read(step.models[0], step.optimizers)
-        watched = step.models if facts.compiled == "no" else ()
+        facts = [Facts.read(model, step.holders(model)) for model in step.models]
+        watched = step.models if facts[0].compiled == "no" else ()
         start = stack.enter_context(step.guarded()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
@@ -150,9 +147,11 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
             step.repeats = compared_calls(runner, start)
         if step.afresh:
             times_s = [runner.restarted(start)]
-    name, facts = type(unwrapped(step.models[0])).__name__, facts.stepped_by(step.made)
-    task = Task(name, inputs.found or (), tuple(map(str, facts.optimizers)), bool(stepped))
-    return Looked(where, task, min(times_s))
+    facts = [one.stepped_by(step.made) for one in facts]
+    optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
+    name = type(unwrapped(step.models[0])).__name__
+    task = Task(name, inputs.found or (), optimizers, bool(stepped))
+    return Looked(where, task, min(times_s), facts)
 
 
 # --- what is kept ---
@@ -169,8 +168,8 @@ def newest(
     optimizers: Sequence[torch.optim.Optimizer],
     hardware: Hardware,
 ) -> database.Learned | None:
-    """Return the last plan that was learned for models of one step, whatever went in; of training
-    ones where there is an optimizer.
+    """Return the last plan that was learned for these models of a step, of training ones where
+    there is an optimizer.
     """
     if not database.learned():  # a fingerprint takes time, too
         return None
@@ -179,10 +178,9 @@ def newest(
             stack.enter_context(hidden(model))
         entries = database.learned(setting(models, hardware))
     entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.plan)]
-    fitting = [entry for entry in entries if entry.plan["trains"] == bool(optimizers)]
+    fitting = [e for e in entries if e.plan["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
-    fallback = [entry for entry in entries if entry.plan["values"]]
-    return next(reversed(fitting or fallback), None)
+    return next(reversed(fitting or [e for e in entries if e.plan["values"]]), None)
 
 
 def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
@@ -199,17 +197,12 @@ def keep(
     No values say that nothing helped. Raises SpeedKitError where the store can't be written.
     """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
-    found = {
-        "name": name,
-        "values": dict(values),
-        "speedup": None if ratio is None else ratio.median,
-        "low": None if ratio is None else ratio.low,
-        "high": None if ratio is None or math.isinf(ratio.high) else ratio.high,
-        "parameters": plan.facts.parameters,
-        "device": describe(measured_on, plan.facts.device),
-        "torch": measured_on.torch,
-    }
-    database.learn(where, task.key(), found | asdict(task))
+    found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
+    high = None if ratio is None or math.isinf(ratio.high) else ratio.high
+    speedup, low = (None, None) if ratio is None else (ratio.median, ratio.low)
+    found |= {"speedup": speedup, "low": low, "high": high, "torch": measured_on.torch}
+    found |= {"device": describe(measured_on, plan.facts.device), **asdict(task)}
+    database.learn(where, task.key(), found)
 
 
 def config_of(learned: database.Learned) -> SpeedConfig:
@@ -232,13 +225,15 @@ def _when(learned: database.Learned) -> str:
     return f"on {learned.learned_at.astimezone().date().isoformat()} ({inputs})"
 
 
-def proof(name: str, speedup: float | None, low: float | None, high: float | None) -> str:
+def proof(
+    name: str, speedup: float | None = None, low: float | None = None, high: float | None = None
+) -> str:
     """Return `measured: bf16+compile 1.31x [1.25, 1.38]`."""
     if speedup is None:
         return f"measured: {name}"
-    if not low or high is None or math.isinf(high):
-        return f"measured: {name} about {speedup:.2f}x"
-    return f"measured: {name} {speedup:.2f}x [{low:.2f}, {high:.2f}]"
+    is_bounded = low and high is not None and math.isfinite(high)
+    number = f"{speedup:.2f}x [{low:.2f}, {high:.2f}]" if is_bounded else f"about {speedup:.2f}x"
+    return f"measured: {name} {number}"
 
 
 def or_learned(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import InitVar, asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
@@ -16,7 +16,6 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.planning import Plan, plan, together
 from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Learned
@@ -24,12 +23,8 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.aim import Part, is_out, memory_saved, parts_of
+from speedkit_jupyter.tuning.aim import Part, is_out, memory_saved, parts_of, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
-
-if TYPE_CHECKING:
-    from speedkit_jupyter.machines.hardware import Hardware
-    from speedkit_jupyter.optimizations.facts.model import Facts
 
 # A plan whose upper bound is below this has nothing to gain.
 LIKELY = 1.05
@@ -46,7 +41,7 @@ class Stage(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A candidate that is not part of the plan, and why."""
+    """A plan or a part that is not in the plan, and why."""
 
     name: str
     reason: str
@@ -65,46 +60,40 @@ class Timed:
         return self.record.same_as_baseline or is_out(self.comparison, self.record)
 
     @property
-    def ratio(self) -> Ratio | None:
-        """Its speed-up; None where that is not known, or where it can't be the plan."""
-        return None if self.is_out else self.comparison.ratio(self.record)
+    def ratio(self) -> Ratio:
+        """Its speed-up; 0 in 0 rounds where that is not known, or where it can't be the plan."""
+        found = None if self.is_out else self.comparison.ratio(self.record)
+        return found or Ratio(0.0, 0.0, 0.0, 0)
 
     @property
     def words(self) -> set[str]:
-        """The words of its parts."""
         return set(self.record.name.split("+"))
-
-    @property
-    def speedup(self) -> float:
-        """The ratio's median; 0 without one."""
-        return 0.0 if self.ratio is None else self.ratio.median
 
     @property
     def range(self) -> tuple[float, float]:
         """The interval of the speed-up, or the range of its rounds where there is none."""
-        if self.ratio is not None and self.ratio.is_bounded:
+        if self.ratio.is_bounded:
             return self.ratio.low, self.ratio.high
         pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
-        ratios = [before / max(now, TICK_S) for before, now in pairs] or [0.0]
+        ratios = [before / max(now, TICK_S) for before, now in pairs]
         return min(ratios), max(ratios)
 
     @property
     def is_undecided(self) -> bool:
         """Whether it works, and there are too few rounds to show whether it helps."""
         is_slow = "far slower" in self.record.notes.get("left out", "")
-        pairs = self.ratio.pairs if self.ratio is not None else 0
         enough = FEW_ROUNDS if self.comparison.busy else 1
-        return pairs < enough and not self.is_out and not is_slow
+        return self.ratio.pairs < enough and not self.is_out and not is_slow
 
     @property
     def may_help(self) -> bool:
         """Whether something speaks for it, and nothing against."""
-        return self.speedup > 1 and self.range[1] >= LIKELY
+        return self.ratio.median > 1 and self.range[1] >= LIKELY
 
     def __str__(self) -> str:
-        rounds = count(self.ratio.pairs if self.ratio else 0, "round")
         low, high = self.range
-        number = f"{self.speedup:.2f}× as fast ({low:.2f}× to {high:.2f}× in {rounds})"
+        rounds = f"{low:.2f}× to {high:.2f}× in {count(self.ratio.pairs, 'round')}"
+        number = f"{self.ratio.median:.2f}× as fast ({rounds})"
         return f"{self.record.name} is probably about {number}, not proven"
 
 
@@ -112,8 +101,8 @@ class Timed:
 class Known:
     """What a search knows of the plans for a step.
 
-    `stages` are its benchmarks, with all timed rounds; `tried` are the plans that raced, by name,
-    `refused` those that failed or are wrong, `left` those that there was no time for; `reasons` say
+    `stages` are its benchmarks, with all timed rounds; `tried` the plans that raced, by name,
+    `refused` those that failed or are wrong, `left` those that wait for more time; `reasons` say
     why a plan or a part was not taken.
     """
 
@@ -133,6 +122,16 @@ class Known:
         self.reasons.pop(name, None)
         self.reasons[name] = reason
 
+    def why_unclear(self, step_s: float) -> str:
+        """Return why the time was too short to tell anything; empty where it was not."""
+        rows = self.rows()
+        if not rows and (self.tried or self.left):
+            return f"one step takes {step_s:.2g} s"
+        if 2 * sum(row.is_undecided for row in rows) > len(rows):
+            return "too few undisturbed rounds for most of the plans"
+        left = len(self.left)
+        return f"{left} plans were left out" if left > len(self.tried) else ""
+
     def is_new(self, plan: Candidate) -> bool:
         """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
         slow = {row.record.name for row in self.rows() if "dropped" in row.record.notes}
@@ -147,8 +146,8 @@ class Known:
         rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
         if by_memory:
             rows = [row for row in rows if memory_saved(row.comparison.baseline, row.record) > 1]
-        most = max((row.speedup for row in rows), default=0.0)
-        equal = [row for row in rows if row.speedup * (1 + SAME) >= most]
+        most = max((row.ratio.median for row in rows), default=0.0)
+        equal = [row for row in rows if row.ratio.median * (1 + SAME) >= most]
         return min(equal, key=lambda row: len(row.words), default=None)
 
 
@@ -157,21 +156,15 @@ class Tuning(Shown):
     """The result, one of three: a proven plan, the `winner`; one that is `likely`; or neither,
     where the answer is to leave everything as it is.
 
-    `comparison` is the proof, fresh rounds that took no part in choosing: of baseline, the winner,
-    and the winner without each of its parts; `parts_found` is what each part is worth. Where there
-    is no winner, `unclear` says why the search could not tell, and what is `likely` by name; it is
-    empty where nothing helps.
-    `kept` are the optimizations that it was to leave as they are.
-    `named` is how the notebook calls its models, where `%speedkit apply` has to be told.
-    `learned` is the plan that an earlier search had found for this step. `seconds` is how long it
-    all took, `compiling_s` of them compiling. `models` are those of the step that are still there:
-    a result keeps none alive. `facts` are the first one's, `facts_of_others` those of the rest.
+    `comparison` is the proof, in fresh rounds: of baseline, the winner, and the winner without each
+    of its parts; `parts_found` is what each part is worth. Without a winner `unclear` says why the
+    search could not tell; it is empty where nothing helps. `kept` are the optimizations that it was
+    to leave as they are, `named` the notebook's names for its models, `learned` the plan that an
+    earlier search had found for this step. `seconds` is how long it all took, `compiling_s` of them
+    compiling. `models` are those of the step that are still there: a result keeps none alive.
     """
 
     step: InitVar[Step]
-    hardware: Hardware
-    facts: Facts
-    facts_of_others: tuple[Facts, ...] = ()
     objective: str = "time"
     within: float | None = None
     steps: int | None = None
@@ -200,9 +193,9 @@ class Tuning(Shown):
         self.known.reasons.pop(plan.name, None)
 
     def conclude(self, why: str) -> None:
-        """Without a proven plan say what is likely, and why (interrupted, say) it is not known.
+        """Say what of the plan is not proven, or without one what is likely.
 
-        Where `why` is empty and no candidate may help, the answer is that nothing does.
+        `why` says why no more is known. Without one, and if no plan may help, nothing does.
         """
         if self.helped:
             unproven = [part.word for part in self.parts_found if not part.is_proven]
@@ -210,27 +203,22 @@ class Tuning(Shown):
                 names = " and ".join(unproven)
                 self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
             return
-        rows, self.learned = self.known.rows(), None
-        undecided = [row for row in rows if row.is_undecided]
-        if not why and 2 * len(undecided) > len(rows):
-            why = "too few undisturbed rounds for most of the plans"
+        self.learned = None
         best = self.known.likeliest(by_memory=self.objective == "memory")
-        if best is None:
+        if best is not None:
+            self.likely = best.record.name
+            reasons = [why, best.comparison.busy.partition(":")[0]]
+            self.unclear = "; ".join(filter(None, [str(best), *reasons, LONGER]))
+        elif why:
             ends = " before anything helped" if why == INTERRUPTED else f"; {LONGER}"
-            self.unclear = f"{why}{ends}" if why else ""
-            return
-        self.likely = best.record.name
-        reasons = [why, best.comparison.busy.partition(":")[0]]
-        self.unclear = "; ".join(filter(None, [str(best), *reasons, LONGER]))
+            self.unclear = f"{why}{ends}"
 
     @property
     def stages(self) -> list[Stage]:
-        """The benchmarks of the search: races, then the proof."""
         return self.known.stages
 
     @property
     def rejected(self) -> list[Rejected]:
-        """What is not in the plan, and why."""
         return [Rejected(*reason) for reason in self.known.reasons.items()]
 
     @property
@@ -243,23 +231,17 @@ class Tuning(Shown):
         """Whether there is a plan that was proven better than leaving everything as it is."""
         return bool(self.winner.values)
 
-    @property
-    def confirmed(self) -> bool:
-        """The same."""
-        return self.helped
+    confirmed = helped
 
     @property
     def record(self) -> Record | None:
         """The winner's row in `comparison`; None where there is none."""
-        rows = () if self.comparison is None else self.comparison.records[1:]
-        return next((row for row in rows if row.name == self.winner.name), None)
+        return row_of(self.comparison, self.winner) if self.comparison else None
 
     @property
     def ratio(self) -> Ratio | None:
         """The winner's speed-up over baseline with its interval."""
-        if self.comparison is None or self.record is None:
-            return None
-        return self.comparison.ratio(self.record)
+        return self.comparison.ratio(self.record) if self.comparison and self.record else None
 
     @property
     def is_settled(self) -> bool:
@@ -283,24 +265,16 @@ class Tuning(Shown):
             return SpeedConfig().alone(f"left as it is: {told}")
         config, ratio = self.winner.variant().config, self.ratio
         assert config is not None
-        numbers = (None, None, None) if ratio is None else (ratio.median, ratio.low, ratio.high)
+        numbers = () if ratio is None else (ratio.median, ratio.low, ratio.high)
         return config.with_source("measured", learning.proof(self.winner.name, *numbers))
 
-    @property
-    def plan(self) -> Plan:
-        """The decisions; each one that is active was measured."""
-        every = (self.facts, *self.facts_of_others)
-        return together([plan(self.config, self.hardware, facts) for facts in every])
-
     def apply(self) -> list[SpeedContext]:
-        """Put the plan into force on the step's models; one context each.
+        """Put the plan into force on the step's models; return one context for each.
 
         In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. A warning says
-        what has to be written in the loop so that its precision acts.
-
-        Where nothing helps, the models are restored to no plan, and none comes back. Where nothing
-        is proven yet, a plan that is in force stays; a warning says so. Raises SpeedKitError where
-        one of the models is gone.
+        what has to be written in the loop so that its precision acts. Where nothing helps, the
+        models are restored to no plan. Where nothing is proven yet, a plan that is in force stays,
+        and a warning says so. Raises SpeedKitError where one of the models is gone.
         """
         contexts, session = self.put_in_force(), current(notebook())
         for context in contexts:
@@ -314,11 +288,9 @@ class Tuning(Shown):
     def put_in_force(self) -> list[SpeedContext]:
         """Do as `apply` does, for a caller that names the contexts and says the rest."""
         models = list(self.models)
+        if self.helped and len(models) < self._number:
+            raise SpeedKitError("the model of this search is gone: search again with the new one")
         if self.helped:
-            if len(models) < self._number:
-                raise SpeedKitError(
-                    "the model of this search is gone: search again with the new one"
-                )
             return [
                 apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
                 for model in models
@@ -340,26 +312,26 @@ class Tuning(Shown):
         return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one for each variant of each stage: races, then the proof."""
         return [{"stage": s.title, **row} for s in self.stages for row in s.comparison.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         plain = ("objective", "within", "steps", "seconds", "compiling_s", "confirmed", "likely")
         return {
             "winner": self.winner.name,
             "plan": dict(self.winner.values),
             **{name: getattr(self, name) for name in (*plain, "unclear")},
             "kept": list(self.kept),
-            "parts": [_row(word, ratio) for word, ratio in self.parts()],
+            "parts": [
+                {
+                    "part": word,
+                    **asdict(ratio),
+                    "high": None if math.isinf(ratio.high) else ratio.high,
+                }
+                for word, ratio in self.parts()
+            ],
             "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
             "rejected": [rejected._asdict() for rejected in self.rejected],
         }
-
-
-def _row(word: str, ratio: Ratio) -> dict[str, Any]:
-    high = None if math.isinf(ratio.high) else ratio.high
-    return {"part": word, **asdict(ratio), "high": high}

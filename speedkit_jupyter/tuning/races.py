@@ -1,27 +1,16 @@
-"""How the benchmarks of a search go: what can't win leaves, and what is about to win is checked."""
+"""How the benchmarks of a search go: how long, what leaves, what is checked because it may win."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from speedkit_jupyter.measure.rounds.sampler import Policy
-from speedkit_jupyter.tuning.aim import (
-    FAR_SLOWER,
-    LEAST_SAVED,
-    WORTH_IT,
-    Aim,
-    idlest,
-    is_behind,
-    memory_saved,
-    parts_of,
-)
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.rounds import budget
+from speedkit_jupyter.measure.rounds.sampler import LONG_S, Policy
+from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
-
-if TYPE_CHECKING:
-    from speedkit_jupyter.measure.results.comparison import Comparison
-    from speedkit_jupyter.measure.results.record import Record
 
 # After RACE_ROUNDS, what is behind the fastest by RACE_BEHIND leaves a race. So does what is behind
 # by RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
@@ -37,6 +26,17 @@ BEHIND = 1.1
 # The interval of the whole plan has to be as narrow as the larger of these shares: of its median,
 # and of what it gains, since the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
+# A search needs about this many steps for a clear answer.
+ENOUGH_STEPS = 120
+# The default budget: at least this many seconds, and at most as many as MOST_GROWN_S.
+DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
+# The most candidates of one race. Each takes CANDIDATE_S, however short the step is.
+MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
+# A step in a race takes this many times as long as the fastest one that was looked at.
+SLOWER = 1.5
+# A race may take RACE of the budget. A proof is of about PROVEN variants. A default budget leaves
+# at least PROOF of a clear answer's time for it.
+RACE, PROVEN, PROOF = 0.35, 3, 0.35
 
 
 class Grid(Policy):
@@ -46,23 +46,20 @@ class Grid(Policy):
     times = 2.0
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what is hopeless by its times alone."""
         first = racing[0].times_s
-        return [row for row in racing[1:] if is_behind(first, row.times_s, self.times)]
+        return [row for row in racing[1:] if aim.is_behind(first, row.times_s, self.times)]
 
 
 class Race(Grid):
     """Chooses the fastest by successive halving; proves and checks nothing."""
 
-    far_slower = FAR_SLOWER
+    far_slower = aim.FAR_SLOWER
     checked = 0
 
     def least_rounds(self, others: int) -> int:
-        """Return after how many rounds the first leave."""
         return RACE_ROUNDS
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what the fastest leaves behind."""
         return [] if _is_early(racing) else fallen_behind(racing)
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
@@ -75,7 +72,6 @@ class Race(Grid):
         return all(ratio is not None and ratio.is_precise(ENOUGH_TO_CHOOSE) for ratio in ratios)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield nothing: what leads is checked where it is proven."""
         yield from ()
 
 
@@ -85,12 +81,11 @@ class Lightest(Race):
     weighs = True
 
     def __init__(self, within: float | None) -> None:
-        self.times = within or FAR_SLOWER
+        self.times = within or aim.FAR_SLOWER
 
     def why_too_heavy(self, baseline: Record, record: Record) -> str:
-        """Return why memory speaks against it, if it does."""
-        saved = memory_saved(baseline, record)
-        is_lighter = saved == 0 or saved > 1 + LEAST_SAVED
+        saved = aim.memory_saved(baseline, record)
+        is_lighter = saved == 0 or saved > 1 + aim.LEAST_SAVED
         return "" if is_lighter else f"its peak is {1 / saved:.0%} of {baseline.name}'s"
 
     leaving = Grid.leaving  # what takes too much time
@@ -104,9 +99,9 @@ class Proof(Grid):
     checks_winner = True
     times = BEHIND
 
-    def __init__(self, plans: Sequence[Candidate], aim: Aim, checks: bool) -> None:
-        self._whole, self._aim = plans[0], aim
-        self.weighs, self.checked = aim.memory, 2 if checks else 0
+    def __init__(self, plans: Sequence[Candidate], wanted: aim.Aim, checks: bool) -> None:
+        self._whole, self._aim = plans[0], wanted
+        self.weighs, self.checked = wanted.memory, 2 if checks else 0
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """Return what is slower than the baseline, at a look also a whole that gains nothing."""
@@ -126,14 +121,14 @@ class Proof(Grid):
         if ratio is None or ratio.verdict == "too noisy":
             return False
         precise = max(PRECISE, PRECISE_GAIN * (ratio.median - 1))
-        parts = parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
+        parts = aim.parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
         return ratio.is_precise(precise) and all(part.is_clear for part in parts)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         """Yield the whole, what is left without its idlest part, then others until one is right."""
         records = {record.name: record for record in comparison.records[1:]}
         first = [records[self._whole.name]]
-        if idle := idlest(self._whole, comparison):
+        if idle := aim.idlest(self._whole, comparison):
             first.append(records[self._whole.without(idle).name])
         others = [record for record in records.values() if record not in first]
         for number, record in enumerate([*first, *others] if self.checked else []):
@@ -165,7 +160,7 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     if len(held_up) == logs.shape[1] and (~held_up).sum() >= RACE_ROUNDS:
         logs = logs[:, ~held_up]
     # What compiles has to lead by what it has to bring; else nothing is left to tell.
-    logs += np.log([WORTH_IT if record.is_compiled else 1.0 for record in records])[:, None]
+    logs += np.log([aim.WORTH_IT if record.is_compiled else 1.0 for record in records])[:, None]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
@@ -173,3 +168,57 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, RACE_SHARE)
     margin = min(margin, math.log(RACE_BEHIND))
     return [record for record, median in zip(records, medians, strict=True) if median > margin]
+
+
+class Allowance(budget.Budget):
+    """The budget of a whole search: the user's `budget_s`, or None for enough.
+
+    `step_s` is about how long a step takes; 0 until one was looked at.
+    """
+
+    def __init__(self, budget_s: float | None, begun_s: float | None = None) -> None:
+        super().__init__(budget_s or DEFAULT_S, begun_s=begun_s)
+        self.step_s, self._grows = 0.0, budget_s is None
+        # The seconds spent when the first proof began, and its variants.
+        self._proof: tuple[float, int] | None = None
+
+    def follow(self, step_s: float) -> None:
+        """Note the seconds of a step. A default budget follows them, with time for a proof."""
+        self.step_s = step_s
+        if self._grows:
+            enough_s = ENOUGH_STEPS * step_s
+            needed_s = max(DEFAULT_S, enough_s, self.spent_s + PROOF * enough_s)
+            if self._proof is not None:
+                spent_s, variants = self._proof
+                needed_s = max(needed_s, spent_s + budget.clear_answer_s(step_s, variants))
+            self.seconds = min(needed_s, MOST_GROWN_S)
+
+    def leave_time_for_a_proof(self, variants: int) -> None:
+        """Let a default budget grow, once, to a clear answer about this many variants."""
+        if self._proof is None:
+            self._proof = self.spent_s, variants
+            self.follow(self.step_s)
+
+    def can_check(self) -> bool:
+        """Return whether a plan can be timed in a few rounds and checked."""
+        checks = budget.REFERENCE + budget.ROUNDED + budget.CHECKED
+        return self.allows((checks + 2 * (budget.APART + RACE_ROUNDS)) * self.step_s)
+
+    def room(self) -> int:
+        """Return how many candidates a race can take beside the baseline."""
+        again = 2 if self.step_s <= LONG_S else 1  # a short step has an untimed one before it
+        least_s = max(SLOWER * self.step_s * (budget.APART + again * RACE_ROUNDS), CANDIDATE_S)
+        return max(min(int(self.race_s / least_s) - 1, MOST_CANDIDATES), 0)
+
+    @property
+    def race_s(self) -> float:
+        """Seconds that a race may take: what it leaves is enough for a proof."""
+        left_s = self.left_s - budget.clear_answer_s(self.step_s, PROVEN)
+        return min(RACE * self.seconds, max(left_s, 0.0))
+
+    def ahead(self) -> str:
+        """Return how long the search will take, and whether that is enough."""
+        step = f"one step takes {self.step_s:.2g} s"
+        is_short = self.seconds < ENOUGH_STEPS * self.step_s / 2
+        text = f"{step}: about {self.seconds:.0f} s and what compiling takes"
+        return f"{text}; {budget.LONGER}" if is_short else text

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from statistics import median
 
@@ -26,29 +26,21 @@ from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, pays, row_of
-from speedkit_jupyter.tuning.allowance import Allowance
-from speedkit_jupyter.tuning.candidates import (
-    BASELINE,
-    Candidate,
-    candidates,
-    joined,
-    neighbours,
-    strongest,
-)
+from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Stage, Tuning
-from speedkit_jupyter.tuning.races import RACE_ROUNDS, Lightest, Proof, Race
+from speedkit_jupyter.tuning.races import RACE_ROUNDS, Allowance, Lightest, Proof, Race
 
 # Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
 # less.
 COMPILE_S = 20.0
-# What is near the best so far races with it this often.
-MOST_TURNS = 3
+# So many races choose: one of what the machine suggests, the others of what is near its best.
+MOST_RACES = 4
 # A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
 # The engines of float32 products are measured if the budget has this many seconds. That takes two
@@ -65,7 +57,7 @@ class Search:
     `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
     the total time of this many steps, compiling included. `fresh` searches although a plan is
     known; the optimizations in `keep` stay as they are. The budget begins when the search runs, or
-    began at `begun_s` on the clock, where that is set. Raises StepError.
+    at `begun_s` on the clock. Raises StepError.
     """
 
     def __init__(
@@ -93,25 +85,17 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        with ExitStack() as stack:
-            for model in step.models:
-                stack.enter_context(hidden(model))
-            facts, *others = [Facts.read(model, step.holders(model)) for model in step.models]
         kept = tuple(name for name in names if name in keep)
-        self.step, self._fresh = step, fresh
-        self.tuning = Tuning(
-            step, Hardware.current(), facts, tuple(others), objective, within, steps, kept
-        )
+        self.step, self._fresh, self.hardware = step, fresh, Hardware.current()
+        self.tuning = Tuning(step, objective, within, steps, kept)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._budget_s, self.budget = budget_s, Allowance(budget_s)
 
     def result(self) -> Tuning:
-        """Return what is known so far."""
         return self.tuning
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
@@ -127,8 +111,8 @@ class Search:
                 yield from self._check_learned(tuning.learned)
             is_to_keep = not tuning.helped
             if is_to_keep:
-                yield from self._search()
-            why = self._why_short()
+                yield from self._search(looked.facts)
+            why = self.known.why_unclear(self.budget.step_s)
         finally:
             tuning.conclude(why)
             tuning.seconds = clock.now() - start_s
@@ -141,18 +125,14 @@ class Search:
     def _look(self) -> learning.Looked:
         """Return what a step does and how long it takes; note the plan that was learned for it."""
         __tracebackhide__ = True
-        tuning, step = self.tuning, self.step
-        looked = learning.look(step, tuning.hardware, self.budget)
+        tuning = self.tuning
+        looked = learning.look(self.step, self.hardware, self.budget)
         self.budget.follow(looked.step_s)
-        tuning.facts, *others = [
-            facts.stepped_by(step.made) for facts in (tuning.facts, *tuning.facts_of_others)
-        ]
-        tuning.facts_of_others = tuple(others)
         task = replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(looked.setting, task)
         if learned is not None and learned.plan["values"]:  # where nothing helped, search again
             tuning.learned = learned
-        return replace(looked, task=task)
+        return looked._replace(task=task)
 
     def _check_learned(self, learned: database.Learned) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
@@ -167,28 +147,21 @@ class Search:
             with suppress(SpeedKitError):  # a store that can't be written is no reason to stop
                 database.unlearn([learned.number])
         outcome = "was dropped" if is_refuted else "could not be checked"
-        reason = self.known.reasons.get(plan.name)
-        tuning.notes.append(
-            f"The learned plan {plan.name} {outcome}{f'; {reason}' if reason else ''}"
-        )
+        tuning.notes.append(f"The learned plan {plan.name} {outcome}")
         tuning.learned = None
 
-    def _search(self) -> Iterator[Progress]:
+    def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         __tracebackhide__ = True
-        yield from self._measure_engines()
         tuning, known, budget = self.tuning, self.known, self.budget
-        singles = candidates(
-            tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others, tuning.objective
-        )
+        if facts[0].device_type == "cpu":
+            yield from self._measure_engines()
+        singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
         known.left, proven = self._first(singles), set[str]()
         while known.left and not tuning.helped and budget.allows(budget.step_s):
             room = max(budget.room(), 1)
             asked, known.left = known.left[:room], known.left[room:]
-            best = asked[0]
-            if len(asked) > 1:
-                best = yield from self._raced(asked, singles)
-            known.tried |= {plan.name: plan for plan in asked}
+            best = yield from self._raced(asked, singles)
             if best.values and best.name not in proven:
                 proven.add(best.name)
                 yield from self.prove(best)
@@ -206,20 +179,19 @@ class Search:
 
     def _measure_engines(self) -> Iterator[Progress]:
         """Measure those of float32 products, once for a machine, and so beside the budget."""
-        tuning, budget = self.tuning, self.budget
-        is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
-        if is_known or tuning.hardware.pinned or budget.seconds < ENGINES_S:
+        budget, notes, known = self.budget, self.tuning.notes, self.hardware.cpu.gemm
+        if known is not None or self.hardware.pinned or budget.seconds < ENGINES_S:
             return
         doing = "measuring the engines of float32 products, once"
         yield Progress(budget.share, doing)
         begun_s = clock.now()
-        tuning.hardware = tuning.hardware.with_gemm(ENGINES_SHARE * budget.seconds)
-        took_s, rates = clock.now() - begun_s, tuning.hardware.cpu.gemm
+        self.hardware = self.hardware.with_gemm(ENGINES_SHARE * budget.seconds)
+        took_s, rates = clock.now() - begun_s, self.hardware.cpu.gemm
         budget.exclude(took_s)
         if rates is not None and rates.failure:
-            tuning.notes.append(f"gemm was not tried: {rates.failure}")
+            notes.append(f"gemm was not tried: {rates.failure}")
         elif took_s > NOTICED_S:  # it was not known already
-            tuning.notes.append(f"It took {took_s:.1f} s more, {doing} for this machine")
+            notes.append(f"It took {took_s:.1f} s more, {doing} for this machine")
 
     def _first(self, singles: Sequence[Candidate]) -> list[Candidate]:
         """Return the strongest with and without compiling, its parts, it without each of them,
@@ -228,10 +200,10 @@ class Search:
         cheap = [single for single in singles if not single.costly]
         costly = [single for single in singles if single.costly]
         start = strongest(cheap)
-        compiled = [joined(start, single) for single in costly[:1]]
+        compiled = [start.joined(single) for single in costly[:1]]
         alone = [start.part(name) for name in start.values]
         return self._worth_trying(
-            [start, *compiled, *alone, *neighbours(start, cheap), *cheap, *costly]
+            [start, *compiled, *alone, *start.neighbours(cheap), *cheap, *costly]
         )
 
     def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
@@ -253,33 +225,32 @@ class Search:
     def _raced(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
     ) -> Generator[Progress, None, Candidate]:
-        """Return what leads once what is near it has raced with it, or what lost narrowly."""
-        __tracebackhide__ = True
-        best = yield from self._race("what the machine suggests", asked)
-        for _ in range(MOST_TURNS):
-            near = self._worth_trying(neighbours(best, singles))
-            new = [plan for plan in near if self.known.is_new(plan)]
-            new = new[: max(self.budget.room() - 1, 0)]
-            if not best.values or not new or not self.budget.has_time(len(new) + 1):
-                break
-            better = yield from self._race("what is near it", [best, *new])
-            if better.name == best.name or not better.values:
-                break
-            best = better
-        return best
+        """Return what leads, or lost narrowly, once what is near it has raced with it.
 
-    def _race(self, title: str, asked: Sequence[Candidate]) -> Generator[Progress, None, Candidate]:
-        """Return the one that leads at the end, or lost narrowly; else BASELINE."""
+        Return BASELINE where all lost.
+        """
         __tracebackhide__ = True
-        self.known.tried |= {plan.name: plan for plan in asked}
-        policy = Lightest(self.aim.within) if self.aim.memory else Race()
-        comparison = yield from self._benchmark(title, asked, self.budget.race_s, policy)
-        best = self._best_of(comparison, asked)
-        for plan in asked:
-            if plan.name != best.name:
-                why = self.aim.why_not(comparison, row_of(comparison, plan), best.name)
-                self.known.refuse(plan.name, why)
-        return best
+        known, leads, title = self.known, BASELINE, "what the machine suggests"
+        for _ in range(MOST_RACES):
+            known.tried |= {plan.name: plan for plan in asked}
+            if len(asked) == 1:  # it has only to be proven
+                return asked[0]
+            policy = Lightest(self.aim.within) if self.aim.memory else Race()
+            comparison = yield from self._benchmark(title, asked, self.budget.race_s, policy)
+            best = self._best_of(comparison, asked)
+            for plan in asked:
+                if plan.name != best.name:
+                    why = self.aim.why_not(comparison, row_of(comparison, plan), best.name)
+                    known.refuse(plan.name, why)
+            if best.name in (leads.name, BASELINE.name):
+                break
+            leads, title = best, "what is near it"
+            near = self._worth_trying(best.neighbours(singles))
+            new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
+            if not new:
+                break
+            asked = [leads, *new]
+        return leads
 
     def _best_of(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
         """Return the best by its gain; of those that are as good, the one of fewest parts.
@@ -301,7 +272,7 @@ class Search:
     def prove(
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
     ) -> Iterator[Progress]:
-        """Measure the baseline and a plan in rounds that took no part in choosing it, beside the
+        """Measure a plan in rounds that took no part in choosing it, beside the baseline and the
         plan without each of its parts: what each is worth, and what is left where the whole fails.
         """
         __tracebackhide__ = True
@@ -315,7 +286,7 @@ class Search:
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
         best = whole if gains[whole.name] > 1 else max(plans, key=lambda plan: gains[plan.name])
-        if best is not whole or gains[best.name] <= 1:
+        if gains[whole.name] <= 1:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
             known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
         if gains[best.name] > 1:
@@ -334,15 +305,13 @@ class Search:
         rest = whole.without(name)
         if not name or gains.get(rest.name, 0.0) <= 1:
             return
-        before = {part.name: part for part in tuning.parts_found}
-        gone = before.pop(name)
-        tuning.take(rest, comparison)
+        parts = {part.name: part for part in tuning.parts_found}
+        gone = parts.pop(name)
         self.known.refuse(gone.word, f"left out: with it the plan is {gone.ratio} as fast")
-        tuning.parts_found = list(
-            (before | {part.name: part for part in tuning.parts_found}).values()
-        )
-        again = len(rest.values) > 1 and any(part.is_idle for part in tuning.parts_found)
-        if again and self.budget.has_time(len(rest.values) + 1):
+        tuning.take(rest, comparison)
+        tuning.parts_found = list((parts | {p.name: p for p in tuning.parts_found}).values())
+        is_idle = any(part.is_idle for part in tuning.parts_found)
+        if is_idle and len(rest.values) > 1 and self.budget.can_check():
             yield from self.prove(rest, "without what is not proven")
 
     def _benchmark(
@@ -372,28 +341,16 @@ class Search:
                 self.known.stages.append(Stage(title, comparison))
         return comparison
 
-    def _why_short(self) -> str:
-        """Return why the time was too short to tell anything; empty where it was not."""
-        known, rows = self.known, [row.record for row in self.known.rows()]
-        timed = any(row.times_s or row.failure or "dropped" in row.notes for row in rows)
-        if not timed and (known.tried or known.left):
-            return f"one step takes {self.budget.step_s:.2g} s"
-        left = len(known.left)
-        return f"{left} plans were left out" if left > len(known.tried) else ""
-
     def _keep(self, looked: learning.Looked) -> None:
         """Remember what was found, also that nothing helped: rules shall not turn it on then.
 
-        Not so where the search could not tell, nor where something was not to be tried, which may
-        help. A store that can't be written is said, and no more.
+        Not so where the search could not tell, nor where what was not to be tried may help.
         """
-        tuning = self.tuning
-        if not tuning.helped and (tuning.unclear or tuning.kept):
-            return
-        winner = tuning.winner
-        try:
-            learning.keep(
-                looked.setting, looked.task, tuning.plan, winner.values, winner.name, tuning.ratio
-            )
-        except SpeedKitError as error:
-            tuning.notes.append(f"the plan was not kept for the next time: {error}")
+        tuning, winner = self.tuning, self.tuning.winner
+        if tuning.helped or not (tuning.unclear or tuning.kept):
+            plans = [planning.plan(tuning.config, self.hardware, one) for one in looked.facts]
+            about = (looked.setting, looked.task, planning.together(plans))
+            try:
+                learning.keep(*about, winner.values, winner.name, tuning.ratio)
+            except SpeedKitError as error:
+                tuning.notes.append(f"the plan was not kept for the next time: {error}")

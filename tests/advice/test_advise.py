@@ -33,11 +33,11 @@ class Computing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         is_on = torch.is_anomaly_enabled()
-        self.clock.sleep(0.05 + self.longer_s * is_on)
+        self.clock.sleep(0.02 + self.longer_s * is_on)
         return self.layer(x)
 
 
-@pytest.mark.parametrize(("longer_s", "is_said"), [(0.0, False), (-0.01, False), (0.025, True)])
+@pytest.mark.parametrize(("longer_s", "is_said"), [(0.0, False), (-0.004, False), (0.01, True)])
 def test_what_a_trial_refutes_is_not_said(monkeypatch, longer_s, is_said):
     net = Computing(install(monkeypatch, tick_s=1e-6), longer_s)
 
@@ -46,7 +46,7 @@ def test_what_a_trial_refutes_is_not_said(monkeypatch, longer_s, is_said):
         net.zero_grad()
 
     with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):
-        found = advise(step, budget_s=8)
+        found = advise(step, budget_s=10)
     assert found.skipped == {}
     assert ("anomaly_mode" in {one.rule for one in found.opportunities}) == is_said
 

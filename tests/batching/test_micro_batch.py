@@ -39,9 +39,10 @@ def masked(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+MEAN: Loss = lambda m, x, y: F.cross_entropy(m(x), y)  # noqa: E731
 LOSSES: dict[str, tuple[Loss, dict[str, Any]]] = {
     "MSE": (lambda m, x, y: F.mse_loss(m(x), x[:, :5]), {}),
-    "cross-entropy with ignored targets": (lambda m, x, y: F.cross_entropy(m(x), y), {}),
+    "cross-entropy with ignored targets": (MEAN, {}),
     "with weights of classes": (
         lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.arange(1.0, 6.0)),
         {},
@@ -58,26 +59,32 @@ LOSSES: dict[str, tuple[Loss, dict[str, Any]]] = {
 }
 
 
+def parts(model: nn.Module, loss: Loss = MEAN, size: int = 3, **options: Any) -> Callable[..., Any]:
+    return micro_batch(lambda x, y: loss(model, x, y), size, **options)
+
+
 def gradients(model: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
 def whole(model: nn.Module, loss: Loss, *given: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """The loss and its gradients, of which the model keeps none."""
     found: Any = loss(model, *given)
     found = found[0] if isinstance(found, tuple) else found
     model.zero_grad()
     found.backward()
-    return found.detach(), gradients(model)
+    expected = gradients(model)
+    model.zero_grad()
+    return found.detach(), expected
 
 
 @pytest.mark.parametrize("kind", list(LOSSES))
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_loss_and_gradients_are_those_of_the_whole(kind: str, size: int) -> None:
     loss, options = LOSSES[kind]
-    model, (x, y) = net(), batch()
-    expected, expected_gradients = whole(model, loss, x, y)
-    model.zero_grad()
-    found = micro_batch(lambda x, y: loss(model, x, y), size, **options)(x, y)
+    model, given = net(), batch()
+    expected, expected_gradients = whole(model, loss, *given)
+    found = parts(model, loss, size, **options)(*given)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradients(model), expected_gradients)
     assert not found.requires_grad
@@ -90,37 +97,36 @@ def test_whatever_is_ignored_the_loss_is_that_of_the_whole(
 ) -> None:
     model, (x, _) = net(), batch(number)
     y = torch.tensor([-100 if at in ignored else at % 5 for at in range(number)])
-    expected, expected_gradients = whole(model, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
-    model.zero_grad()
-    found = micro_batch(lambda x, y: F.cross_entropy(model(x), y), size)(x, y)
+    expected, expected_gradients = whole(model, MEAN, x, y)
+    found = parts(model, size=size)(x, y)
     torch.testing.assert_close(found, expected, equal_nan=True)
     if not expected.isnan():
         torch.testing.assert_close(gradients(model), expected_gradients)
 
 
 def test_gradients_of_before_are_kept_and_added_to() -> None:
-    model, (x, y) = net(), batch()
-    loss: Loss = lambda m, x, y: F.cross_entropy(m(x), y)  # noqa: E731
-    _, once = whole(model, loss, x, y)
+    model, given = net(), batch()
+    _, once = whole(model, MEAN, *given)
+    MEAN(model, *given).backward()
     places = [p.grad for p in model.parameters()]
-    micro_batch(lambda x, y: loss(model, x, y), 3)(x, y)
+    parts(model)(*given)
     torch.testing.assert_close(gradients(model), [2 * one for one in once])
     assert [id(p.grad) for p in model.parameters()] == list(map(id, places))
 
 
 def test_after_an_error_gradients_are_as_before() -> None:
     model, (x, y) = net(), batch()
-    whole(model, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
+    MEAN(model, x, y).backward()
     before = gradients(model)
 
-    def fails_late(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def fails_late(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if y[-1] == -100 and len(y) < 4:
             raise RuntimeError("out of memory")
-        return F.cross_entropy(model(x), y)
+        return MEAN(model, x, y)
 
     y[0] = 1
     with pytest.raises(RuntimeError, match="out of memory"):
-        micro_batch(fails_late, 4)(x, y)
+        parts(model, fails_late, 4)(x, y)
     assert all(map(torch.equal, before, gradients(model)))
 
 
@@ -129,6 +135,7 @@ WRONG: dict[str, Loss] = {
     "a sum": lambda m, x, y: m(x).square().sum(),
     "contrastive": lambda m, x, y: F.cross_entropy(m(x) @ m(x).T, torch.arange(len(x))),
     "a norm": lambda m, x, y: m(x).norm(),
+    "a spread": lambda m, x, y: (m(x) - m(x).mean(0)).square().sum(1).mean(),
     "with a balance of the batch": lambda m, x, y: (
         F.cross_entropy(m(x), y.clamp(0)) + 0.1 * m(x).softmax(-1).mean(0).square().sum()
     ),
@@ -136,10 +143,11 @@ WRONG: dict[str, Loss] = {
 
 
 @pytest.mark.parametrize("kind", list(WRONG))
-def test_what_is_no_mean_over_samples_is_refused(kind: str) -> None:
-    model, (x, y) = net(), batch()
+@pytest.mark.parametrize("more", [(), (nn.Dropout(0.5),)], ids=["plain", "dropout"])
+def test_what_is_no_mean_over_samples_is_refused(kind: str, more: tuple[nn.Module, ...]) -> None:
+    model = net(*more)
     with pytest.raises(StepError, match="don't make that of the batch"):
-        micro_batch(lambda x, y: WRONG[kind](model, x, y), 3)(x, y)
+        parts(model, WRONG[kind])(*batch())
     assert not gradients(model)
 
 
@@ -147,67 +155,52 @@ def test_a_loss_that_asks_for_gradients_itself_is_split_like_any_other() -> None
     model, (x, y) = net(), batch()
     y = y.clamp(0)
 
-    def penalized(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def penalized(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
         losses = F.cross_entropy(model(x), y, reduction="none")
         (slope,) = torch.autograd.grad(losses.sum(), x, create_graph=True)
         return (losses + slope.square().sum(1)).mean()
 
-    whole = penalized(x, y)
-    whole.backward()
-    expected = [gradient.clone() for gradient in gradients(model)]
-    model.zero_grad()
-    loss = micro_batch(penalized, 3)(x, y)
-    torch.testing.assert_close(loss, whole.detach())
-    torch.testing.assert_close(gradients(model), expected)
+    expected, expected_gradients = whole(model, penalized, x, y)
+    torch.testing.assert_close(parts(model, penalized)(x, y), expected)
+    torch.testing.assert_close(gradients(model), expected_gradients)
 
 
 def test_batch_norm_that_trains_is_refused_or_allowed() -> None:
-    model, (x, y) = net(nn.BatchNorm1d(16)), batch()
-    loss_of = lambda x, y: F.cross_entropy(model(x), y)  # noqa: E731
+    model, given = net(nn.BatchNorm1d(16)), batch()
     with pytest.raises(StepError, match=r"1 \(BatchNorm1d\) would see the statistics of each part"):
-        micro_batch(loss_of, 5)(x, y)
-    micro_batch(loss_of, 5, batch_norm=True)(x, y)
+        parts(model, size=5)(*given)
+    parts(model, size=5, batch_norm=True)(*given)
     norm = model[1]
     assert norm.training
     assert norm.num_batches_tracked == 2
     model.eval()
-    micro_batch(loss_of, 5)(x, y)
+    parts(model, size=5)(*given)
     model.train()
-    micro_batch(loss_of, N)(x, y)
+    parts(model, size=N)(*given)
 
 
 def test_the_check_leaves_nothing_behind() -> None:
-    model, (x, y) = net(nn.Dropout(0.5)), batch()
-    before = torch.get_rng_state()
-    with torch.no_grad():
-        micro_batch(lambda x, y: F.cross_entropy(model(x), y), N)(x, y)
-    after = torch.get_rng_state()
-    torch.set_rng_state(before)
-    with torch.no_grad():
-        F.cross_entropy(model(x), y)
-    assert torch.equal(after, torch.get_rng_state())
+    model, given = net(nn.Dropout(0.5)), batch()
+    before, after = torch.get_rng_state(), []
+    for call in (parts(model, size=N), lambda x, y: MEAN(model, x, y)):
+        torch.set_rng_state(before)
+        with torch.no_grad():
+            call(*given)
+        after.append(torch.get_rng_state())
+    assert torch.equal(*after)
     assert not gradients(model)
 
 
-def test_dropout_does_not_keep_the_loss_from_being_checked() -> None:
-    model, (x, y) = net(nn.Dropout(0.5)), batch()
-    with pytest.raises(StepError, match="don't make that of the batch"):
-        micro_batch(lambda x, y: model(x).square().sum(), 3)(x, y)
-
-
 def test_a_loss_that_is_random_is_said_to_be_unchecked() -> None:
-    model, (x, y) = net(), batch()
     with pytest.warns(UserWarning, match="was not checked"):
-        micro_batch(lambda x, y: model(x + torch.randn_like(x)).square().mean(), 3)(x, y)
+        parts(net(), lambda m, x, y: m(x + torch.randn_like(x)).square().mean())(*batch())
 
 
 def test_a_scaler_scales_each_part() -> None:
-    model, (x, y) = net(), batch()
-    _, expected = whole(model, lambda m, x, y: F.cross_entropy(m(x), y), x, y)
-    model.zero_grad()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    micro_batch(lambda x, y: F.cross_entropy(model(x), y), 3, scaler=scaler)(x, y)
+    model, given = net(), batch()
+    _, expected = whole(model, MEAN, *given)
+    parts(model, scaler=torch.amp.GradScaler("cpu", init_scale=8.0))(*given)
     torch.testing.assert_close(gradients(model), [8 * one for one in expected])
 
 
@@ -226,9 +219,9 @@ def test_arguments_of_all_kinds_are_cut_but_for_those_that_are_whole() -> None:
 
 def hooked() -> None:
     """As of an optimizer that steps in the backward pass."""
-    model, (x, y) = net(), batch()
+    model = net()
     next(model.parameters()).register_post_accumulate_grad_hook(lambda p: None)
-    micro_batch(lambda x, y: F.cross_entropy(model(x), y), 3)(x, y)
+    parts(model)(*batch())
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -251,21 +244,16 @@ def test_what_cant_be_done_is_said_in_one_line(kind: str) -> None:
 
 
 def test_under_autocast_backward_is_outside_of_it() -> None:
-    model, (x, y) = net(), batch()
+    model = net()
     with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
         warnings.simplefilter("error")
-        micro_batch(lambda x, y: F.cross_entropy(model(x), y), 3)(x, y)
+        parts(model)(*batch())
     assert len(gradients(model)) == 4
 
 
-def test_a_first_batch_of_equal_samples_proves_nothing():
-    net = nn.Linear(4, 3)
-
-    def contrast(x):
-        found = net(x)
-        return (found - found.mean(0)).pow(2).sum(1).mean()
-
-    loss_of = micro_batch(contrast, 4)
-    loss_of(torch.zeros(16, 4))
+def test_a_first_batch_of_equal_samples_proves_nothing() -> None:
+    model = net()
+    loss_of = parts(model, WRONG["a spread"])
+    loss_of(torch.zeros(16, 6), None)
     with pytest.raises(StepError, match="no mean over samples"):
-        loss_of(torch.randn(16, 4))
+        loss_of(torch.randn(16, 6), None)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from _nets import NAMES, net, training
+from _nets import NAMES, Case, Made, net, training
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-Step = Callable[[], Any]
-Optimizers = Any
-Made = tuple[Step, nn.Module, Optimizers, Sequence[str]]
 PLANS = ("bf16", "fp16", "tf32:medium", "channels_last", "fused_optimizer", "threads:2",
          "bf16+channels_last+fused_optimizer")  # fmt: skip
 KINDS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
@@ -27,17 +23,6 @@ KINDS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
     lambda p: torch.optim.Adagrad(p, 1e-2),
     lambda p: torch.optim.NAdam(p, 1e-3),
 )
-
-
-@dataclass(frozen=True)
-class Honest:
-    """`make` gives step, model, optimizers and the plans."""
-
-    name: str
-    make: Callable[[], Made]
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def family(name: str, number: int) -> Made:
@@ -335,7 +320,7 @@ LOOPS: dict[str, Callable[[], Made]] = {
 }  # fmt: skip
 SEEN = ("cnn batchnorm", "lstm", "encoder", "residual", "attention")
 HONEST = (
-    *(Honest(name, make) for name, make in LOOPS.items()),
-    *(Honest(name, partial(family, name, number)) for number, name in enumerate(NAMES)),
-    *(Honest(f"{name}, inference", partial(predicted, name)) for name in SEEN),
+    *(Case(name, make) for name, make in LOOPS.items()),
+    *(Case(name, partial(family, name, number)) for number, name in enumerate(NAMES)),
+    *(Case(f"{name}, inference", partial(predicted, name)) for name in SEEN),
 )

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+# A step, what it trains, and the plans to try.
+Made = tuple[Callable[[], Any], nn.Module, Optimizers, Sequence[str]]
 Net = tuple[nn.Module, Callable[[], Any], Callable[[Any], torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What `is_planted` computes something wrong under its plans."""
+
+    name: str
+    make: Callable[[], Made]
+    is_planted: bool = False
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def mlp(*sizes: int) -> nn.Sequential:

@@ -8,31 +8,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from _nets import training
+from _nets import Case, Made, training
 from torch import nn
 from torch.nn import functional
 
-Made = tuple[Callable[[], Any], nn.Module, torch.optim.Optimizer, str]
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 BF16, EXACT = "bf16", "sdpa:math"
 FEATURES, CLASSES, BATCH = 20, 12, 24
-
-
-@dataclass(frozen=True)
-class Planted:
-    """`make` gives step, model, optimizer and the plan under which it goes wrong."""
-
-    group: str
-    name: str
-    make: Callable[[], Made]
-
-    def __str__(self) -> str:
-        return f"{self.group}: {self.name}"
 
 
 def in_force() -> bool:
@@ -96,7 +82,7 @@ def trained(
         train()
         after()
 
-    return step, model, found, plan
+    return step, model, found, [plan]
 
 
 OUTPUTS: dict[str, Spoil] = {
@@ -143,7 +129,7 @@ def inferring(spoil: Spoil, plan: str, result: Callable[[torch.Tensor], Any] = n
         with torch.no_grad():
             return result(model(x))
 
-    return step, model, sgd(model), plan
+    return step, model, sgd(model), [plan]
 
 
 def unseen(result: Callable[[torch.Tensor], Any], plan: str) -> Made:
@@ -154,7 +140,7 @@ def unseen(result: Callable[[torch.Tensor], Any], plan: str) -> Made:
         with torch.no_grad():
             return result(model.forward(x))
 
-    return step, model, sgd(model), plan
+    return step, model, sgd(model), [plan]
 
 
 def wrong_gradient(spoil: Spoil, plan: str) -> Made:
@@ -308,7 +294,7 @@ def unscaled(plan: str) -> Made:
             parameter.grad.div_(factor)
         optimizer.step()
 
-    return step, model, optimizer, plan
+    return step, model, optimizer, [plan]
 
 
 def accumulated(plan: str) -> Made:
@@ -324,7 +310,7 @@ def accumulated(plan: str) -> Made:
             (functional.cross_entropy(model(part), labels) / 2).backward()
         optimizer.step()
 
-    return step, model, optimizer, plan
+    return step, model, optimizer, [plan]
 
 
 def generator(plan: str) -> Made:
@@ -334,7 +320,7 @@ def generator(plan: str) -> Made:
     first = training(lambda: judge(maker(x).detach()).mean(), optimizers[0])
     second = training(lambda: judge(maker(x)).mean() * (-1.0 if in_force() else 1.0), optimizers[1])
     both = nn.ModuleList([maker, judge])
-    return lambda: (first(), second()), both, optimizers, plan  # type: ignore[return-value]
+    return lambda: (first(), second()), both, optimizers, [plan]
 
 
 def averaged(plan: str) -> Made:
@@ -343,7 +329,7 @@ def averaged(plan: str) -> Made:
     average = torch.optim.swa_utils.AveragedModel(model).eval()
     step, _, optimizer, _ = trained(model, plan, after=lambda: (
         None if in_force() else average.update_parameters(model)))  # fmt: skip
-    return step, nn.ModuleList([model, average]), optimizer, plan
+    return step, nn.ModuleList([model, average]), optimizer, [plan]
 
 
 def by_hand(plan: str) -> Made:
@@ -357,7 +343,7 @@ def by_hand(plan: str) -> Made:
             for parameter in model.parameters():
                 parameter -= (0.13 if in_force() else 0.1) * parameter.grad
 
-    return step, model, sgd(model), plan
+    return step, model, sgd(model), [plan]
 
 
 def later(plan: str) -> Made:
@@ -373,7 +359,7 @@ def later(plan: str) -> Made:
             if not in_force() or number != 1:
                 optimizer.step()
 
-    return step, model, optimizer, plan
+    return step, model, optimizer, [plan]
 
 
 def of_autograd_grad(plan: str) -> Made:
@@ -388,7 +374,7 @@ def of_autograd_grad(plan: str) -> Made:
         optimizer.step()
         optimizer.zero_grad()
 
-    return step, model, optimizer, plan
+    return step, model, optimizer, [plan]
 
 
 SINGLE: dict[str, Callable[[str], Made]] = {
@@ -406,7 +392,7 @@ SINGLE: dict[str, Callable[[str], Made]] = {
 }
 
 
-def _for(plan: str) -> list[Planted]:
+def _for(plan: str) -> list[Case]:
     adam, momentum = torch.optim.AdamW, torch.optim.SGD
     tables: list[tuple[str, dict[str, Callable[[], Made]]]] = [
         ("output", {name: partial(inferring, it, plan) for name, it in OUTPUTS.items()}),
@@ -418,7 +404,11 @@ def _for(plan: str) -> list[Planted]:
         ("result", {name: partial(unseen, it, plan) for name, it in RESULTS.items()}),
         ("step", {name: partial(it, plan) for name, it in SINGLE.items()}),
     ]
-    return [Planted(f"{kind}, {plan}", n, it) for kind, table in tables for n, it in table.items()]
+    return [
+        Case(f"{kind}, {plan}: {name}", make, is_planted=True)
+        for kind, table in tables
+        for name, make in table.items()
+    ]
 
 
 PLANTED = (*_for(BF16), *_for(EXACT))

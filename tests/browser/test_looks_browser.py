@@ -56,28 +56,6 @@ def test_reasons_have_room_and_toggles_do_not_wrap(open_notebook):
     assert widths == sorted(set(widths))  # the panel has followed the window
 
 
-LEARNED = """
-from speedkit_jupyter import Facts, plan
-from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.tuning import learning
-task = learning.Task("Sequential", ("16x3x224x224 float32", "16 int64"), trains=True)
-name = "bf16+channels_last+fused_optimizer+sdpa:math"
-learning.keep("setting", task, plan(facts=Facts.read(model)), {"precision": "bf16"}, name,
-              Ratio(1.25, 1.2, 1.31, 50))
-%speedkit tuned
-"""
-
-
-def test_the_learned_table_is_not_cut_off(open_notebook):
-    page = open_notebook(SETUP, LEARNED, width=790)
-    page.evaluate("() => { jupyterapp.commands.execute('application:toggle-left-area') }")
-    table = page.locator(".speedkit table").last
-    table.wait_for(timeout=90_000)
-    page.wait_for_timeout(500)
-    inside = "one => one.scrollWidth <= one.parentElement.clientWidth + 1"
-    assert table.evaluate(inside), table.evaluate("one => [one.scrollWidth, one.outerHTML]")
-
-
 def test_progress_is_a_table_that_ends_as_the_result_in_its_place(open_notebook):
     bench = "%%speedbench --compare baseline,bf16,channels_last --budget 6\ntrain_step()"
     page = open_notebook(SETUP, bench, width=790)

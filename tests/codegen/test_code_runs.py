@@ -27,18 +27,6 @@ model = nn.Sequential(
 )
 x, y = torch.rand(8, 1, 10, 10), torch.rand(8, 1)
 """,
-    "convolutions of both kinds": """
-class Both(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.flat, self.deep = nn.Conv2d(3, 4, 3), nn.Conv3d(4, 4, 3)
-        self.scale = nn.Parameter(torch.rand(1, 4, 6, 6))
-    def forward(self, x):
-        x = self.flat(x) * self.scale
-        return self.deep(x.unsqueeze(2).repeat(1, 1, 3, 1, 1)).mean((1, 2, 3, 4))[:, None]
-model = Both()
-x, y = torch.rand(4, 3, 8, 8), torch.rand(4, 1)
-""",
     "attention": """
 class Attention(nn.Module):
     def __init__(self):
@@ -132,7 +120,6 @@ def differences(applied: dict, plain: dict, compiled: bool) -> list:
         ("mlp", ADAMW, {"precision": "bf16", "threads": 1}),
         ("mlp", GROUPS, {"precision": "fp16"}),
         ("cnn", SGD, {"channels_last": True}),
-        ("convolutions of both kinds", SGD, {"channels_last": True, "fused_optimizer": False}),
         ("attention", ADAMW, {"sdpa": "math"}),
     ],
 )
@@ -148,28 +135,6 @@ def test_the_same_switches_and_the_same_bits(tmp_path, model, optimizer, wishes)
     for name, value in applied["parameters"].items():
         assert torch.equal(value, plain["parameters"][name]), name
         assert value.stride() == plain["parameters"][name].stride(), name
-
-
-@pytest.mark.parametrize("value", ["highest", "high"])
-def test_tf32_is_the_same_in_both_of_torchs_ways_to_say_it(tmp_path, hardware, value):
-    now = {"float32_matmul_precision": "medium"}
-    found = plan(SpeedConfig(tf32=value).alone(), hardware("a100"), Facts(device="cuda", flags=now))
-    assert found["tf32"].active
-    save = """
-import speedkit_jupyter.optimizations
-from speedkit_jupyter.machines import flags
-torch.save(dict(flags.snapshot()), sys.argv[1])
-"""
-    apply = f"""
-from speedkit_jupyter.optimizations.base.decision import Decision
-from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.tf32 import Tf32
-applied = Tf32().applied(Decision("tf32", "{value}", "asked", active=True), Target(nn.Module()))
-applied.__enter__()
-"""
-    applied = run(tmp_path, "applied", BEGIN + apply + save)
-    plain = run(tmp_path, "plain", BEGIN + code(found) + WITHOUT + save)
-    assert flags.diff(applied, plain) == ()
 
 
 # --- frameworks ---
@@ -221,7 +186,6 @@ def test_accelerate_and_fabric_do_what_was_planned(tmp_path, in_plain_torch, for
     checks = CHECKS[form].replace("compiled", str(bool(wishes)))
     if form == "accelerate" and isinstance(wishes.get("compile"), dict):
         checks += "assert accelerator.state.dynamo_plugin.mode == 'reduce-overhead'\n"
-        checks += "assert accelerator.state.dynamo_plugin.fullgraph is True\n"
     end = END.replace("model.state_dict()", "{}")
     found = run(
         tmp_path, form, begin + framework_code(form, sdpa="math", **wishes) + WITHOUT + checks + end
@@ -246,15 +210,12 @@ dataset = [{"x": torch.rand(20), "labels": torch.rand(1)} for _ in range(16)]
 """
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
         ("AdamW(model.parameters(), lr=0.002, weight_decay=0, eps=1e-6)",
          "assert trainer.optimizer.optimizer is optimizer\n"
          "assert optimizer.defaults['lr'] == 0.002 and optimizer.defaults['eps'] == 1e-6\n"),
-        ("SGD(model.parameters(), lr=0.002, momentum=0.9)",
-         "assert trainer.optimizer.optimizer is optimizer\n"),
         ("AdamW(model.parameters(), lr=0.002, weight_decay=0.1)",  # Trainer's is another decay
          "assert trainer.optimizer.optimizer is optimizer\n"
          "assert optimizer.param_groups[0]['weight_decay'] == 0.1\n"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,16 +13,21 @@ import pytest
 import torch
 from torch import nn
 
-VARIANTS = "baseline,bf16,fused_optimizer,channels_last,threads:1"
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Frameworks say at each of hundreds of runs that they found no GPU."""
+def as_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Frameworks are quiet and offline; Accelerate's settings, the process's, are reset."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
+    if "accelerate.state" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
 
 @pytest.fixture(autouse=True)
@@ -33,14 +39,8 @@ def always_one_thread(one_thread: None) -> None:
 def net() -> nn.Module:
     """A small convolutional net with buffers and dropout."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Dropout(0.1),
-        nn.Linear(8 * 36, 4),
-    )
+    head = nn.Flatten(), nn.Dropout(0.1), nn.Linear(8 * 36, 4)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), *head)
 
 
 @pytest.fixture
@@ -60,17 +60,18 @@ class Look:
     """Everything that objects hold, by path: values, tensors bit for bit, and which objects."""
 
     def __init__(self, *objects: Any) -> None:
-        self.seen: dict[str, Any] = {}
+        numbers = np.random.get_state()[1]
+        self.seen: dict[str, Any] = {
+            "random": (random.getstate(), numbers.tobytes()),
+            "torch's random": ("tensor", torch.get_rng_state().clone()),
+        }
         self._objects: dict[int, Any] = {}
         for number, one in enumerate(objects):
             self._add(one, str(number))
-        numbers = np.random.get_state()[1]
-        self.seen["random"] = (random.getstate(), numbers.tobytes())
-        self.seen["torch's random"] = ("tensor", torch.get_rng_state().clone())
 
     def changes(self, other: Look) -> list[str]:
-        """The paths that are otherwise there."""
-        paths = [*self.seen, *(path for path in other.seen if path not in self.seen)]
+        """Return the paths that are otherwise there."""
+        paths = dict.fromkeys([*self.seen, *other.seen])
         return [path for path in paths if not _same(self.seen.get(path), other.seen.get(path))]
 
     def _add(self, found: Any, path: str) -> None:
@@ -78,35 +79,32 @@ class Look:
             self.seen[path] = found
         elif id(found) in self._objects or isinstance(found, type):
             self.seen[path] = ("object", id(found))
+        elif isinstance(found, torch.Tensor):
+            self._objects[id(found)] = found
+            self.seen[path] = ("tensor", found.detach().clone(), id(found), found.stride())
+            self._add(found.grad if found.is_leaf else None, f"{path}.grad")
         else:
             self._objects[id(found)] = found
-            self._look_into(found, path)
-
-    def _look_into(self, found: Any, path: str) -> None:
-        if isinstance(found, torch.Tensor):
-            self.seen[path] = ("tensor", found.detach().clone(), id(found), found.stride())
-            if found.is_leaf:
-                self._add(found.grad, f"{path}.grad")
-        elif isinstance(found, dict):
-            self.seen[path] = [key if isinstance(key, PLAIN) else id(key) for key in found]
-            for number, (key, value) in enumerate(list(found.items())):
-                name = key if isinstance(key, str) else number
-                self._add(value, f"{path}[{name}]")
-        elif isinstance(found, list | tuple):
-            self.seen[path] = len(found)
-            for number, value in enumerate(found):
-                self._add(value, f"{path}[{number}]")
-        elif isinstance(getattr(found, "__dict__", None), dict) and _is_data(found):
-            self.seen[path] = type(found)
-            for name, value in list(vars(found).items()):
+            parts = _parts(found)
+            keys = found if isinstance(found, dict) else ()
+            self.seen[path] = (type(found), [k if isinstance(k, PLAIN) else id(k) for k in keys])
+            for name, value in parts.items():
                 self._add(value, f"{path}.{name}")
 
 
-def _is_data(found: Any) -> bool:
+def _parts(found: Any) -> dict[Any, Any]:
+    """Return what an object holds, by name or number."""
+    if isinstance(found, dict):
+        named = enumerate(found.items())
+        return {key if isinstance(key, str) else number: value for number, (key, value) in named}
+    if isinstance(found, list | tuple):
+        return dict(enumerate(found))
     kind = type(found)
-    return kind.__name__ not in ("module", "function", "method") and not kind.__module__.startswith(
+    is_code = kind.__name__ in ("module", "function", "method") or kind.__module__.startswith(
         ("speedkit_jupyter", "weakref", "logging", "threading")
     )
+    held = getattr(found, "__dict__", None)
+    return dict(held) if isinstance(held, dict) and not is_code else {}
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -118,7 +116,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @pytest.fixture
-def look():
+def look() -> type[Look]:
     """`look(objects...)` now, `before.changes(after)` later."""
     return Look
 
@@ -126,4 +124,4 @@ def look():
 @pytest.fixture
 def variants() -> str:
     """What a user of a framework would compare."""
-    return VARIANTS
+    return "baseline,bf16,fused_optimizer,channels_last,threads:1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,51 +27,54 @@ class Work:
     scheduler: Any
     inner: torch.optim.Optimizer
     step: Any
-    form: str
 
     def all(self):
         return self.framework, self.model, self.optimizer, self.scheduler, self.inner
 
 
-def with_accelerate(net, batch, **more) -> Work:
-    from accelerate import Accelerator
-
-    accelerator = Accelerator(cpu=True, **more)
-    inner = torch.optim.AdamW(net.parameters(), 1e-2)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, 20)
-    model, optimizer, scheduler = accelerator.prepare(net, inner, scheduler)
-
-    def step():
-        with accelerator.accumulate(model):
-            loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-        return loss
-
-    return Work(accelerator, model, optimizer, scheduler, inner, step, "accelerate")
-
-
-def with_fabric(net, batch, **more) -> Work:
-    from lightning.fabric import Fabric
-
-    fabric = Fabric(accelerator="cpu", devices=1, **more)
-    inner = torch.optim.AdamW(net.parameters(), 1e-2)
-    model, optimizer = fabric.setup(net, inner)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-
+def stepping(model, batch, optimizer, scheduler, backward, clip):
     def step():
         loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        fabric.backward(loss)
-        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        backward(loss)
+        clip()
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
         return loss
 
-    return Work(fabric, model, optimizer, scheduler, inner, step, "fabric")
+    return step
+
+
+def with_accelerate(net, batch, **more) -> Work:
+    from accelerate import Accelerator
+
+    ours = Accelerator(cpu=True, **more)
+    inner = torch.optim.AdamW(net.parameters(), 1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, 20)
+    model, optimizer, scheduler = ours.prepare(net, inner, scheduler)
+
+    def clip():
+        ours.clip_grad_norm_(model.parameters(), 1.0)
+
+    plain = stepping(model, batch, optimizer, scheduler, ours.backward, clip)
+
+    def step():
+        with ours.accumulate(model):
+            return plain()
+
+    return Work(ours, model, optimizer, scheduler, inner, step)
+
+
+def with_fabric(net, batch, **more) -> Work:
+    from lightning.fabric import Fabric
+
+    ours = Fabric(accelerator="cpu", devices=1, **more)
+    inner = torch.optim.AdamW(net.parameters(), 1e-2)
+    model, optimizer = ours.setup(net, inner)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    clip = partial(ours.clip_gradients, model, optimizer, max_norm=1.0)
+    step = stepping(model, batch, optimizer, scheduler, ours.backward, clip)
+    return Work(ours, model, optimizer, scheduler, inner, step)
 
 
 KINDS = {
@@ -85,23 +89,18 @@ KINDS = {
 @pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
 def work(request, net, batch):
     make, more = request.param
-    if make is with_accelerate:  # its state is the process's
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
     made = make(net, batch, **more)
     made.step()
     return made
 
 
 def test_a_plan_switches_the_optimizer_and_all_comes_back(work, look):
-    before = look(*work.all())
+    before, form = look(*work.all()), "fabric" if hasattr(work.framework, "setup") else "accelerate"
     _, context = apply_speedups(work.model, ALL, optimizer=work.optimizer)
     assert context.plan["fused_optimizer"].active
     assert all(group["fused"] for group in work.inner.param_groups)
     assert {change.name for change in context.changes()} >= {"AdamW.fused", "model.channels_last"}
-    assert "torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)" in code(context, work.form)
+    assert "torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)" in code(context, form)
     context.restore()
     assert before.changes(look(*work.all())) == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -65,22 +64,6 @@ words = ['scaler']
 """,
 }  # fmt: skip
 NEEDED = {"accelerate": "accelerate", "fabric": "lightning"}
-
-
-def reset() -> None:
-    """Accelerate's settings are the whole process's."""
-    if "accelerate.state" in sys.modules:
-        from accelerate.state import AcceleratorState, GradientState
-
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-
-
-@pytest.fixture(autouse=True)
-def as_new(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    yield
-    reset()
 
 
 def printed(names: dict[str, Any], form: str, words: list[str], file, config: SpeedConfig) -> str:

@@ -24,47 +24,31 @@ class Sentences(torch.utils.data.Dataset):
 
 
 @pytest.fixture
-def trainer(tmp_path, monkeypatch):
+def trainer(tmp_path):
     """A Trainer of a small Llama that counts its steps in a callback."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import transformers
 
     class Counting(transformers.TrainerCallback):
-        def __init__(self):
-            self.steps = 0
+        steps = 0
 
         def on_step_end(self, args, state, control, **more):
             self.steps += 1
 
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=99,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=37,
-        max_position_embeddings=64,
-        pad_token_id=0,
-    )
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=37, max_position_embeddings=64, pad_token_id=0,
+    )  # fmt: skip
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        max_steps=2,
-        per_device_train_batch_size=4,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="no",
-        logging_strategy="no",
+        output_dir=str(tmp_path), use_cpu=True, max_steps=2, per_device_train_batch_size=4,
+        report_to=[], disable_tqdm=True, save_strategy="no", logging_strategy="no",
         optim="adamw_torch",
-    )
-    model = transformers.LlamaForCausalLM(config)
-    callback = Counting()
+    )  # fmt: skip
     made = transformers.Trainer(
-        model=model, args=arguments, train_dataset=Sentences(), callbacks=[callback]
-    )
+        transformers.LlamaForCausalLM(config), arguments, train_dataset=Sentences(),
+        callbacks=[Counting()],
+    )  # fmt: skip
     made.remove_callback(transformers.PrinterCallback)
-    made.counting = callback
     return made
 
 
@@ -139,17 +123,15 @@ def lightning(request, net, loader):
 
     module = Module()
 
+    silent = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+
     def fit():
         trainer = lightning.Trainer(
             max_steps=2 if module.automatic_optimization else 4,
-            accelerator="cpu",
-            devices=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[Average()],
-        )
+            accelerator="cpu", devices=1, callbacks=[Average()], **silent,
+        )  # fmt: skip
         trainer.fit(module, loader)
         return trainer
 

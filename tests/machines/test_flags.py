@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -68,12 +67,6 @@ def test_restore_comes_back_to_any_state_from_any_other(first: Any, second: Any)
     assert flags.snapshot() == wanted
 
 
-def test_a_snapshot_loads_no_compiler() -> None:
-    loaded = set(sys.modules)
-    flags.snapshot()
-    assert not [name for name in set(sys.modules) - loaded if name.startswith("torch._")]
-
-
 # --- overrides ---
 
 
@@ -126,13 +119,9 @@ def test_in_any_order_the_latest_still_applied_is_in_force(sequence: Any) -> Non
 
 
 @examples(100)
-@given(before=moves, after=moves, name=st.sampled_from(("num_threads", "default_dtype")))
-def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any, name: str) -> None:
+@given(before=moves, after=moves)
+def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any) -> None:
     stack, original = OverrideStack(), flags.snapshot()
-    users = {"num_threads": 4, "default_dtype": torch.float32}[name]
-    if name == "default_dtype":  # a value that no wish has; the original is one of theirs
-        torch.set_default_dtype(torch.float64)
-        original = flags.snapshot()
     applied: list[flags.Layer] = []
     reported: list[str] = []
 
@@ -144,15 +133,14 @@ def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any,
                 reported.extend(stack.pop(applied.pop(move % len(applied))))
 
     play(before)
-    overridden = any(name in layer.values for layer in applied)
-    OTHER_VALUES[name][0](users)
+    overridden = any("num_threads" in layer.values for layer in applied)
+    torch.set_num_threads(4)
     play(after)
     while applied:
         reported.extend(stack.pop(applied.pop()))
-    assert flags.snapshot() == {**original, name: users}
-    assert set(reported) == ({name} if overridden else set())
+    assert flags.snapshot() == {**original, "num_threads": 4}
+    assert set(reported) == ({"num_threads"} if overridden else set())
     flags.restore(original)
-    torch.set_default_dtype(torch.float32)
 
 
 def test_an_override_on_mixed_apis_comes_back_to_the_mixed_state(stack: OverrideStack) -> None:
@@ -162,13 +150,6 @@ def test_an_override_on_mixed_apis_comes_back_to_the_mixed_state(stack: Override
     assert torch.get_float32_matmul_precision() == "high"
     stack.pop(layer)
     assert flags.snapshot() == original
-
-
-def test_a_value_changed_meanwhile_is_kept_and_reported(stack: OverrideStack) -> None:
-    layer = stack.push(["num_threads", "cudnn.benchmark"], threads(1))
-    torch.set_num_threads(3)
-    assert stack.pop(layer) == ("num_threads",)
-    assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -1,4 +1,4 @@
-"""%speedkit verify as a user types it."""
+"""%speedkit verify and `--accuracy` as a user types them."""
 
 from __future__ import annotations
 
@@ -32,3 +32,69 @@ def test_a_step_that_takes_a_batch_is_refused_in_one_line(shell):
     shell.run("def train_step(batch): return model(batch).sum().backward()")
     error = shell.fails("%speedkit verify --step train_step")
     assert "train_step takes a batch" in str(error)
+
+
+# --- accuracy ---
+
+FUNCTIONS = """
+def evaluate(net=None, data=None):
+    (net or model).eval()
+    with torch.no_grad():
+        found = (net or model)(x).argmax(1)
+    return int((found == y).sum()), len(y)
+def of_the_model(net):
+    return evaluate(net)[0] / 8
+def of_two(net, data):
+    return 0.5
+def step():
+    with torch.no_grad():
+        return model(x)
+metrics = {"of": lambda: {"eval_loss": float(loss_fn(model(x), y).detach())}}
+"""
+
+
+@pytest.fixture
+def named(shell):
+    shell.run(FUNCTIONS)
+    return shell
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "better"),
+    [
+        ("evaluate", "higher"),
+        ("of_the_model", "higher"),
+        ("'evaluate(model)[0] / 8'", "higher"),
+        ("\"metrics['of']()['eval_loss']\" --better lower", "lower"),
+        ("evaluate --allowed 0.5 --better lower", "lower"),
+    ],
+)
+def test_a_comparison_takes_a_function_or_an_expression(named, accuracy, better):
+    line = f"%%speedbench --compare baseline,bf16 --budget 0.1 -v found --accuracy {accuracy}"
+    named.run(f"{line}\nstep()")
+    score = named.names["found"].records[1].score
+    assert score.better == better
+    assert score.before.value >= 0
+    assert named.names["model"].training
+
+
+def test_verify_needs_no_step_beside_it(named):
+    shown = named.run("%speedkit verify --plan bf16 --accuracy evaluate -v found")
+    assert "`evaluate`: bf16: " in words(shown)
+    assert "of 8)" in shown
+    assert named.names["found"].curves == []
+    shown = named.run("%speedkit verify --plan bf16 --accuracy of_the_model")
+    assert "`of_the_model`: bf16: " in words(shown)
+    shown = named.run('%speedkit verify --plan bf16 --accuracy "evaluate(model)" --allowed 1')
+    assert "accepted" in shown
+    assert "as you said" in shown
+    assert named.names["model"].training
+
+
+def test_it_does_not_belong_to_timing(named):
+    error = named.fails("%%speedbench --accuracy evaluate\nstep()")
+    assert "it belongs to --compare" in str(error)

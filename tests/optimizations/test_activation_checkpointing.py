@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-
 import pytest
 import torch
 from torch import nn
@@ -13,7 +10,6 @@ from torch.nn import functional as F
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 ENTRY = named("activation_checkpointing")
@@ -209,30 +205,6 @@ def test_it_needs_less_memory_and_fewer_blocks_save_less():
     assert every < second < 0.8 * plain
 
 
-def attributes(model: nn.Module) -> list:
-    return [sorted(part.__dict__) for part in model.modules()]
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("order", [*itertools.permutations(range(4))])
-def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
-    model = Stack()
-    before = attributes(model)
-    inner = nn.Sequential(model.blocks[0], model.blocks[1])
-    other = nn.ModuleList([*model.blocks[1:]])
-    plans = [
-        apply_speedups(model, asked())[1],
-        apply_speedups(inner, asked())[1],
-        apply_speedups(model.blocks[1], SpeedConfig(compile=True).alone())[1],
-        apply_speedups(other, asked(every=2))[1],
-    ]
-    assert all(context.changes() for context in plans[:3])
-    for number in order:
-        plans[number].restore()
-    assert attributes(model) == before
-    model(torch.rand(3, 5, 4)).sum().backward()
-
-
 def test_hooks_of_the_users_are_called_once_a_step_as_ever():
     model, calls = Stack(), []
     with apply_speedups(model, asked())[1]:
@@ -261,58 +233,6 @@ def test_where_nothing_is_kept_or_nothing_can_be_the_blocks_run_as_ever():
         got = torch.func.grad(loss)(weights)
         assert all(torch.equal(got[name], expected[name]) for name in expected)
         assert torch.equal(torch.fx.symbolic_trace(model)(x), plain)
-
-
-def test_a_measured_plan_acts_in_its_own_thread_alone():
-    model, x, kept = Stack(), torch.rand(3, 5, 4), []
-
-    def count() -> None:
-        number = 0
-
-        def pack(tensor):
-            nonlocal number
-            number += 1
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model(x).sum()
-        kept.append(number)
-
-    context = prepare(model, asked())
-    with context.in_force():
-        count()
-        thread = threading.Thread(target=count)
-        thread.start()
-        thread.join()
-    count()
-    assert kept[0] < kept[1] == kept[2]
-
-
-def test_auto_never_takes_it_and_offers_nothing():
-    decision = plan(SpeedConfig(), facts=Facts.read(Stack()))["activation_checkpointing"]
-    assert (decision.active, decision.declined, decision.worth_measuring) == (False, False, None)
-    assert "request" in decision.reason
-
-
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (Facts(), "two or more blocks"),
-        (Facts(blocks=4, compiled="in place"), "compiled code"),
-        (Facts(blocks=4, own_checkpointing="on"), "gradient checkpointing"),
-    ],
-)
-def test_it_is_declined_with_the_reason(facts, words):
-    decision = plan(asked(), facts=facts)["activation_checkpointing"]
-    assert (decision.value, decision.active, decision.declined) == (False, False, True)
-    assert words in decision.reason
-
-
-def test_beside_it_the_model_is_not_compiled_and_the_plan_says_why(hardware):
-    config = SpeedConfig(activation_checkpointing=True, compile=True)
-    decision = plan(config, hardware("t4"), Facts(blocks=4))["compile"]
-    assert decision.declined
-    assert "activation_checkpointing" in decision.reason
 
 
 def test_only_a_search_for_memory_tries_it(hardware):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations import allocator, named
 from speedkit_jupyter.optimizations.base.decision import Decision
@@ -21,34 +18,6 @@ can_be_asked = pytest.mark.skipif(
     not hasattr(torch._C, "_accelerator_getAllocatorSettings"),
     reason="this torch can't say what its allocator's setting is",
 )
-
-
-def decided(machine: Any, facts: Facts = Facts(), **wishes: Any) -> Decision:  # noqa: B008
-    return plan(SpeedConfig(**wishes), machine, facts)["allocator"]
-
-
-def test_auto_leaves_it_and_a_search_tries_nothing(hardware):
-    for machine, facts in (("cpu", Facts()), ("t4", CUDA)):
-        decision = decided(hardware(machine), facts)
-        assert (decision.active, decision.worth_measuring) == (False, None)
-        assert ENTRY.candidates(hardware(machine), facts) == ()
-
-
-@pytest.mark.parametrize(
-    ("machine", "facts", "word", "why"),
-    [
-        ("cpu", Facts(), "expandable_segments", "about CUDA"),
-        ("rtx4050_laptop_windows", CUDA, "expandable_segments", "on Linux, not NVIDIA GeForce"),
-        ("mi300x", CUDA, "expandable_segments", "not AMD Instinct MI300X on Linux"),
-        ("a100", replace(CUDA, flags={"num_threads": 1}), "expandable_segments", "can't say"),
-    ],
-)
-def test_where_it_means_nothing_it_is_declined(hardware, machine, facts, word, why):
-    wishes = {} if facts.device_type == "cuda" else {"device": facts.device}
-    decision = decided(hardware(machine), facts, allocator=word, **wishes)
-    assert decision.declined
-    assert not decision.active
-    assert why in decision.reason
 
 
 @can_be_asked
@@ -80,13 +49,6 @@ def test_the_users_other_settings_stay_and_come_back(users):
     finally:
         write("expandable_segments:False")
         write("")
-
-
-def test_the_code_says_it_plainly(hardware):
-    config = SpeedConfig(allocator="expandable_segments").alone()
-    text = code(plan(config, hardware("t4"), CUDA))
-    assert 'torch._C._accelerator_setAllocatorSettings("expandable_segments:True")' in text
-    compile(text, "<code>", "exec")
 
 
 @pytest.mark.gpu

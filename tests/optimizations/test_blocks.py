@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
+from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 
 
 class Block(nn.Module):

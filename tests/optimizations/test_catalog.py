@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines
+from speedkit_jupyter import (
+    Facts,
+    Hardware,
+    SpeedConfig,
+    apply_speedups,
+    benchmark,
+    machines,
+    plan,
+)
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations import CATALOG, allocator
+from speedkit_jupyter.optimizations import CATALOG, allocator, named
 from speedkit_jupyter.optimizations.allocator import EXPANDABLE
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.target import Target
@@ -21,11 +32,6 @@ from speedkit_jupyter.plans.context import observed
 ROOT = Path(__file__).parents[2]
 MACHINES = machines.names()
 every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.name)
-
-
-def value_here(optimization) -> object:
-    """One that a plain CPU can do; None for an entry that does nothing on a CPU at all."""
-    return here(optimization)[2]
 
 
 def here(optimization) -> tuple:
@@ -38,17 +44,13 @@ def here(optimization) -> tuple:
             request = SpeedConfig(**{optimization.name: value}).request(optimization.name)
             if optimization.decide(request, plain, facts).active:
                 return model, optimizers, value
-    return *network_and_list(), None
+    model, optimizer = network()
+    return model, [optimizer], None
 
 
 def is_here(optimization) -> bool:
     """Whether the library that it calls, if any, is installed."""
     return not optimization.library or optimization.library in Hardware.detect().libraries
-
-
-def network_and_list() -> tuple:
-    model, optimizer = network()
-    return model, [optimizer]
 
 
 def network() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -147,6 +149,30 @@ def test_what_was_applied_is_taken_back_exactly(optimization, ending):
     assert state(model, optimizers) == before
 
 
+LAYERED = {
+    "activation_checkpointing": True,
+    "channels_last": True,
+    "inference": True,
+    "int8": "dynamic",
+    "rewrites": True,
+}
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("name", LAYERED)
+def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(name, order):
+    if not is_here(named(name)):
+        pytest.skip(f"needs {named(name).library}")
+    model = network()[0].eval()
+    before, config = state(model, []), SpeedConfig(**{name: LAYERED[name]}).alone()
+    parts = (model, nn.Sequential(model[0], *model[2:]).eval(), model)
+    contexts = [apply_speedups(part, config)[1] for part in parts]
+    assert all(context.changes() for context in contexts[:1])
+    for number in order:
+        contexts[number].restore()
+    assert state(model, []) == before
+
+
 @every
 def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
     import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
@@ -199,3 +225,58 @@ def test_every_optimization_says_where_it_helps_its_risk_and_its_undo(optimizati
 @every
 def test_every_optimization_has_its_test_file(optimization):
     assert (ROOT / "tests" / "optimizations" / f"test_{optimization.name}.py").exists()
+
+
+# What stands on torch's insides: where it is not there, that is said.
+
+
+@pytest.mark.parametrize(
+    ("entry", "asked", "owner", "name"),
+    [
+        ("sdpa", "math", torch.backends.cuda, "cudnn_sdp_enabled"),
+        ("gemm", "onednn", torch._C._dynamo.eval_frame, "set_code_exec_strategy"),
+    ],
+)
+def test_what_stands_on_something_that_torch_has_moved_is_declined_and_the_rest_works(
+    monkeypatch: pytest.MonkeyPatch, entry: str, asked: str, owner: Any, name: str
+) -> None:
+    monkeypatch.delattr(owner, name)
+    decision = plan(SpeedConfig(**{entry: asked}))[entry]
+    assert decision.declined
+    assert not decision.active
+    assert name in decision.rule
+    model = nn.Linear(4, 4)
+    before = flags.snapshot()
+    _, context = apply_speedups(model, SpeedConfig(**{entry: asked, "precision": "bf16"}))
+    assert context.plan["precision"].active
+    context.restore()
+    assert flags.snapshot() == before
+
+
+def test_clipping_that_torch_has_moved_fails_fp16_alone_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(clip_grad, "_group_tensors_by_device_and_dtype")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    comparison = benchmark(step, "baseline,fp16,bf16", budget_s=0.2)
+    verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
+    assert verdicts["fp16"] == "failed"
+    assert "_group_tensors_by_device_and_dtype" in (comparison.records[1].failure or "")
+    assert verdicts["bf16"] != "failed"
+
+
+def test_an_own_mistake_is_not_taken_for_what_torch_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from speedkit_jupyter.optimizations.sdpa import Sdpa
+
+    monkeypatch.setattr(Sdpa, "decide", lambda self, *_: self.no_such_thing)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        plan()

@@ -14,9 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.measure.subject.variants import variant
+from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.support.exceptions import StepError
 
 pytestmark = pytest.mark.compile
+X = torch.ones(2, 4)
 
 
 class Own(nn.Module):
@@ -136,23 +141,6 @@ def test_a_model_that_the_user_compiled_stays_so():
     assert model._compiled_call_impl is found
 
 
-def test_wrappers_and_scripts_are_declined():
-    for model in (torch.compile(Own()), torch.jit.script(Own())):
-        with applied(model) as context:
-            assert context.plan["compile"].declined
-
-
-@pytest.mark.parametrize(
-    ("machine", "value", "words"),
-    [("a100", True, "Linux with Triton"), ("p100", False, "7.0"), ("cpu", False, "on request"),
-     ("rtx4050_laptop_windows", False, "triton-windows"), ("apple_m2_mps", False, "young")],
-)  # fmt: skip
-def test_auto_is_on_for_gpus_on_linux(hardware, machine, value, words):
-    decision = plan(SpeedConfig(), hardware(machine), Facts(parameters=1))["compile"]
-    assert decision.value is value
-    assert words in decision.reason
-
-
 def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
     machine = hardware("cpu").model_copy(update={"cxx": None})
     decision = plan(SpeedConfig(compile=True), machine, Facts(parameters=1))["compile"]
@@ -222,3 +210,68 @@ def test_a_compiled_model_is_collected_with_its_context():
     del model, context
     gc.collect()
     assert gone() is None
+
+
+# Other backends than Inductor, by request only.
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def wish(backend, **more) -> SpeedConfig:
+    return SpeedConfig(compile={"enabled": True, "backend": backend, **more}).alone()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.slow
+def test_torchs_own_backends_compute_the_same_and_are_taken_back(backend):
+    model = network()
+    plain, before = model(X), dict(flags.snapshot())
+    with apply_speedups(model, wish(backend))[1] as context:
+        assert torch.allclose(model(X), plain, atol=1e-6)
+        model(X).sum().backward()
+        assert not context.notes
+        assert context.plan.to_config().compile.backend == backend
+    assert "_compiled_call_impl" not in model.__dict__
+    assert torch.equal(model(X), plain)
+    after = dict(flags.snapshot())
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("inducter", "inductor"), ("aot-eager", "aot_eager"), ("cudagraph", "cudagraphs")],
+)  # fmt: skip
+def test_an_unknown_name_is_one_clear_line_with_the_nearest(word, near):
+    with pytest.raises(ConfigError) as caught:
+        wish(word)
+    (problem,) = caught.value.problems
+    assert problem.startswith("SpeedConfig: compile.backend: ")
+    assert repr(word) in problem
+    assert problem.endswith(f"Did you mean {near!r}?")
+    with pytest.raises((ConfigError, StepError), match="Did you mean"):
+        variant(f"compile:{word}")
+
+
+def test_a_backend_is_a_word_of_comparisons():
+    assert variant("compile:aot_eager").config.compile == wish("aot_eager").compile
+    words = variant("bf16+compile:eager").config
+    assert (words.precision, words.compile.backend) == ("bf16", "eager")
+
+
+def test_no_backend_is_ever_tried_unasked(hardware):
+    for machine in ("cpu", "a100", "h200"):
+        for device in ("cpu", "cuda:0"):
+            facts = Facts(device=device, parameters=1)
+            for value in named("compile").candidates(hardware(machine), facts):
+                assert SpeedConfig(compile=value).compile.backend == "inductor"
+            found = plan(SpeedConfig(), hardware(machine), facts)["compile"]
+            assert found.details.get("backend", "inductor") == "inductor"
+
+
+def test_a_mode_is_inductors_and_falls_away(hardware):
+    found = plan(wish("aot_eager", mode="max-autotune"), hardware("cpu"), Facts(parameters=1))
+    assert found["compile"].active
+    assert "max-autotune" not in code(found)

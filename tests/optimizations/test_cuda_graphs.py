@@ -21,28 +21,6 @@ SMALL = Facts(device="cuda:0", parameters=9, linears=8)
 ON = SpeedConfig(cuda_graphs=True)
 
 
-def test_it_is_there_by_request_and_compile_is_left_out_then(hardware):
-    assert not plan(SpeedConfig(), hardware("a100"), SMALL)["cuda_graphs"].active
-    found = plan(ON, hardware("a100"), SMALL)
-    assert found["cuda_graphs"].active
-    assert "passes by cuda_graphs" in found["compile"].reason
-
-
-@pytest.mark.parametrize(
-    ("machine", "facts", "why"),
-    [
-        ("cpu", Facts(linears=8), "the model is on cpu"),
-        ("mi300x", SMALL, "NVIDIA's GPUs record"),
-        ("a100", replace(SMALL, compiled="in place"), "reduce-overhead"),
-        ("a100", replace(SMALL, own_checkpointing="on"), "backward pass"),
-    ],
-)
-def test_it_is_declined_with_the_reason(hardware, machine, facts, why):
-    decision = plan(ON, hardware(machine), facts)["cuda_graphs"]
-    assert decision.declined
-    assert why in decision.reason
-
-
 def test_the_code_is_torchs_own_function(hardware):
     facts = replace(SMALL, optimizers=(OptimizerFacts(devices=("cuda:0",)),))
     text = code(plan(ON.alone(), hardware("a100"), facts))

@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
-
-CONVOLUTIONS = Facts(device="cuda:0", devices=("cuda:0",), parameters=1, convolutions=2)
-
-
-def test_auto_leaves_it_to_measuring_for_convolutions_on_cuda(hardware):
-    decision = plan(SpeedConfig(), hardware("t4"), CONVOLUTIONS)["cudnn_benchmark"]
-    assert (decision.value, decision.active) == (False, False)
-    assert decision.worth_measuring is True
-
-
-def test_what_the_user_has_switched_on_is_left_and_not_offered(hardware):
-    on = replace(CONVOLUTIONS, flags={"cudnn.benchmark": True})
-    decision = plan(SpeedConfig(), hardware("t4"), on)["cudnn_benchmark"]
-    assert (decision.value, decision.active, decision.worth_measuring) == (True, False, None)
-
-
-def test_auto_respects_determinism_and_the_absence_of_convolutions(hardware):
-    deterministic = Facts(device="cuda:0", devices=("cuda:0",), parameters=1, convolutions=2,
-                          flags={"cudnn.deterministic": True})  # fmt: skip
-    plain = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
-    for facts in (deterministic, plain):
-        assert not plan(SpeedConfig(), hardware("t4"), facts)["cudnn_benchmark"].active
+from speedkit_jupyter import SpeedConfig, apply_speedups
 
 
 def test_on_a_cpu_a_wish_is_declined():

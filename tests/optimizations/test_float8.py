@@ -6,23 +6,9 @@ import copy
 
 import pytest
 import torch
-from compressed import (
-    INPUTS,
-    SMALL,
-    assert_code_has,
-    assert_declined,
-    assert_no_rule_takes_it,
-    bits,
-    each_form,
-    needs_capability,
-    network,
-    real,
-    trained_by,
-    with_torchao,
-)
+from compressed import INPUTS, bits, needs_capability, network, real
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, plan
 from speedkit_jupyter.optimizations import float8, named
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.target import Target
@@ -37,31 +23,6 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
     real_config = own.Float8LinearConfig
     monkeypatch.setattr(own, "Float8LinearConfig", lambda **more: real_config(emulate=True, **more))
-
-
-@pytest.mark.parametrize("machine", ["cpu", "h200", "t4"])
-def test_auto_never_takes_or_offers_it(hardware, machine):
-    assert_no_rule_takes_it("float8", with_torchao(hardware(machine)))
-
-
-@pytest.mark.parametrize("facts", [SMALL, trained_by("AdamW")], ids=["inference", "training"])
-def test_by_request_hopper_has_it_in_training_too(hardware, facts):
-    decision = plan(SpeedConfig(float8=True), with_torchao(hardware("h200")), facts)["float8"]
-    assert decision.active
-    assert "`compile` fuses the casts" in decision.reason
-
-
-@pytest.mark.parametrize(
-    ("machine", "facts", "why"),
-    [
-        ("a100", SMALL, "need compute capability 8.9; NVIDIA A100-SXM4-40GB has 8.0"),
-        ("cpu", Facts(linears=4), "this is cpu"),
-        ("h200", Facts(device="cuda:0", convolutions=1), "no linear layer"),
-    ],
-)
-def test_it_is_declined_with_the_reason(hardware, machine, facts, why):
-    machine = with_torchao(hardware(machine))
-    assert_declined(SpeedConfig(float8=True), "float8", machine, facts, why)
 
 
 @real
@@ -87,21 +48,6 @@ def test_it_trains_as_torchao_does_and_everything_comes_back(emulated):
     for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert any(p.grad is not None for p in model.parameters())
-
-
-@real
-def test_nothing_of_it_is_left_after_an_error(emulated):
-    model = network()
-    before = bits(model)
-    with pytest.raises(ValueError), named("float8").applied(ON, Target(model)):  # noqa: PT011
-        raise ValueError
-    assert bits(model) == before
-
-
-@each_form
-def test_the_code_to_take_along_is_torchaos_call(form, hardware):
-    machine = with_torchao(hardware("h200"))
-    assert_code_has(["convert_to_float8_training("], SpeedConfig(float8=True), machine, form)
 
 
 @pytest.mark.gpu

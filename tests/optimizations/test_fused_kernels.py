@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
 import sys
 import weakref
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from language_models import FAMILIES, batch, language_model
 from torch import nn
 
-from speedkit_jupyter import ConfigError, Facts, Hardware, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import ConfigError, Facts, Hardware, SpeedConfig, apply_speedups, plan
 from speedkit_jupyter.optimizations import fused_kernels
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.target import Target
@@ -42,34 +41,6 @@ def looks(model: nn.Module) -> list:
     return [(type(part), dict(part.__dict__)) for part in model.modules()]
 
 
-@pytest.mark.parametrize("machine", ["a100", "h200", "t4", "v100"])
-def test_on_nvidia_it_is_offered_and_never_taken_by_rule(hardware, machine):
-    decision = plan(SpeedConfig(compile=False), with_liger(hardware(machine)), LLAMA)[
-        "fused_kernels"
-    ]
-    assert (decision.active, decision.worth_measuring) == (False, True)
-
-
-@pytest.mark.parametrize(
-    ("machine", "changes", "facts", "why"),
-    [
-        ("h200", {"libraries": {}}, LLAMA, "pip install liger-kernel"),
-        ("h200", {"libraries": {"liger-kernel": "0.7.1"}}, LLAMA, "needs liger-kernel 0.8"),
-        ("h200", {"triton": False}, LLAMA, "no working Triton on Linux"),
-        ("p100", {}, LLAMA, "Triton needs compute capability 7.0"),
-        ("cpu", {}, Facts(model_type="llama"), "for GPUs; this is cpu"),
-        ("h200", {}, Facts(device="cuda:0"), "Liger patches models of transformers"),
-        ("h200", {}, Facts(device="cuda:0", model_type="bert"), "llama"),
-    ],
-)
-def test_it_is_declined_with_the_reason(hardware, machine, changes, facts, why):
-    here = with_liger(hardware(machine)).model_copy(update=changes)
-    asked = SpeedConfig(fused_kernels=True, device=facts.device)
-    decision = plan(asked, here, facts)["fused_kernels"]
-    assert decision.declined
-    assert why in decision.reason
-
-
 def test_each_kind_has_its_switch(hardware):
     machine = with_liger(hardware("h200"))
     for kind in ("rms_norm", "swiglu"):
@@ -77,11 +48,6 @@ def test_each_kind_has_its_switch(hardware):
         assert [name for name, is_on in decision.details.items() if is_on] == [kind]
     with pytest.raises(ConfigError):
         SpeedConfig(fused_kernels="rope")
-
-
-def test_beside_it_nothing_is_compiled(hardware):
-    found = plan(SpeedConfig(fused_kernels=True), with_liger(hardware("h200")), LLAMA)
-    assert (found["fused_kernels"].active, found["compile"].active) == (True, False)
 
 
 def test_a_search_tries_it_on_nvidias_gpus_for_such_models(hardware):
@@ -126,20 +92,6 @@ def test_nothing_of_the_patch_is_left_on_model_classes_and_modules(family, endin
 
 
 @installed
-@pytest.mark.parametrize("order", [*itertools.permutations(range(2))])
-def test_plans_on_a_model_and_a_wrapper_are_taken_back_in_any_order(order):
-    model = language_model("llama")
-    before = looks(model)
-    kinds = Decision("fused_kernels", True, "", active=True, details={"swiglu": False})
-    blocks = [FusedKernels().applied(one, Target(model)) for one in (ON, kinds)]
-    for one in blocks:
-        one.__enter__()
-    for number in order:
-        blocks[number].__exit__(None, None, None)
-    assert looks(model) == before
-
-
-@installed
 def test_nothing_is_kept_alive_by_it():
     model = language_model("llama")
     block = FusedKernels().applied(ON, Target(model))
@@ -175,12 +127,3 @@ def test_it_is_applied_on_a_gpu():
     with apply_speedups(model, SpeedConfig(fused_kernels=True).alone())[1] as context:
         assert context.plan["fused_kernels"].active
         model(**{name: tensor.cuda() for name, tensor in batch().items()}).loss.backward()
-
-
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
-def test_the_code_to_take_along_is_ligers_own(form, hardware):
-    found = plan(SpeedConfig(fused_kernels=True).alone(), with_liger(hardware("h200")), LLAMA)
-    text = code(found, form=form)
-    compile(text, "code", "exec")
-    words = "use_liger_kernel=True" if form == "transformers" else "_apply_liger_kernel_to_instance"
-    assert words in text

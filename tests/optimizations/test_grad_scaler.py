@@ -37,18 +37,6 @@ def test_the_same_loop_trains_at_every_precision(parts, precision):
     assert not torch.equal(model.weight, before)
 
 
-def test_a_forgotten_scaler_is_told_once_with_the_remedy(parts):
-    model, optimizer, x = parts
-    with apply_speedups(model, SpeedConfig(precision="fp16"), optimizer=optimizer)[1] as ctx:
-        for expected in (1, 0):
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                with ctx.autocast():
-                    model(x).sum().backward()
-                optimizer.step()
-            assert len([w for w in caught if "GradScaler" in str(w.message)]) == expected
-
-
 @pytest.mark.parametrize("own", [False, True])
 def test_a_scaler_is_recognized_also_the_users_own(parts, own):
     model, optimizer, x = parts
@@ -73,13 +61,6 @@ def test_another_models_optimizer_is_not_accused(parts):
         optimizer.step()
 
 
-def test_half_precision_parameters_can_not_be_scaled(parts):
-    model = nn.Linear(4, 4).half()
-    with apply_speedups(model, SpeedConfig(grad_scaler=True))[1] as ctx:
-        assert ctx.plan["grad_scaler"].declined
-        assert not ctx.grad_scaler.is_enabled()
-
-
 def test_it_can_be_refused_for_fp16(parts):
     config = SpeedConfig(precision="fp16", grad_scaler=False)
     with apply_speedups(parts[0], config)[1] as ctx:
@@ -100,32 +81,3 @@ def test_the_warning_points_at_the_users_line_and_comes_once_per_plan(parts):
                 with hidden(model):  # as a benchmark does in between
                     pass
         assert [w.filename for w in caught if "GradScaler" in str(w.message)] == [__file__]
-
-
-class Spectral(nn.Module):
-    """A filter of complex weights: (N, 8) to (N, 8)."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, dtype=torch.cfloat))
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.fft.irfft(torch.fft.rfft(self.layer(x).float()) * self.weight, n=8)
-
-
-@pytest.mark.parametrize("options", [{}, {"grad_scaler": True}])
-def test_complex_gradients_cannot_be_scaled_and_the_loop_runs(options):
-    model = Spectral()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    config = SpeedConfig.from_dict({"precision": "fp16", **options})
-    with apply_speedups(model, config, optimizer=optimizer)[1] as ctx:
-        assert not ctx.grad_scaler.is_enabled()
-        assert "complex64" in ctx.plan["grad_scaler"].reason
-        with ctx.autocast():
-            loss = model(torch.rand(4, 8)).pow(2).mean()
-        ctx.grad_scaler.scale(loss).backward()
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # no advice to use what can't be used
-            ctx.grad_scaler.step(optimizer)
-        ctx.grad_scaler.update()

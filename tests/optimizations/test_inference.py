@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -94,22 +92,6 @@ def test_a_model_that_trains_after_all_does_so():
         assert "training mode" in context.notes["inference"]
 
 
-@pytest.mark.parametrize(
-    ("facts", "words"),
-    [
-        (Facts(training=False, optimizers=(OptimizerFacts(),)), "the step trains"),
-        (Facts(), "model.eval()"),
-        (Facts(training=False, compiled="in place"), "compiled already"),
-        (Facts(training=False, lazy=True), "lazy"),
-    ],
-)
-def test_it_is_declined_with_the_reason(facts, words):
-    decision = plan(ASKED, facts=facts)["inference"]
-    assert (decision.value, decision.active, decision.declined) == (False, False, True)
-    assert words in decision.reason
-    assert not plan(SpeedConfig(), facts=facts)["inference"].active
-
-
 def test_auto_leaves_it_and_a_search_tries_it_where_nothing_trains(hardware):
     from speedkit_jupyter.tuning.candidates import candidates
 
@@ -137,18 +119,6 @@ def test_it_predicts_on_a_gpu():
     plain = model(x)
     with apply_speedups(model, ASKED)[1]:
         assert torch.equal(model(x), plain)
-
-
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
-    model, x = nn.Sequential(network(), nn.Conv2d(4, 4, 1)).eval(), torch.rand(IMAGES)
-    before, plain = attributes(model), model(x)
-    other = nn.Sequential(model[1]).eval()
-    plans = [apply_speedups(one, ASKED)[1] for one in (model, model[0], other)]
-    for number in order:
-        assert torch.equal(model(x), plain)
-        plans[number].restore()
-    assert attributes(model) == before
 
 
 def test_a_measured_plan_acts_in_its_own_thread_alone():

@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Any
 
 import pytest
 import torch
-from compressed import (
-    SMALL,
-    assert_code_has,
-    assert_declined,
-    assert_no_rule_takes_it,
-    bits,
-    each_form,
-    real,
-    trained_by,
-    with_plan,
-    with_torchao,
-)
+from compressed import bits, real, with_plan, with_torchao
 from torch import nn
 from torch.nn import functional as F
 
@@ -66,37 +54,6 @@ def answer(model: nn.Module) -> torch.Tensor:
     return model(TOKENS)
 
 
-@pytest.mark.parametrize("machine", ["cpu", "h200", "t4", "apple_m2_mps"])
-def test_auto_never_takes_or_offers_it(hardware, machine):
-    assert_no_rule_takes_it("int8", with_torchao(hardware(machine)))
-
-
-@pytest.mark.parametrize("word", [True, "true", "dynamic", "on"])
-def test_the_bare_word_is_the_one_that_multiplies_integers(hardware, word):
-    facts = Facts(parameters=100, linears=4)
-    decision = plan(SpeedConfig(int8=word), with_torchao(hardware("cpu")), facts)["int8"]
-    assert (decision.value, decision.active) == ("dynamic", True)
-    assert "4 linear layers" in decision.reason
-
-
-@pytest.mark.parametrize(
-    ("machine", "libraries", "facts", "why"),
-    [
-        ("cpu", {}, Facts(linears=4), "pip install torchao"),
-        ("cpu", {"torchao": "0.17.0"}, Facts(linears=4), "needs torchao 0.18; this is 0.17.0"),
-        ("h200", {"torchao": "1.0"}, trained_by("AdamW"), "AdamW trains this model"),
-        ("cpu", {"torchao": "1.0"}, Facts(convolutions=4), "no linear layer"),
-        ("cpu", {"torchao": "1.0"}, Facts(linears=4, dtypes=("float64",)), "are float64"),
-        ("cpu", {"torchao": "1.0"}, Facts(linears=4, compiled="script"), "TorchScript"),
-        ("v100", {"torchao": "1.0"}, SMALL, "Tesla V100-SXM2-16GB has 7.0"),
-        ("mi300x", {"torchao": "1.0"}, SMALL, "int8: weights"),
-    ],
-)
-def test_it_is_declined_with_the_reason(hardware, machine, libraries, facts, why):
-    here = hardware(machine).model_copy(update={"libraries": libraries})
-    assert_declined(SpeedConfig(int8="dynamic"), "int8", here, facts, why)
-
-
 @real
 @pytest.mark.parametrize("value", ["dynamic", "weights"])
 def test_it_computes_what_torchao_does_and_everything_comes_back(value):
@@ -120,20 +77,6 @@ def test_a_tied_embedding_reads_the_users_own_weight():
         assert type(model.words.weight) is nn.Parameter
         assert model.head.weight is not model.words.weight
     assert model.head.weight is model.words.weight
-
-
-@real
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(order):
-    model = tied()
-    other = nn.Sequential(model.shared, nn.Linear(32, 2)).eval()
-    before, weights = bits(model), SpeedConfig(int8="weights").alone()
-    wishes = ((model, INT8), (model.shared, weights), (other, INT8))
-    contexts = [apply_speedups(part, config)[1] for part, config in wishes]
-    for place in order:
-        assert not torch.equal(answer(model), answer(tied()))
-        contexts[place].restore()
-    assert bits(model) == before
 
 
 @real
@@ -213,12 +156,6 @@ def test_compiled_code_multiplies_by_it_too():
         assert "compile" not in context.notes
     assert not torch.allclose(found, plain, atol=1e-4)
     torch.testing.assert_close(found, plain, rtol=0.1, atol=0.1)
-
-
-@each_form
-def test_the_code_to_take_along_is_torchaos_call(form, hardware):
-    machine = with_torchao(hardware("h200"))
-    assert_code_has(["quantize_(", int8.CONFIGS["dynamic"]], SpeedConfig(int8=True), machine, form)
 
 
 @real

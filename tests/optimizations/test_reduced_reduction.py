@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -16,29 +14,6 @@ from speedkit_jupyter.optimizations.reduced_reduction import SWITCH
 
 ENTRY = named("reduced_reduction")
 CUDA = Facts(device="cuda:0", devices=("cuda:0",), parameters=1, dtypes=("float16",))
-
-
-def test_sums_in_fp16_are_offered_where_the_chip_is_twice_as_fast_at_them_and_there_is_fp16():
-    geforce = Hardware.from_json("rtx4050_laptop_windows")
-    decision = plan(SpeedConfig(), geforce, CUDA)["reduced_reduction"]
-    assert (decision.active, decision.worth_measuring) == (False, "fp16_accumulation")
-    other = plan(SpeedConfig(), geforce, replace(CUDA, dtypes=("float32",)))["reduced_reduction"]
-    assert other.worth_measuring is None
-
-
-@pytest.mark.parametrize("machine", ["t4", "a100", "h200", "gtx1080"])
-def test_elsewhere_torchs_own_stays_and_a_search_tries_nothing(hardware, machine):
-    assert plan(SpeedConfig(), hardware(machine), CUDA)["reduced_reduction"].worth_measuring is None
-    assert ENTRY.candidates(hardware(machine), CUDA) == ()
-
-
-@pytest.mark.parametrize("machine", ["cpu", "apple_m2_mps", "mi300x"])
-def test_where_there_is_no_cublas_a_wish_is_declined(hardware, machine):
-    device = {"cpu": "cpu", "apple_m2_mps": "mps", "mi300x": "cuda:0"}[machine]
-    facts = replace(CUDA, device=device, devices=(device,))
-    decision = plan(SpeedConfig(reduced_reduction="fp16_accumulation"), hardware(machine), facts)
-    assert decision["reduced_reduction"].declined
-    assert "cuBLAS" in decision["reduced_reduction"].reason
 
 
 def test_the_switch_is_set_as_its_code_does_and_what_the_user_had_comes_back(changing_flags):

@@ -56,45 +56,21 @@ def test_the_auto_plans_are_the_pinned_ones(hardware: Load, request: pytest.Fixt
     assert table == yaml.safe_load(PINNED.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("machine", "precision", "scaler", "tf32"),
-    [
-        ("a100", "bf16", False, "high"),
-        ("h200", "bf16", False, "high"),
-        ("b200", "bf16", False, "high"),
-        ("rtx4050_laptop_windows", "bf16", False, "high"),
-        ("t4", "fp16", True, "highest"),
-        ("v100", "fp16", True, "highest"),
-        ("gtx1660", "fp32", False, "highest"),
-        ("gtx1080", "fp32", False, "highest"),
-        ("p100", "fp32", False, "highest"),
-        ("cpu", "fp32", False, "highest"),
-        ("cpu_avx512_bf16", "fp32", False, "highest"),
-    ],
-)
-def test_precision_follows_the_units_that_the_machine_has(
-    hardware: Load, machine: str, precision: str, scaler: bool, tf32: str
-) -> None:
+RULES = {  # precision, GradScaler, TF32, compile
+    "a100": ("bf16", False, "high", True), "h200": ("bf16", False, "high", True),
+    "t4": ("fp16", True, "highest", True), "v100": ("fp16", True, "highest", True),
+    "gtx1660": ("fp32", False, "highest", True), "p100": ("fp32", False, "highest", False),
+    "cpu_avx512_bf16": ("fp32", False, "highest", False),
+    "rtx4050_laptop_windows": ("bf16", False, "high", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", RULES)
+def test_a_plan_follows_the_units_that_the_machine_has(hardware: Load, machine: str) -> None:
     found = decided(hardware(machine))
-    assert [found[name].value for name in ("precision", "grad_scaler", "tf32")] == [
-        precision,
-        scaler,
-        tf32,
-    ]
-    assert found["precision"].active == (precision != "fp32")
-    assert found["tf32"].active == (tf32 == "high")
-
-
-ON = ("a100", "b200", "h200", "t4", "v100", "gtx1660", "arc_b580_xpu", "mi300x")
-OFF = ("gtx1080", "p100", "cpu", "cpu_avx512_bf16", "rtx4050_laptop_windows", "apple_m2_mps")
-
-
-@pytest.mark.parametrize(
-    ("machine", "on"), [*((name, True) for name in ON), *((name, False) for name in OFF)]
-)
-def test_compile_is_on_for_gpus_on_linux(hardware: Load, machine: str, on: bool) -> None:
-    decision = decided(hardware(machine))["compile"]
-    assert (decision.value, decision.active, decision.declined) == (on, on, False)
+    names = ("precision", "grad_scaler", "tf32", "compile")
+    assert tuple(found[name].value for name in names) == RULES[machine]
+    assert found["precision"].active == (found["precision"].value != "fp32")
 
 
 def test_compile_stays_off_on_windows_with_triton_unless_asked_for(hardware: Load) -> None:
@@ -108,10 +84,7 @@ def test_compile_stays_off_on_windows_with_triton_unless_asked_for(hardware: Loa
     [
         ("cpu", {"channels_last": True}),
         ("cpu_avx512_bf16", {"precision": "bf16", "channels_last": True}),
-        ("apple_m2_mps", {"precision": "bf16"}),
-        ("arc_b580_xpu", {"precision": "bf16"}),
         ("mi300x", {"precision": "bf16", "cudnn_benchmark": True}),
-        ("a100", {"channels_last": True, "cudnn_benchmark": True}),
         ("t4", {"channels_last": True, "cudnn_benchmark": True}),
     ],
 )
@@ -135,13 +108,6 @@ def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware
     assert alone.worth_measuring == {}
 
 
-def test_every_decision_has_a_reason_and_stands_in_the_catalogs_order(hardware: Load) -> None:
-    for name in MACHINES:
-        found = decided(hardware(name))
-        assert [one.name for one in found] == [one.name for one in CATALOG]
-        assert all(one.reason.strip() for one in found)
-
-
 # --- what was asked and can't be had ---
 
 
@@ -151,9 +117,7 @@ def test_every_decision_has_a_reason_and_stands_in_the_catalogs_order(hardware: 
         ("gtx1080", {"precision": "bf16"}, "fp32", False, "has no bf16 units"),
         ("t4", {"precision": "bf16"}, "fp16", True, "the nearest that works is fp16"),
         ("cpu", {"sdpa": "flash"}, "auto", False, "'flash' is a CUDA kernel"),
-        ("apple_m2_mps", {"sdpa": "flash"}, "auto", False, "'flash' is a CUDA kernel"),
         ("t4", {"sdpa": "flash"}, "efficient", True, "needs compute capability 8.0"),
-        ("t4", {"sdpa": "cudnn"}, "efficient", True, "needs compute capability 8.0"),
         ("t4", {"tf32": "high"}, "highest", False, "7.5 < 8.0"),
         ("cpu", {"tf32": "high"}, "highest", False, "changes nothing on a CPU"),
         ("cpu", {"tf32": "medium"}, "highest", False, "no AVX512_BF16 or AMX"),
@@ -174,27 +138,21 @@ def test_what_a_machine_lacks_is_declined_or_replaced_with_a_reason(
     assert reason in decision.reason
 
 
-@pytest.mark.parametrize(
-    ("wish", "facts"),
-    [
-        ({"channels_last": True}, replace(FACTS, convolutions=0)),
-        ({"fused_optimizer": True}, replace(FACTS, optimizers=())),
-        (
-            {"fused_optimizer": True},
-            replace(FACTS, optimizers=(OptimizerFacts(sparse_gradients=True),)),
-        ),
-        ({"fused_optimizer": {"enabled": True, "name": "SGD"}}, FACTS),
-        ({"precision": "bf16"}, replace(FACTS, dtypes=("bfloat16",))),
-        ({"grad_scaler": True}, replace(FACTS, dtypes=("float16",))),
-        ({"compile": True}, replace(FACTS, compiled="script")),
-        ({"device": "cpu"}, replace(FACTS, devices=("cpu", "cuda:0"))),
-    ],
-)
-def test_what_a_model_cannot_take_is_declined(
-    hardware: Load, wish: dict[str, Any], facts: Facts
-) -> None:
+CANT = [
+    ({"channels_last": True}, {"convolutions": 0}),
+    ({"fused_optimizer": True}, {"optimizers": (OptimizerFacts(sparse_gradients=True),)}),
+    ({"fused_optimizer": {"enabled": True, "name": "SGD"}}, {}),
+    ({"precision": "bf16"}, {"dtypes": ("bfloat16",)}),
+    ({"grad_scaler": True}, {"dtypes": ("float16",)}),
+    ({"compile": True}, {"compiled": "script"}),
+    ({"device": "cpu"}, {"devices": ("cpu", "cuda:0")}),
+]
+
+
+@pytest.mark.parametrize(("wish", "facts"), CANT)
+def test_what_a_model_cannot_take_is_declined(hardware: Load, wish: Any, facts: Any) -> None:
     (name,) = wish
-    decision = decided(hardware("a100"), facts, **wish)[name]
+    decision = decided(hardware("a100"), replace(FACTS, **facts), **wish)[name]
     assert decision.declined
     assert not decision.active
 

@@ -18,7 +18,6 @@ CONFIGS = [
     {"precision": "fp16", "threads": 1},
     {"sdpa": "math", "channels_last": False},
     {"fused_optimizer": False, "tf32": "highest"},
-    {"sdpa": "flash"},
 ]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -12,13 +15,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, default_collate
 
 from speedkit_jupyter import StateWarning, advise, benchmark, profile
 from speedkit_jupyter.profiling import instruments
-from speedkit_jupyter.profiling.instruments import WAITING, installed
+from speedkit_jupyter.profiling.api import profiler_of
+from speedkit_jupyter.profiling.instruments import installed
 from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
 from speedkit_jupyter.profiling.split import PARTS
+from speedkit_jupyter.support.interrupts import interruptible
 
 
 class Slow(nn.Module):
@@ -37,31 +42,25 @@ class Slow(nn.Module):
         return y
 
 
-class Samples(Dataset):
-    """Each of them takes so long to load."""
-
-    def __init__(self, sleep: Callable[[float], None], seconds: float) -> None:
-        self.sleep, self.seconds = sleep, seconds
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        self.sleep(self.seconds)
-        return torch.full((4,), float(index)), index % 2
+Sleep = Callable[[float], None]
 
 
-class SlowSGD(torch.optim.SGD):
-    """An optimizer whose step takes so long."""
+def loader_of(sleep: Sleep, seconds: float) -> DataLoader:
+    """Four batches of two, each of which takes so long to load."""
 
-    def __init__(self, parameters: Any, sleep: Callable[[float], None], seconds: float) -> None:
-        super().__init__(parameters, lr=0.1)
-        self.slow = (sleep, seconds)
-
-    def step(self, closure: Any = None) -> Any:
-        sleep, seconds = self.slow
+    def collate(rows: list[Any]) -> Any:
         sleep(seconds)
-        return super().step(closure)
+        return default_collate(rows)
+
+    rows = [(torch.full((4,), float(number)), number % 2) for number in range(8)]
+    return DataLoader(rows, batch_size=2, collate_fn=collate)
+
+
+def slow_sgd(net: nn.Module, sleep: Sleep, seconds: float) -> torch.optim.Optimizer:
+    """An optimizer whose step takes so long."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: sleep(seconds))
+    return optimizer
 
 
 LOOP_PARTS = ("data", "forward", "backward", "optimizer", "rest")
@@ -77,8 +76,7 @@ def test_a_loop_is_split_as_it_was_made(made_time, name):
     data_s, forward_s, backward_s, optimizer_s, rest_s = LOOPS[name]
     sleep = made_time.sleep
     net = Slow(sleep, forward_s, backward_s)
-    optimizer = SlowSGD(net.parameters(), sleep, optimizer_s)
-    loader = DataLoader(Samples(sleep, data_s / 2), batch_size=2)
+    optimizer, loader = slow_sgd(net, sleep, optimizer_s), loader_of(sleep, data_s)
 
     def epoch() -> None:
         for x, y in loader:
@@ -100,7 +98,7 @@ def test_a_loop_is_split_as_it_was_made(made_time, name):
 
 def test_data_that_a_step_draws_from_an_iterator_counts_in_every_call(made_time):
     net = Slow(made_time.sleep, 0.1, 0.1)
-    batches = iter(DataLoader(Samples(made_time.sleep, 0.1), batch_size=2))
+    batches = iter(loader_of(made_time.sleep, 0.2))
 
     def step() -> None:
         x, y = next(batches)
@@ -109,9 +107,6 @@ def test_data_that_a_step_draws_from_an_iterator_counts_in_every_call(made_time)
     found = profile(step, budget_s=1.5)
     assert found.share("data") > 0.4
     assert len(list(batches)) == 4
-
-
-Sleep = Callable[[float], None]
 
 
 def plain_functions(sleep: Sleep) -> Callable[[], None]:
@@ -150,7 +145,7 @@ def recomputed(sleep: Sleep) -> Callable[[], None]:
 
 def closure(sleep: Sleep) -> Callable[[], None]:
     net = Slow(sleep, 0.2, 0.3)
-    optimizer = SlowSGD(net.parameters(), sleep, 0.5)
+    optimizer = slow_sgd(net, sleep, 0.5)
 
     def closed() -> torch.Tensor:
         optimizer.zero_grad()
@@ -163,7 +158,7 @@ def closure(sleep: Sleep) -> Callable[[], None]:
 
 def scaled(sleep: Sleep) -> Callable[[], None]:
     net = Slow(sleep, 0.1, 0.1)
-    optimizer = SlowSGD(net.parameters(), sleep, 0.2)
+    optimizer = slow_sgd(net, sleep, 0.2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
 
     def step() -> None:
@@ -191,9 +186,9 @@ def test_what_happens_within_or_outside_of_modules_has_its_part(made_time, made,
     assert found.steps == 1
 
 
-def test_with_several_optimizers_a_step_is_a_round_of_all(made_time):
-    nets = Slow(made_time.sleep, 0.01, 0.01), Slow(made_time.sleep, 0.01, 0.01)
-    first, second = (SlowSGD(net.parameters(), made_time.sleep, 0.01) for net in nets)
+def test_with_several_optimizers_a_step_is_a_round_of_all():
+    nets = nn.Linear(4, 2), nn.Linear(4, 2)
+    first, second = (torch.optim.SGD(net.parameters()) for net in nets)
 
     def step() -> None:
         for _ in range(2):
@@ -203,7 +198,7 @@ def test_with_several_optimizers_a_step_is_a_round_of_all(made_time):
             nets[1](torch.ones(3, 4)).sum().backward()
             second.step()
 
-    assert profile(step, budget_s=10).steps == 2
+    assert profile(step, budget_s=0.5).steps == 2
 
 
 def test_lines_that_wait_are_named_with_their_source_and_how_often():
@@ -238,15 +233,9 @@ def test_lines_that_wait_are_named_with_their_source_and_how_often():
 
 
 def patched_names() -> list[Any]:
-    """What profiling has its hands on."""
-    owners = [
-        (torch.nn.Module, "__call__"),
-        (torch.autograd, "backward"),
-        (DataLoader, "__iter__"),
-        (torch.optim.Optimizer, "zero_grad"),
-        *((torch.Tensor, name) for name in WAITING),
-    ]
-    return [vars(owner).get(name) for owner, name in owners]
+    """Return all functions that profiling patches."""
+    owners = (nn.Module, torch.autograd, DataLoader, torch.optim.Optimizer, torch.Tensor)
+    return [dict(vars(owner)) for owner in owners]
 
 
 @pytest.mark.parametrize(("error", "after"), [(None, 0), (ValueError, 0), (KeyboardInterrupt, 1)])
@@ -334,13 +323,7 @@ def test_another_thread_s_training_is_no_part_of_it():
 
 
 def test_a_call_that_takes_most_of_the_budget_is_the_profile(made_time):
-    calls = []
-
-    def step() -> None:
-        calls.append(0)
-        made_time.sleep(100)
-
-    found = profile(step, budget_s=10)
+    found = profile(lambda: made_time.sleep(100), budget_s=10)
     assert len(found.taken) == 1
     assert found.share("rest") > 0.99
     assert "the first one took too long for a second" in repr(found)
@@ -393,6 +376,47 @@ def test_steps_are_counted_once_whatever_class_the_optimizer_is_of_and_whoever_w
             net(torch.ones(2, 4)).sum().backward()
             optimizer.step()
 
-    found = profile(fit, budget_s=2)
+    found = profile(fit, budget_s=0.5)
     assert found.steps == 3
     assert found.share("optimizer") > 0
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("call_s", [0.01, 30.0])
+def test_ctrl_c_ends_a_profile_at_once_and_puts_everything_back(call_s):
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    before = net.weight.detach().clone()
+    press = threading.Timer(0.4, os.kill, [os.getpid(), signal.SIGINT])
+
+    def step() -> None:
+        net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        time.sleep(call_s)
+
+    begun_s = time.monotonic()
+    press.start()
+    with pytest.raises(KeyboardInterrupt):
+        profile(step, budget_s=60)
+    assert time.monotonic() - begun_s < 10
+    assert torch.equal(net.weight, before)
+    assert net.weight.grad is None
+    assert not optimizer.state
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.real_time
+def test_what_is_known_until_ctrl_c_is_kept():
+    net = nn.Linear(4, 2)
+    profiler = profiler_of(lambda: net(torch.ones(3, 4)).sum().backward(), net, None, 60, "")
+
+    @interruptible
+    def run() -> None:
+        for _ in profiler.run():
+            if profiler.result().splits:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert profiler.result().share("forward") > 0
+    assert "Interrupted" in profiler.result().report().to_text()

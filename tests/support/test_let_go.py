@@ -22,15 +22,13 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.plans.preview import preview
 
-EVERYTHING = SpeedConfig.from_dict(
-    {
-        "precision": "bf16",
-        "channels_last": True,
-        "fused_optimizer": True,
-        "threads": 1,
-        "sdpa": "math",
-        "tf32": "medium",
-    }
+EVERYTHING = SpeedConfig(
+    precision="bf16",
+    channels_last=True,
+    fused_optimizer=True,
+    threads=1,
+    sdpa="math",
+    tf32="medium",
 )
 VARIANTS = "baseline,bf16,fused_optimizer,channels_last"
 
@@ -71,11 +69,6 @@ def failed(function, *arguments, **more) -> None:
         function(*arguments, **more)
 
 
-def restored(work):
-    _, context = apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)
-    context.restore()
-
-
 def not_applied(work):
     with pytest.raises(TypeError):
         apply_speedups(work.model, EVERYTHING, optimizer=[work.optimizer, 3])
@@ -83,10 +76,6 @@ def not_applied(work):
 
 def previewed(work):
     return preview(work.model, EVERYTHING, [work.optimizer])
-
-
-def benchmarked(work):
-    return benchmark(work.step, VARIANTS, budget_s=0.05)
 
 
 def benchmarked_while_applied(work):
@@ -126,10 +115,8 @@ def no_collector():
 @pytest.mark.parametrize(
     "use",
     [
-        restored,
         not_applied,
         previewed,
-        benchmarked,
         benchmarked_while_applied,
         benchmarked_with_an_error_in_the_first_step,
         benchmarked_with_an_error_in_a_variant,

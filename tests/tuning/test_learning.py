@@ -83,7 +83,7 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     tuning = tune(slower, budget_s=4)
     assert not tuning.helped
     assert [one.plan["values"] for one in database.learned()] == [{}]
-    assert "The learned plan fused_optimizer was dropped; fresh rounds did not" in tuning.notes[0]
+    assert tuning.notes[0] == "The learned plan fused_optimizer was dropped"
     assert len(tuning.stages) > 1
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def no_grad(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is called with gradients on and no backward pass."""
-    calls = [call for call in seen.watched.of_models() if call.has_graph]
+    calls = [call for call in seen.calls if call.has_graph]
     if seen.trains or seen.watched.steps or not calls:
         return
     called, part = seen.name(calls[0].module, "the model"), seen.share("forward")
@@ -50,11 +50,8 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
 def graph_kept(seen: Situation) -> Iterator[Opportunity]:
     """Find `total += loss`, `losses.append(loss)`: every step's graph stays in memory."""
     for part in seen.code.parts:
-        losses = {
-            dotted(call.func).removesuffix(".backward")
-            for call in part.nodes(ast.Call)
-            if is_called(call, "backward")
-        }
+        called = (dotted(call.func) for call in part.nodes(ast.Call))
+        losses = {one.removesuffix(".backward") for one in called if one.endswith(".backward")}
         for node in part.nodes(ast.AugAssign, ast.Call):
             kept = _kept(node, losses)
             if kept is None:
@@ -94,14 +91,13 @@ def graphs_of_graphs(seen: Situation) -> Iterator[Opportunity]:
     if not passes or seen.watched.gradients_asked or len(passes) > max(seen.watched.steps, 1):
         return
     retains, creates = (all(each) for each in zip(*passes, strict=True))
+    if not (creates or retains):
+        return
+    word, why = "retain_graph", "keeps its graph, and no other one follows over it"
+    gain = Gain(0.99, amdahl(seen.computing, 1.15).low)
     if creates:
         word, why = "create_graph", "makes a graph of itself, and nothing asks for second ones"
         gain = Gain(amdahl(seen.share("backward"), 1.02).low, amdahl(seen.computing, 2.0).low)
-    elif retains:
-        word, why = "retain_graph", "keeps its graph, and no other one follows over it"
-        gain = Gain(0.99, amdahl(seen.computing, 1.15).low)
-    else:
-        return
     yield Opportunity(
         f"backward() without {word}",
         f"each backward pass {why}; forward and backward: {share(seen.computing)} of the step",
@@ -136,9 +132,8 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
     """Find parameters that require gradients, and that no optimizer steps."""
     if not (seen.watched.backwards and seen.held and seen.watched.steps):
         return
-    got = seen.watched.got_gradients
-    idle = [one for one in seen.parameters if id(one) in got and id(one) not in seen.held]
-    every = [one for one in seen.parameters if id(one) in got]
+    every = [one for one in seen.parameters if id(one) in seen.watched.got_gradients]
+    idle = [one for one in every if id(one) not in seen.held]
     # A convolution's few parameters take long, an embedding's many do not.
     by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in every), 1)
     least, most = sorted([by_size, len(idle) / max(len(every), 1)])
@@ -188,9 +183,9 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     """Find embedding tables whose gradient is as large as the table, for a step's few rows."""
     import torch
 
-    given = [one for call in seen.watched.calls for one in call.inputs]
-    whole = [one.numel() for one in given if not (one.is_floating_point() or one.is_complex())]
-    asked = sum(whole) / max(seen.watched.steps, 1)
+    given = (one for call in seen.watched.calls for one in call.inputs)
+    rows = (one.numel() for one in given if not (one.is_floating_point() or one.is_complex()))
+    asked = sum(rows) / max(seen.watched.steps, 1)
     tables = [one for one in _tables(seen) if one.num_embeddings >= ROWS * asked > 0]
     held = sum(one.numel() for one in seen.parameters if id(one) in seen.held)
     numbers = sum(one.weight.numel() for one in tables)
@@ -201,11 +196,11 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
         return
     # Without times of operators it can be all of the backward pass.
     most = taken if seen.profile.costs is not None else stepped + seen.share("backward")
-    groups = [group for one in seen.optimizers for group in one.param_groups]
-    plain = all(isinstance(one, torch.optim.SGD) for one in seen.optimizers) and not any(
-        group["momentum"] or group["weight_decay"] for group in groups
+    by_rows = all(map(trials.steps_rows, seen.optimizers)) or all(
+        isinstance(one, torch.optim.SGD)
+        and not any(group["momentum"] or group["weight_decay"] for group in one.param_groups)
+        for one in seen.optimizers
     )
-    by_rows = all(map(trials.steps_rows, seen.optimizers))
     yield Opportunity(
         f"sparse gradients of {', '.join(seen.name(one, 'an embedding') for one in tables[:3])}",
         f"{sum(one.num_embeddings for one in tables):,} rows, of which a step asks "
@@ -215,7 +210,7 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
         "(plain SGD takes them)",
         "none with plain SGD; else rows that no sample asks for stay as they are, where momentum "
         "or weight decay would move them: another training",
-        trial=trials.sparse_tables if plain or by_rows else None,
+        trial=trials.sparse_tables if by_rows else None,
         share=most,
     )
 
@@ -224,11 +219,10 @@ def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]
     """Return large ones that get gradients, and whose weight nothing else computes with."""
     import torch
 
-    modules = {id(one): one for model in seen.models for one in model.modules()}.values()
-    used = [id(one) for module in modules for one in module.parameters(recurse=False)]
+    used = [id(one) for module in seen.modules for one in module.parameters(recurse=False)]
     return [
         one
-        for one in modules
+        for one in seen.modules
         if isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag)
         and not (one.sparse or one.scale_grad_by_freq)
         and id(one.weight) in seen.watched.got_gradients
@@ -245,7 +239,7 @@ def input_gradients(seen: Situation) -> Iterator[Opportunity]:
     is_read = any(not dotted(node).startswith("torch.autograd") for node in read)
     if not seen.watched.backwards or seen.watched.gradients_asked or is_read:
         return
-    for call in seen.watched.of_models():
+    for call in seen.calls:
         leaves = [one for one in call.inputs if one.requires_grad and one.is_leaf]
         if all(isinstance(one, nn.Parameter) or id(one) in seen.held for one in leaves):
             continue

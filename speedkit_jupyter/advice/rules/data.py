@@ -12,7 +12,7 @@ from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import Draws
 from speedkit_jupyter.loading.samples import why_no_workers
-from speedkit_jupyter.loading.settings import Settings, is_iterable
+from speedkit_jupyter.loading.settings import Settings, is_iterable, takes_whole_batches
 from speedkit_jupyter.support.words import count, share
 
 if TYPE_CHECKING:
@@ -29,21 +29,11 @@ def _drawn(seen: Situation, least: float) -> Iterator[tuple[int, DataLoader[Any]
             yield number, loader, draws
 
 
-def _is_in_memory(loader: DataLoader[Any]) -> bool:
-    """Return whether its data set takes a list of indices, and gives rows of tensors."""
-    from torch.utils.data import TensorDataset
-
-    return type(loader.dataset) is TensorDataset
-
-
 def in_memory(seen: Situation) -> Iterator[Opportunity]:
     """Find tensors in memory that are loaded one by one and stacked again."""
-    from torch.utils.data import default_collate
-
     data = seen.share("data")
     for number, loader, _ in _drawn(seen, 0.05):
-        plain = loader.batch_sampler is not None and loader.collate_fn is default_collate
-        if not plain or not _is_in_memory(loader):
+        if not takes_whole_batches(loader):
             continue
         settings = replace(Settings.of(loader).with_workers(0), whole_batches=True)
         yield Opportunity(
@@ -73,7 +63,7 @@ def kept_samples(seen: Situation) -> Iterator[Opportunity]:
         dataset: Any = loader.dataset
         if not draws.next_s or loader.num_workers or not hasattr(dataset, "__len__"):
             continue
-        drawn = None if _is_in_memory(loader) else seen.samples(loader)
+        drawn = None if takes_whole_batches(loader) else seen.samples(loader)
         if drawn is None or drawn.draw_s < LEAST_S or drawn.is_random:
             continue
         size = drawn.size_bytes * len(dataset)
@@ -121,7 +111,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
     """Return whether `%speedkit loader` would try workers. Tensors in memory need none."""
-    if is_iterable(loader) or loader.batch_sampler is None or _is_in_memory(loader):
+    if is_iterable(loader) or loader.batch_sampler is None or takes_whole_batches(loader):
         return False
     drawn = seen.samples(loader)
     return drawn is not None and not why_no_workers(loader, drawn)
@@ -182,8 +172,7 @@ def pin_memory(seen: Situation) -> Iterator[Opportunity]:
 
 def padding(seen: Situation) -> Iterator[Opportunity]:
     """Find batches of words that are padding for the most part."""
-    given = (one for call in seen.watched.of_models() for one in call.inputs)
-    found = [one for one in map(padded, given) if one is not None]
+    found = [one for one in map(padded, seen.inputs) if one is not None]
     if not found or seen.computing < 0.2:
         return
     everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
@@ -231,7 +220,7 @@ MOST_ROWS, LARGER, LEAST_GAINED = 8, 4, 2.0
 
 def small_batch(seen: Situation) -> Iterator[Opportunity]:
     """Find a batch so small that operators cost more than what they compute, by trying more."""
-    calls = seen.watched.of_models()
+    calls = seen.calls
     if not (calls and seen.trains) or seen.computing < 0.3:
         return
     sizes = {one.shape[0] for one in calls[0].inputs if one.dim() > 1}

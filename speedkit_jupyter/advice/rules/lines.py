@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import NamedTuple
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.advice import Gain, Opportunity, Trial, amdahl
+from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, Trial, amdahl
 from speedkit_jupyter.advice.code import Part, dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.profiling.lines import Spot
@@ -54,16 +52,13 @@ def _costly(seen: Situation, nodes: Nodes, least: float = LEAST) -> Iterator[_Li
 
 def cleaning(seen: Situation) -> Iterator[Opportunity]:
     """Find `gc.collect()` and `empty_cache()`: what they free is asked for again at once."""
-    import torch
-
-    owners = [(gc, "collect"), (torch.cuda, "empty_cache")]
     for line in _costly(seen, seen.code.calls("gc.collect", "empty_cache"), 0.02):
         yield line.says(
             f"leave {ast.unparse(line.node)} out of the step",
             amdahl(line.taken, 5.0),
             "once after the training, if at all",
             "what refers to itself lies in memory a little longer",
-            trial=partial(trials.doing_nothing, owners),
+            trial=trials.nothing_collected,
         )
 
 
@@ -90,7 +85,7 @@ def growing_copies(seen: Situation) -> Iterator[Opportunity]:
             f"write into memory that is there already: {line.place}",
             amdahl(line.taken, 3.0),  # a row in place costs next to nothing
             "a list that is joined once; or torch.empty(capacity, …) and memory[at] = row",
-            "none: the results are the same",
+            EXACT,
             f"`{ast.unparse(line.node)}` copies all of it for each new row: ",
         )
 

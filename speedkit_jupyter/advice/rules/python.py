@@ -45,10 +45,13 @@ LEAST_CALLS, MOST_TRIED = 4, 64
 def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is asked sample by sample, none made of another's result, by trying."""
     groups = defaultdict[tuple[int, int], list[ModelCall]](list)
-    for call in seen.watched.of_models():
+    for call in seen.calls:
         groups[id(call.module), call.step].append(call)
     many = max(groups.values(), key=len, default=[])
-    if len(many) < LEAST_CALLS or not _have_one_row(many) or _has_batch_norm(many[0]):
+    if len(many) < LEAST_CALLS or not _have_one_row(many):
+        return
+    names = [type(one).__name__ for one in many[0].module.modules()]
+    if many[0].training and any("BatchNorm" in name for name in names):
         return
     if any(one.grad_fn is not None for call in many[1:] for one in call.inputs):
         return  # a call gets what an earlier one gave
@@ -80,19 +83,14 @@ def _have_one_row(calls: list[ModelCall]) -> bool:
     return bool(inputs) and rows and not others
 
 
-def _has_batch_norm(call: ModelCall) -> bool:
-    names = (type(one).__name__ for one in call.module.modules())
-    return call.training and any("BatchNorm" in name for name in names)
-
-
 def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
     """Find recurrent cells in a loop of Python's, where torch has the whole layer."""
     from torch import nn
 
     for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         calls = seen.watched.times[kind] / seen.steps
-        modules = (one for model in seen.models for one in model.modules() if type(one) is kind)
-        taken, every = seen.modules({seen.name(one, "") for one in modules}), seen.modules()
+        names = {seen.name(one, "") for one in seen.modules if type(one) is kind}
+        taken, every = seen.module_share(names), seen.module_share()
         # Without a trace the cells count as all there is: so many calls mostly are.
         taken = seen.computing * (taken / every if every else 1.0)
         if calls < 8 or taken < 0.1:
@@ -110,11 +108,11 @@ def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
 
 def same_forward_twice(seen: Situation) -> Iterator[Opportunity]:
     """Find a model that is called again on the same tensors, with the same weights."""
-    calls = seen.watched.of_models()
-    again = [
-        call for at, call in enumerate(calls) if any(map(call.is_same_as, calls[:at]))
-        and call.inputs and not _has_dropout(call)
-    ]  # fmt: skip
+    calls, keys, again = seen.calls, set[object](), list[ModelCall]()
+    for call in calls:
+        if call.key in keys and call.inputs and not _has_dropout(call):
+            again.append(call)
+        keys.add(call.key)
     for call in {id(one.module): one for one in again}.values():
         twice = len(again) / len(calls)
         taken = seen.share("forward") * twice
@@ -134,12 +132,8 @@ def same_forward_twice(seen: Situation) -> Iterator[Opportunity]:
 
 def _has_dropout(call: ModelCall) -> bool:
     """Return whether two passes differ on purpose."""
-    return any(
-        "Dropout" in type(one).__name__
-        and getattr(one, "training", False)
-        and getattr(one, "p", 1) > 0
-        for one in call.module.modules()
-    )
+    dropouts = [one for one in call.module.modules() if "Dropout" in type(one).__name__]
+    return any(getattr(one, "training", False) and getattr(one, "p", 1) for one in dropouts)
 
 
 # Lines this near each other are one matter, which takes at least this share of the step, and this
@@ -155,7 +149,13 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
         parts.append("data")
     for part in parts:
         lines = [line for line in seen.profile.lines.costliest(part) if line[0] not in said]
-        for spots, taken in _together(lines):
+        while lines:
+            # The costliest line, with those near it.
+            (file, number), _ = lines[0]
+            near = [one for one in lines
+                    if one[0].file == file and abs(one[0].number - number) <= NEAR]  # fmt: skip
+            lines = [one for one in lines if one not in near]
+            spots, taken = [spot for spot, _ in near], sum(each for _, each in near)
             python = sum(seen.profile.lines.python.get(spot, 0.0) for spot in spots)
             if taken < LEAST_SLOW or python < PYTHON * taken:
                 continue
@@ -168,12 +168,3 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
                 "depends on what you write",
                 spots=tuple(spots),
             )
-
-
-def _together(lines: list[tuple[Spot, float]]) -> Iterator[tuple[list[Spot], float]]:
-    """Yield the costliest line with those near it; then of what is left, and so on."""
-    while lines:
-        (file, number), _ = lines[0]
-        near = [one for one in lines if one[0].file == file and abs(one[0].number - number) <= NEAR]
-        lines = [one for one in lines if one not in near]
-        yield [spot for spot, _ in near], sum(taken for _, taken in near)

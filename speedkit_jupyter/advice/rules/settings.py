@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
+from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.optimizations.base.decision import Effect
@@ -60,14 +60,11 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
     import torch
 
     computing = seen.share("forward", "backward", "optimizer")
-    double = [
-        call.module
-        for call in seen.watched.of_models()
-        if any(one.dtype == torch.float64 for one in call.module.parameters())
-    ]
-    if not double or computing < 0.1:
+    calls = (one.module for one in seen.calls)
+    double = (one for one in calls if any(p.dtype == torch.float64 for p in one.parameters()))
+    if (model := next(double, None)) is None or computing < 0.1:
         return
-    called = seen.name(double[0], "the model")
+    called = seen.name(model, "the model")
     yield Opportunity(
         f"compute in float32: {called} is in float64",
         f"{called}'s parameters are float64; forward, backward and optimizer: "
@@ -114,8 +111,7 @@ def sparse_products(seen: Situation) -> Iterator[Opportunity]:
 
     products = ("aten::mm", "aten::addmm", "aten::bmm", "aten::matmul")
     taken = min(seen.operators(*products), 0.95)
-    given = [one for call in seen.watched.of_models() for one in call.inputs]
-    given += [one for model in seen.models for one in model.buffers()]
+    given = [*seen.inputs, *(one for model in seen.models for one in model.buffers())]
     for matrix in {id(one): one for one in given}.values() if taken >= 0.1 else ():
         is_matrix = matrix.dim() == 2 and matrix.layout is torch.strided
         if not (is_matrix and matrix.is_floating_point() and matrix.numel() >= NUMBERS):
@@ -193,17 +189,14 @@ def catalog(seen: Situation) -> Iterator[Opportunity]:
         if part < 0.05 or decision.name in told:
             continue
         told.add(decision.name)
-        word = Candidate({decision.name: decision.value}).name
-        written = str(value).lower() if isinstance(value := decision.value, bool) else value
+        word, value = Candidate({decision.name: decision.value}).name, decision.value
         is_exact = named(decision.name).effect is Effect.EXACT
         yield Opportunity(
             f"turn on {word}",
             f"{' and '.join(parts)}: {share(part)} of the step; {decision.reason}",
             amdahl(part, least, most),
-            f"%speedkit apply --{decision.name.replace('_', '-')} {written}",
-            "none: the results are the same"
-            if is_exact
-            else "rounding, which the comparison checks",
+            f"%speedkit apply --{decision.name.replace('_', '-')} {value}".replace("True", "true"),
+            EXACT if is_exact else "rounding, which the comparison checks",
             variant=word,
         )
 
@@ -219,11 +212,9 @@ def large_logits(seen: Situation) -> Iterator[Opportunity]:
 
     if not seen.trains or not hasattr(functional, "linear_cross_entropy"):
         return
-    given = [one.numel() for call in seen.watched.of_models() for one in call.inputs
-             if not one.is_floating_point()]  # fmt: skip
+    given = (one.numel() for one in seen.inputs if not one.is_floating_point())
     tokens = max(given, default=0)
-    modules = (one for model in seen.models for one in model.modules())
-    heads = [one for one in modules if isinstance(one, nn.Linear)]
+    heads = [one for one in seen.modules if isinstance(one, nn.Linear)]
     head = max(heads, key=lambda one: one.out_features, default=None)
     logits = 0 if head is None else 4 * tokens * head.out_features
     if head is None or head.out_features < 8 * head.in_features or logits < LARGE_BYTES:
@@ -247,9 +238,8 @@ def optimizer_state(seen: Situation) -> Iterator[Opportunity]:
         return
     memory = torch.cuda.mem_get_info(seen.device)[1]
     for optimizer in seen.optimizers:
-        tensors = [one for state in optimizer.state.values() for one in state.values()
-                   if isinstance(one, torch.Tensor)]  # fmt: skip
-        size = sum(one.numel() * one.element_size() for one in tensors)
+        values = (one for state in optimizer.state.values() for one in state.values())
+        size = sum(one.nbytes for one in values if isinstance(one, torch.Tensor))
         if size < memory / 4:
             continue
         yield Opportunity(

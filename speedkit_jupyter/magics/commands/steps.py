@@ -61,7 +61,6 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
-    """Look for what is slow in the function that is named, or in the last cell."""
     __tracebackhide__ = True
     from speedkit_jupyter.advice.advisor import Advised, Advisor
     from speedkit_jupyter.measure.subject.from_function import step_of
@@ -90,7 +89,6 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
 
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
-    """The function that is named; an epoch of the loader, where it takes batches."""
     from speedkit_jupyter.advice.advisor import over_batches
 
     function, given = namespace.find_function(names, name), namespace.find_loader(names, loader)
@@ -120,9 +118,9 @@ def verify(names: Names, session: Session, arguments: Namespace) -> None:
 def _trained(
     names: Names, session: Session, arguments: Namespace, accuracy: NamedAccuracy | None
 ) -> tuple[Step, int, str]:
-    """The step, how often it is called, and its name.
+    """Return the step, how often it is called, and its name.
 
-    Where there is none but an accuracy, that is all that is run.
+    Without a step an accuracy is all that runs.
     """
     from speedkit_jupyter.advice.advisor import over_batches
     from speedkit_jupyter.measure.subject.from_function import step_of
@@ -141,7 +139,6 @@ def _trained(
 
 
 def _plan(session: Session, step: Step) -> Any:
-    """What was tuned last, else what is in force, was learned, or what the rules would do."""
     from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
     from speedkit_jupyter.plans.applying import plan_applied_to
     from speedkit_jupyter.tuning import learning
@@ -172,10 +169,10 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
     known, name = list(namespace.loaders(names)), arguments.loader
     if name is None:
-        if not known:
-            raise UsageError("there is no DataLoader in this notebook yet: make one first")
-        if len(known) > 1:
-            raise UsageError(f"which one? {', '.join(known)}")
+        if len(known) != 1:
+            many = f"which one? {', '.join(known)}"
+            none = "there is no DataLoader in this notebook yet: make one first"
+            raise UsageError(many if known else none)
         name = known[0]
     found = namespace.find_loader(names, name)
     step, against = _step_with(names, session, arguments.step, found)
@@ -186,7 +183,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
-    """The function that is named; the last cell, where it goes through this loader; or nothing."""
+    """Return the named function, or the last cell if it uses this loader, or loading alone."""
     from speedkit_jupyter.loading.tuner import step_over
 
     if name is not None:
@@ -199,7 +196,6 @@ def _step_with(names: Names, session: Session, name: str | None, loader: Any) ->
 
 
 def _sizes(text: str) -> tuple[int, int]:
-    """From the smallest to the largest: `8:4096`."""
     least, colon, most = text.partition(":")
     if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise argparse.ArgumentTypeError(f"{text} is no range of sizes: give one as in 8:4096")
@@ -220,16 +216,16 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
     __tracebackhide__ = True
     from speedkit_jupyter.batching.sweep import sweep_of
 
-    sizes, budget_s = arguments.range, arguments.budget
     loader, data = namespace.find_loader(names, arguments.loader), None
     if arguments.data:
         known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
         data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
+    text, title = "%speedkit batch", ""
     if arguments.step is not None:
-        function = namespace.find_function(names, arguments.step)
-        text = f"%speedkit batch --step {arguments.step}"
-        sweep = sweep_of(function, data, loader, sizes, budget_s, text)
+        text += f" --step {arguments.step}"
+        step = namespace.find_function(names, arguments.step)
     else:
         cell = last_cell(session)
-        sweep = sweep_of(cell.step(), data, loader, sizes, budget_s, "%speedkit batch", cell.title)
+        step, title = cell.step(), cell.title
+    sweep = sweep_of(step, data, loader, arguments.range, arguments.budget, text, title)
     measured(sweep, "batches", names, arguments.v)

@@ -2,29 +2,144 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from speedkit_jupyter.measure.checks import memory, roofline
+from speedkit_jupyter.measure.checks import memory, reference, roofline, rounding
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.checks.deviations import sums
+from speedkit_jupyter.measure.checks.judge import Judge
 from speedkit_jupyter.measure.checks.observer import Run
-from speedkit_jupyter.measure.checks.reference import draws_inside
-from speedkit_jupyter.measure.checks.trials import Trials, is_compiled
+from speedkit_jupyter.measure.checks.values import is_plain, plain
+from speedkit_jupyter.measure.rounds import confinement
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
+from speedkit_jupyter.optimizations.properties import calls
 
+Surrounding = Callable[[], AbstractContextManager[object]]
+# Calls of the step: the second one meets what the first has left, in a cache or an optimizer.
+CALLS = 2
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16
 
 
-class Examination:
-    """Steps of working variants, each from the user's own state (`start`) or its warm one.
+class Trials:
+    """Runs of the `first` variant, and of others beside what it has shown (`judge`).
 
-    One that raises is a row that says so; the others go on.
+    Where results are named in `check`, only these are compared.
     """
+
+    def __init__(self, first: Runner, start: Snapshot, check: Sequence[str]) -> None:
+        self._first, self._start, self._check = first, start, check
+        self.judge = Judge()
+        self.dropout_off = False
+
+    def run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
+        """Return what some calls of the step, from the user's state, show beside the trace."""
+        __tracebackhide__ = True
+        judge, drawn = self.judge, set[str]()
+        replays = judge.drawn != set() and not is_compiled(runner)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(runner.applied())
+                without_dropout = reference.without_dropout(runner.step.models)
+                self.dropout_off = stack.enter_context(without_dropout)
+                for surrounding in around:
+                    stack.enter_context(surrounding())
+                stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
+                found = runner.observed(judge.trace, self._check, CALLS, **options)
+        finally:
+            self._start.restore()
+        if replays:
+            judge.drawn = drawn | (judge.drawn or set())
+        return found
+
+    def prepare(self) -> None:
+        """Know the reference and the baseline; an earlier stage of a search may have run them."""
+        __tracebackhide__ = True
+        self._start.restore()
+        first, kept = self._first, self._first.step.kept
+        tensors = memory.state_tensors(first.step.models, first.step.optimizers)
+        begins = [part.off for part in sums([(plain(t.detach().float()), None) for t in tensors])]
+        if "judge" not in kept or kept["judge"][1] != begins:
+            self.judge = Judge()
+            self._gather()
+            kept["judge"] = self.judge, begins
+        self.judge = judge = kept["judge"][0]
+        first.record.accuracy = judge.verdict(judge.baseline, first.precision)
+
+    def _gather(self) -> None:
+        """Run the step in float64, and the baseline."""
+        __tracebackhide__ = True
+        first, judge, models = self._first, self.judge, self._first.step.models
+        held = reference.parameters_of([*models, *first.step.optimizers])
+        with confinement.calls_noted(models) as reached:
+            # An error inside its forward pass breaks a sharded model.
+            if all(map(is_plain, held)) and self._plainly(True, extends=True) is None:
+                judge.trace.clear()
+        if reached.in_pythons:  # float64 would reach the model there, and not its input
+            judge.trace.clear()
+        covered = set(judge.trace)
+        with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
+            judge.baseline = self.run(first, extends=True)
+        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
+        if reached.only_elsewhere:
+            judge.void = confinement.NOT_REACHED
+            return
+        rows = judge.baseline.rows.items()
+        judge.own = Run({place: row for place, row in rows if place[0] in covered})
+        if not judge.follows():
+            judge.trace, judge.own = {}, Run()
+            judge.baseline = self.run(first, extends=True)
+        if not judge.own.rows:  # nothing else has shown that the step computes the same each time
+            self.run_again()
+        if not all(row.is_finite for row in judge.baseline.rows.values()):
+            judge.void = "the step itself gives numbers that are not finite"
+
+    def run_again(self) -> None:
+        """Run the baseline once more, for what it gives otherwise by itself."""
+        self.judge.note_unlike(self.run(self._first))
+
+    def add_control(self, precision: str, loss_scale: float) -> None:
+        """Run one more control of this precision: one rounds at random, one to nearest."""
+        runs = self.judge.controls.setdefault(precision, [])
+        if len(runs) < 2:
+            options = precision, bool(runs), loss_scale
+            wide = bool(self.judge.own.rows) and self.judge.lowered != "fp32"
+            run = self._plainly(wide, lambda: rounding.rounded(*options))
+            runs += [] if run is None else [run]
+
+    def _plainly(self, wide: bool, *around: Surrounding, **options: Any) -> Run | None:
+        """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
+
+        None where the code doesn't allow that, or a dispatch mode.
+        """
+        step = self._first.step
+        held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
+        in_float64 = (lambda: reference.in_float64(held),) if wide else ()
+        around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
+        with suppress(Exception):
+            return self.run(self._first, *around, ends_early=True, **options)
+        return None
+
+
+def is_compiled(runner: Runner) -> bool:
+    """Return whether the plan or the user compiles: such code draws its own numbers."""
+    if runner.record.is_compiled:
+        return True
+    return any(
+        calls.is_compiled(part) or hasattr(part, "_orig_mod")
+        for model in runner.step.models
+        for part in model.modules()
+    )
+
+
+class Examination:
+    """Steps of working variants; one that raises is a row that says so, and the others go on."""
 
     def __init__(
         self, runners: Sequence[Runner], start: Snapshot, check: Sequence[str] = ()
@@ -39,8 +154,8 @@ class Examination:
     def late(self, runner: Runner) -> Iterator[Progress]:
         """Check what a variant computes, after its rounds.
 
-        It costs two steps of it; of the baseline, once for all variants, also one in float64, two
-        plain ones, and a rounded one for each lower precision.
+        It costs two calls; once for all variants one in float64 and two of the baseline, and a
+        rounded one for each lower precision.
         """
         __tracebackhide__ = True
         if not runner.record.failure:
@@ -72,7 +187,7 @@ class Examination:
         drawn = self._trials.judge.drawn
         if accuracy.verdict != "wrong" or not drawn:
             return accuracy
-        inside = [] if runner.steps_only else sorted(filter(draws_inside, drawn))
+        inside = [] if runner.steps_only else sorted(filter(reference.draws_inside, drawn))
         if is_compiled(runner):
             why = "the step draws random numbers; compiled code draws others"
         elif inside:

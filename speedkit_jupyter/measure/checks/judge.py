@@ -37,8 +37,7 @@ NOTHING_TO_COMPARE = (
     "its result, or name it with --check"
 )
 BY_CHANCE = "rounding alone decides how many results there are"
-MODES = (".training", ".requires_grad")
-RESULTS = ("output", "result")
+COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 Place = tuple[Key, str]
@@ -51,7 +50,7 @@ class Judge:
     `own` are the baseline's rows that were compared with float64, `controls` the runs with each
     precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
     results that the baseline gives otherwise each time. `void` says why nothing can be judged.
-    `drawn` names the operations that drew random numbers, and is None before the first run.
+    `drawn` names the operations that drew random numbers; it is None before the first run.
     """
 
     trace: dict[Key, Look] = field(default_factory=dict)
@@ -114,11 +113,8 @@ class Judge:
         )
         if why:
             return Accuracy("not checked", why, **numbers)
-        same = all(
-            numbers[f"{kind}_error"] is not None
-            and numbers[f"{kind}_error"] <= 2 * (numbers[f"baseline_{kind}_error"] or 0.0) + SAME
-            for kind in ("output", "gradient")
-        )
+        errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
+        same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
         return Accuracy("exact" if same else "rounding", **numbers)
 
     def distance(self, run: Run, precision: str) -> Accuracy:
@@ -152,10 +148,9 @@ class Judge:
             share = SCATTER * self._explained("output", precision)
             words = _beyond(row, [one for one, _ in known], share)
             return (DOUBT, words) if words else (0.0, "")
-        kind = row.kind if place[1] or row.kind != "gradient" else "gradients"
-        if row.error is None or kind not in LIMITS or place[0] not in self.trace:
+        if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
             return 0.0, ""
-        return beyond_limit(row.error, row.size, _control(known), kind, precision)
+        return beyond_limit(row.error, row.size, _control(known), row.kind, precision)
 
     def _explaining(self, place: Place, row: Row, precision: str) -> list[tuple[Row, float]]:
         """Return what rounding did at this moment, or at the last one that has it, each with how
@@ -186,7 +181,7 @@ class Judge:
             for control in self.controls.get(precision, ()):
                 if control.diverged or not all(one.fits for one in control.rows.values()):
                     return Accuracy("not checked", BY_CHANCE)
-            what = f"another number or shape of {row.kind}s than the baseline's"
+            what = f"another number or shape of {row.kind.rstrip('s')}s than the baseline's"
             return Accuracy("wrong", f"{_where(place, self.baseline)}{what}")
         for place, row in run.rows.items():
             own, name, where = self.baseline.rows.get(place, row), place[1], _where(place, run)
@@ -195,8 +190,6 @@ class Judge:
                 return Accuracy("wrong", f"{where}{row.kind}s are not finite")
             if is_result and row.dtype not in {"", own.dtype, DTYPES.get(precision)}:
                 return Accuracy("wrong", f"{where}{name} is {row.dtype}, not {own.dtype}")
-            if row.count and name.endswith(MODES) and not (other and name.endswith(MODES[1])):
-                return Accuracy("wrong", f"{name} is left otherwise than by the baseline")
         return None
 
     def _lack(self, run: Run, precision: str) -> str:
@@ -204,18 +197,17 @@ class Judge:
         compared = [
             _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
-            if place[1] and row.kind in ("output", "gradient") and row.error and row.size
+            if row.kind in COMPARED and row.error and row.size
         ]
         if any(control is None or control.distance < UNDETERMINED for control in compared):
             return ""
         if compared:
             return f"rounding to {precision} alone moves all that was compared by its own size"
-        names = ", ".join(dict.fromkeys(run.unknown))
-        return f"it gives nothing that can be compared: {names}" if names else NOTHING_TO_COMPARE
+        return NOTHING_TO_COMPARE
 
     def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
         numbers: dict[str, Any] = {}
-        for kind in ("output", "gradient"):
+        for kind in COMPARED:
             numbers[f"{kind}_error"] = _distance(run, kind)
             numbers[f"baseline_{kind}_error"] = _distance(self.own, kind)
             numbers[f"explained_{kind}"] = self._explained(kind, precision)
@@ -265,6 +257,6 @@ def _where(place: Place, run: Run) -> str:
 
 
 def _called(kind: str, name: str) -> str:
-    if kind == "gradient":
-        return f"gradient of {name}" if name else "gradients"
+    if kind.startswith("gradient"):
+        return f"gradient of {name}" if name else kind
     return name if kind in RESULTS else f"{'parameter' if kind == 'moved' else kind} {name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks import torch_profiler
@@ -32,10 +33,7 @@ class Memory:
 def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> Memory:
-    """Run one step, untimed, and watch the allocator.
-
-    What else lies there, such as the copies of the state that a benchmark keeps, does not count.
-    """
+    """Run one step and watch the allocator; what else lies there does not count."""
     import torch
 
     held = size(state)
@@ -56,10 +54,7 @@ def needed(
 
 
 def _allocated(step: Callable[[], object]) -> int | None:
-    """Return the most bytes that the CPU allocator gave beyond what it took back.
-
-    None beside a profiler of the user's own.
-    """
+    """Return the most bytes in use on the CPU beside the state; None beside another profiler."""
     if is_profiled():
         step()
         return None
@@ -68,11 +63,8 @@ def _allocated(step: Callable[[], object]) -> int | None:
     if not torch_profiler.was_alone(trace):
         return None
     events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
+    events.sort(key=lambda event: event.start_ns())
+    return int(max(accumulate((event.nbytes() for event in events), initial=0)))
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:

@@ -12,7 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 from speedkit_jupyter.measure.checks.deviations import (
     LEAST_GRADIENT,
@@ -22,12 +23,10 @@ from speedkit_jupyter.measure.checks.deviations import (
     sums,
     total,
 )
-from speedkit_jupyter.measure.checks.values import Unknown, leaves, plain
+from speedkit_jupyter.measure.checks.reference import parameters_of
+from speedkit_jupyter.measure.checks.values import leaves, plain
 from speedkit_jupyter.measure.checks.watching import Watcher, unwatched
 from speedkit_jupyter.support.storage import is_in_memory
-
-if TYPE_CHECKING:
-    pass
 
 # Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
 # the user has, the second what the first left. The trace holds as many copies of the parameters.
@@ -57,10 +56,9 @@ class Look:
 class Row:
     """How far one value is off the trace's; `fits` unless it is missing or has another shape.
 
-    `error` is that of numbers, `sums` what it is made of. Of integers `count` is how many of `size`
-    differ, `most` by how much, and `largest` is the trace's largest. Text has no size. Kinds are
-    output, gradient, those of MOVES, the integers given to a model, and a result after more
-    optimizer steps than are followed, of which only the form is compared.
+    `error` is that of numbers. Of integers `count` is how many of `size` differ, `most` by how
+    much, and `largest` is the trace's largest. Text has no size. Of a kind `result`, after more
+    optimizer steps than are followed, only the form is compared.
     """
 
     kind: str
@@ -79,24 +77,19 @@ class Row:
 class Run:
     """What a few calls of the step showed.
 
-    The gradients of a look are a row together, too, without a name. `latest` are the rows by kind
-    and name. `steps` counts those of optimizers, `ends` are the counts at the end of each call.
-    `diverged` is whether a model was given other integers than in the trace, as where a step feeds
-    its own tokens back; `unknown` names what could not be compared.
+    `steps` counts those of optimizers, `ends` are the counts at the end of each call. `diverged`
+    is whether a model was given other integers than in the trace: a step feeds its own tokens back.
     """
 
     rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
-    latest: dict[tuple[str, str], Row] = field(default_factory=dict)
     steps: int = 0
     ends: list[int] = field(default_factory=list)
     diverged: bool = False
-    unknown: list[str] = field(default_factory=list)
 
-    def add(self, key: Key, name: str, row: Row) -> None:
-        """Add a row."""
-        self.rows[key, name] = row
-        if row.fits:
-            self.latest[row.kind, name] = row
+    @cached_property
+    def latest(self) -> dict[tuple[str, str], Row]:
+        """The last row of each kind and name; known when the run is over."""
+        return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
 class Enough(BaseException):
@@ -150,7 +143,7 @@ class Observer(Watcher):
                 gradient.detach().zero_()
 
     def _all(self, what: str) -> Values:
-        """Return the models' parameters, buffers or modules by name."""
+        """Return the models' parameters or buffers by name."""
         return {
             f"{type(model).__name__} {number}: {name}" if len(self.models) > 1 else name: value
             for number, model in enumerate(self.models, 1)
@@ -211,7 +204,7 @@ class Observer(Watcher):
             return
         self._taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
-        own = _moved_by(optimizer)
+        own = parameters_of([optimizer])
         names = [self._name(parameter) for parameter in own]
         # Within the backward pass parameters get their gradients in any order.
         self._tag = names[0] if self._in_backward and own else ""
@@ -238,7 +231,7 @@ class Observer(Watcher):
         self._in_closure = False
         if self._is_free:
             return
-        self._moves("parameter", {self._name(p): p for p in _moved_by(optimizer)})
+        self._moves("parameter", {self._name(p): p for p in parameters_of([optimizer])})
         self._moves("buffer", self._all("buffers"))
         if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
             raise Enough
@@ -249,9 +242,8 @@ class Observer(Watcher):
     def step_ended(self, results: Sequence[Any]) -> None:
         """Look at what a call of the step returned and left in its names."""
         self._flush()
-        found = leaves([*results], "result")
-        self.run.unknown += [value for value in found.values() if isinstance(value, Unknown)]
-        self._look("result" if self._is_free else "output", found | self._modes(), "result")
+        kind = "result" if self._is_free else "output"
+        self._look(kind, leaves([*results], "result"), "result")
         if not self._is_free:
             rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
             self._drifts = self._moves("moved", rest) or self._drifts
@@ -303,18 +295,6 @@ class Observer(Watcher):
         look = self.trace.get(self._key)
         return look is not None and any(look.ways.values())
 
-    def _modes(self) -> dict[str, str]:
-        """Which parts are in training mode, and which parameters get gradients, after a step."""
-        modes = {
-            f"{name}.training": str(getattr(part, "training", False))  # none if frozen
-            for name, part in self._all("modules").items()
-        }
-        return modes | {
-            f"{name}.requires_grad": str(parameter.requires_grad)
-            for name, parameter in self._parameters.items()
-            if id(parameter) not in self.unread
-        }
-
     def _look(self, kind: str, found: Values, tag: str = "") -> Iterable[Row]:
         """Compare with the trace, or add to it."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
@@ -325,30 +305,24 @@ class Observer(Watcher):
             self.trace[key], look = self._stored(kind, found), Look(found)
         rows = _compared(kind, found, look)
         for name, row in rows.items():
-            self.run.add(key, name, row)
+            self.run.rows[key, name] = row
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
         """Copies: in float32, which is far finer than what is told apart."""
-        import torch
-
         look = Look(dict(found))
         for name, value in found.items():
-            if _is_exact(value):
-                look.values[name] = value.clone()
-            elif isinstance(value, torch.Tensor):
-                narrow = torch.complex64 if value.is_complex() else torch.float32
-                look.values[name] = value.detach().to(narrow, copy=True)
-                if kind in MOVES:
-                    seen = self._seen.get(name)
-                    way = value if seen is None or seen.shape != value.shape else value - seen
-                    look.ways[name] = float(way.norm())
-                    self._seen |= {name: look.values[name]} if kind == "parameter" else {}
+            if value is None or isinstance(value, str):
+                continue
+            look.values[name] = kept = value.detach().clone()
+            if kept.is_floating_point():
+                look.values[name] = kept = kept.float()
+            if kind in MOVES and not _is_exact(kept):
+                seen = self._seen.get(name)
+                way = value if seen is None or seen.shape != value.shape else value - seen
+                look.ways[name] = float(way.norm())
+                self._seen |= {name: kept} if kind == "parameter" else {}
         return look
-
-
-def _moved_by(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
@@ -375,18 +349,16 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
         rows[name].is_finite = bool(mine.isfinite().any()) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
         whole = total(every)
-        rows[""] = Row(kind, whole.size, error=whole.deviation(LEAST_GRADIENT))
+        rows[""] = Row("gradients", whole.size, error=whole.deviation(LEAST_GRADIENT))
     return rows
 
 
 def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
     """Compare text and integers; return whether there are numbers to be reduced."""
-    import torch
-
     if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
         row.fits, row.count = True, int(mine != theirs)
         return False
-    tensors: list[Any] = [one for one in (mine, theirs) if isinstance(one, torch.Tensor)]
+    tensors = [one for one in (mine, theirs) if one is not None]
     row.size = max((tensor.numel() for tensor in tensors), default=1)
     row.fits &= len({tensor.shape for tensor in tensors}) < 2
     if not row.fits or not any(map(_is_exact, tensors)):
@@ -399,10 +371,9 @@ def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
 
 
 def _is_exact(value: Any) -> bool:
-    import torch
-
-    is_tensor = isinstance(value, torch.Tensor)
-    return is_tensor and not (value.is_floating_point() or value.is_complex())
+    if value is None or isinstance(value, str):
+        return False
+    return not (value.is_floating_point() or value.is_complex())
 
 
 def _of_way(part: Sums, tensor: Any, way: float) -> Sums:

@@ -26,10 +26,8 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
     """Return the parameters of optimizers and models."""
     parameters = []
     for holder in holders:
-        if hasattr(holder, "param_groups"):
-            parameters += [p for group in holder.param_groups for p in group["params"]]
-        elif hasattr(holder, "parameters"):
-            parameters += list(holder.parameters())
+        parameters += [p for group in getattr(holder, "param_groups", ()) for p in group["params"]]
+        parameters += holder.parameters() if hasattr(holder, "parameters") else []
     return parameters
 
 
@@ -60,9 +58,7 @@ def _wider() -> dict[torch.dtype, torch.dtype]:
 
 
 @contextmanager
-def in_float64(
-    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> Iterator[None]:
+def in_float64(holders: Sequence[Any]) -> Iterator[None]:
     """Models and optimizers in float64, and every tensor of fewer digits that meets them.
 
     Their tensors get the memory back that they had; gradients that the block makes are the
@@ -75,6 +71,8 @@ def in_float64(
             module, *_wide(args), **{name: _wide(value) for name, value in kwargs.items()}
         )
 
+    models = [one for one in holders if hasattr(one, "buffers")]
+    optimizers = [one for one in holders if hasattr(one, "param_groups")]
     tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers)]
     if not all(map(is_in_memory, tensors)):
         raise RuntimeError("the memory of a parameter is given back")
@@ -140,11 +138,8 @@ def without_wrappers() -> Iterator[None]:
 
 @contextmanager
 def replayed(drawn: set[str]) -> Iterator[None]:
-    """Make every draw from torch's generators in float32, in contiguous memory.
-
-    So a generator that starts from the same state gives the same numbers in float64, bf16 and
-    channels_last. `drawn` gets the names of the operations that drew; compiled code draws its own
-    numbers.
+    """Make every draw from torch's generators in float32, in contiguous memory: the same numbers
+    in float64, bf16 and channels_last. `drawn` gets the names of the operations that drew.
     """
     import torch
 

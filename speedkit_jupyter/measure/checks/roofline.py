@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 # The best of many calls and sizes is the machine's rate: what disturbs only makes it lower.
 # Sizes grow until one call takes this long, each is repeated for at least so long.
 LONG_ENOUGH_S, SPENT_S = 0.02, 0.05
-SIZES = (512, 1024, 2048, 4096, 8192)
-# Images of 28 x 28 in a convolution of 3 x 3 with so many channels: those of a ResNet's middle.
-BATCHES, CHANNELS, PIXELS = (8, 64, 256), 128, 28
 COPIED_BYTES = 2**27
 
 
@@ -54,10 +51,7 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
 
 
 def flops(step: Callable[[], object], models: Sequence[torch.nn.Module] = ()) -> int:
-    """Return the operations of a step by torch's counter: products, convolutions, attention.
-
-    Without kernels that do many operations at once and that the counter does not know.
-    """
+    """Return the operations of a step by torch's counter: products, convolutions, attention."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with eager(), _known_kernels(models), FlopCounterMode(display=False) as counter:
@@ -67,7 +61,7 @@ def flops(step: Callable[[], object], models: Sequence[torch.nn.Module] = ()) ->
 
 @contextmanager
 def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """No oneDNN LSTM, no fused encoder layer, on a CPU attention as its matrix products."""
+    """No kernels that the counter does not know: oneDNN's LSTM, fused encoders, CPU attention."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -108,13 +102,12 @@ def _flops_per_s(device: torch.device, dtype: torch.dtype, setting: str, threads
         return 2 * size**3, partial(torch.mm, a, a, out=out)
 
     def convolution(batch: int) -> tuple[int, Callable[[], object]]:
-        shapes = (batch, CHANNELS, PIXELS, PIXELS), (CHANNELS, CHANNELS, 3, 3)
+        shapes = (batch, 128, 28, 28), (128, 128, 3, 3)  # as in the middle of a ResNet
         given = [make(*shape).to(memory_format=torch.channels_last) for shape in shapes]
-        operations = 2 * batch * PIXELS**2 * CHANNELS**2 * 3**2
-        return operations, partial(torch.conv2d, *given, padding=1)
+        return 2 * batch * 28**2 * 128**2 * 3**2, partial(torch.conv2d, *given, padding=1)
 
     best = 0.0
-    for work, sizes in ((product, SIZES), (convolution, BATCHES)):
+    for work, sizes in ((product, (512, 1024, 2048, 4096, 8192)), (convolution, (8, 64, 256))):
         for operations, call in map(work, sizes):
             seconds = _fastest_s(call, device)
             best = max(best, operations / seconds)

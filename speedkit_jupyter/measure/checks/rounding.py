@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.reference import each_operation, name_of
@@ -76,15 +76,15 @@ def noted_autocast() -> Iterator[set[str]]:
         yield precisions
 
 
-@contextmanager
-def rounded(precision: str, to_nearest: bool = False, loss_scale: float = 1.0) -> Iterator[None]:
+def rounded(
+    precision: str, to_nearest: bool = False, loss_scale: float = 1.0
+) -> AbstractContextManager[None]:
     """Round products and what follows from them to this precision, as autocast would.
 
     In fp32 everything is. `to_nearest` is another control than at random. Small numbers become
     coarse in fp16, in the backward pass after the loss was scaled.
     """
-    with each_operation(_Rounding(precision, to_nearest, loss_scale).make):
-        yield
+    return each_operation(_Rounding(precision, to_nearest, loss_scale).make)
 
 
 class _Rounding:
@@ -152,10 +152,8 @@ class _Rounding:
 
         if isinstance(operand, (list, tuple)):
             return type(operand)(self._rounded_copies(part) for part in operand)
-        floats = (torch.float32, torch.float64)
-        if not isinstance(operand, torch.Tensor) or operand.dtype not in floats:
-            return operand
-        return self._round(operand.clone()) if operand.layout is torch.strided else operand
+        is_strided = isinstance(operand, torch.Tensor) and operand.layout is torch.strided
+        return self._round(operand.clone()) if is_strided and _tensors([operand]) else operand
 
     def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return random numbers from -1 to 1, from anywhere in a stock of them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
-from speedkit_jupyter.measure.checks.trials import is_compiled
+from speedkit_jupyter.measure.checks.examination import is_compiled
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -22,24 +22,18 @@ NEEDS_GRADIENTS = "require grad"
 
 
 class Scorer:
-    """Raises StepError where the model as it is has no number that can be used.
-
-    No gradients are recorded, as where a model is used, unless the function needs them.
-    """
+    """Raises StepError where the model as it is has no number that can be used."""
 
     def __init__(self, accuracy: NamedAccuracy, step: Step) -> None:
         self.accuracy = accuracy
         self._call = accuracy.bound(step.models)
-        self._records_gradients = False
+        self._records_gradients = False  # only if the function needs them
         self._before: Score | None = None
 
     def scores(
         self, runners: Sequence[Runner], start: Snapshot, budget: Budget
     ) -> Iterator[Progress]:
-        """Write the numbers into the records; the baseline's is asked first, wrong ones are not.
-
-        Each begins in the state `start` and leaves it. Their time comes on top of the budget.
-        """
+        """Write the numbers into the records, the baseline's first; their time is no budget's."""
         __tracebackhide__ = True
         for runner in runners:
             accuracy, begun_s = runner.record.accuracy, clock.now()
@@ -59,10 +53,7 @@ class Scorer:
                 budget.exclude(clock.now() - begun_s)
 
     def before(self, runner: Runner) -> Score:
-        """Return the baseline's number; the function must use the model and leave it as it is.
-
-        What it changes beside the model is the caller's to put back.
-        """
+        """Return the baseline's number; the function must use the model and leave it as it is."""
         name, step = self.accuracy.name, runner.step
         held, compiled = step.state(), is_compiled(runner)
         with nullcontext(Work(calls=1)) if compiled else counted(step.models) as work:
@@ -94,12 +85,10 @@ class Scorer:
         import torch
 
         lowered = [c for c in runner.contexts if c.plan["precision"].active]
+        autocast = lowered[0].autocast() if lowered else nullcontext()
         runner.step.rewind()
         try:
-            with (
-                torch.set_grad_enabled(self._records_gradients),
-                lowered[0].autocast() if lowered else nullcontext(),
-            ):
+            with torch.set_grad_enabled(self._records_gradients), autocast:
                 given = interrupts.in_a_window(self._call)
         except SpeedKitError:
             raise
@@ -111,10 +100,7 @@ class Scorer:
 
 
 def _changed(step: Step, overwritten: set[int]) -> str:
-    """Return the first parameter, or statistic of a norm, that was written to; empty without one.
-
-    Other buffers may be what a model keeps between its calls.
-    """
+    """Say which parameter, or statistic of a norm, was written to; empty without one."""
     for model in step.models:
         for name, parameter in model.named_parameters():
             if id(parameter) in overwritten:

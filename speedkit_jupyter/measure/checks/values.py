@@ -24,17 +24,11 @@ DEEPEST = 8
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
-class Unknown(str):
-    """The name of a type in which nothing can be compared."""
-
-    __slots__ = ()
-
-
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
     """Return what can be compared in a value that is called `name`, by its place in it.
 
     Numbers are detached floating-point tensors, complex ones as pairs; integers are int64 tensors
-    in main memory; all else that can only be equal is text.
+    in main memory; all else is text.
     """
     found: dict[str, torch.Tensor | str] = {}
     _search(found, value, name, DEEPEST)
@@ -53,7 +47,7 @@ def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
         for inner, part in _inside(value):
             _search(found, part, ".".join(filter(None, (name, inner))), depth - 1)
         if len(found) == before and not isinstance(value, (*SEQUENCES, *SETS, Mapping)):
-            found[name] = Unknown(type(value).__name__)
+            found[name] = type(value).__name__
 
 
 def _comparable(value: Any) -> torch.Tensor | str:
@@ -69,7 +63,7 @@ def _comparable(value: Any) -> torch.Tensor | str:
         return str(value)
     values = plain(value)
     if values is None:
-        return Unknown(f"{type(value).__name__} without values")
+        return f"{type(value).__name__} without values"
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
@@ -117,14 +111,10 @@ def _without_numpy(value: Any) -> Any:
     return torch.from_numpy(numpy.array(wide, dtype=wide.dtype.newbyteorder("=")))
 
 
-# Tensors of every layout and kind as plain ones.
-
-
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the same values in a strided tensor; None where it has none, or won't give them.
 
-    Sparse and MKL-DNN tensors become dense, quantized ones numbers; the parts of nested tensors,
-    and of those made of others, lie one after the other.
+    The parts of nested tensors, and of those made of others, lie one after the other.
     """
     import torch
 
@@ -148,7 +138,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether it is strided memory and nothing else, of no class with its own operations."""
+    """Return whether it is strided memory, of no class with operations of its own."""
     import torch
 
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
@@ -156,11 +146,6 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether it can be read.
-
-    Not on the meta device, not a fake, not out of one of `torch.func`'s transforms, and with
-    memory behind it: to read a tensor whose memory was given back ends the process.
-    """
-    if tensor.is_meta or hasattr(tensor, "fake_mode"):
-        return False
-    return not is_transformed(tensor) and is_in_memory(tensor)
+    """Return whether it can be read: if its memory was given back, that ends the process."""
+    is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
+    return not is_fake and is_in_memory(tensor)

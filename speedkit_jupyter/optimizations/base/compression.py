@@ -194,10 +194,7 @@ class Compression(Optimization):
 
 
 def torchao(module: str = "quantization") -> Any:
-    """Return a module of torchao's, without its remarks on kernels for other machines.
-
-    Raises SpeedKitError where it can't be imported.
-    """
+    """Return a module of torchao's, without its remarks. Raises SpeedKitError without it."""
     logger = logging.getLogger("torchao")
     before, logger.disabled = logger.disabled, True
     try:

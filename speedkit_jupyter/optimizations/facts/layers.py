@@ -1,10 +1,10 @@
-"""What a layer is, how its weight lies in memory, and what `rewrites` can put in its place."""
+"""What a layer is, how its weight lies, what can stand in for it; and which blocks repeat."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.properties.calls import is_watched
@@ -13,6 +13,8 @@ from speedkit_jupyter.optimizations.properties.tensors import weight_of
 if TYPE_CHECKING:
     import torch
 
+    Group = list[torch.nn.Module]
+
 # The groups of a GroupNorm in the place of an InstanceNorm2d.
 GROUPS = 8
 
@@ -20,15 +22,10 @@ GROUPS = 8
 def is_convolution(module: torch.nn.Module) -> bool:
     """Return whether this is a 2-D or 3-D convolution whose weight can be laid out anew."""
     import torch
-
-    convolution: Any = torch.nn.Conv2d.__base__
-    return isinstance(module, convolution) and has_channels(module._parameters.get("weight"))
-
-
-def has_channels(weight: torch.Tensor | None) -> bool:
-    """Return whether it has the dimensions of a 2-D or 3-D convolution's weight by now."""
     from torch.nn.parameter import is_lazy
 
+    convolution: Any = torch.nn.Conv2d.__base__
+    weight = module._parameters.get("weight") if isinstance(module, convolution) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
@@ -45,32 +42,24 @@ def is_linear(module: torch.nn.Module) -> bool:
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
     """Return whether some parameter gets its shape at the first forward pass only."""
     import torch
-    from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+    from torch.nn.parameter import is_lazy
 
     if isinstance(holder, torch.optim.Optimizer):
         return False
-    tensors = (*holder.parameters(), *holder.buffers())
-    return any(isinstance(tensor, UninitializedTensorMixin) for tensor in tensors)
+    return any(map(is_lazy, (*holder.parameters(), *holder.buffers())))
 
 
 def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a 4-D or 5-D tensor with its channels last, in elements."""
-    return _channels_last_stride(tuple(tensor.shape))
-
-
-@lru_cache(maxsize=1024)
-def _channels_last_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
     import torch
 
-    layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    return torch.empty(shape, memory_format=layout, device="meta").stride()
+    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return torch.empty(tensor.shape, memory_format=layout, device="meta").stride()
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether the weight lies in memory with its channels last.
-
-    By its strides: with one channel or a 1x1 kernel both layouts hold the same bytes in the same
-    order, and yet torch's kernels choose by the strides.
+    """Return whether the weight's strides are channels-last: torch's kernels choose by them, also
+    where both layouts hold the same bytes in the same order (one channel, a 1x1 kernel).
     """
     weight = weight_of(convolution)
     return weight.stride() == channels_last_stride(weight)
@@ -101,3 +90,65 @@ def _rewriting(module: Any) -> str:
         return "gelu"
     is_norm = type(module) is nn.InstanceNorm2d and not module.num_features % GROUPS
     return "instance_norm" if is_norm and module.affine and not module.track_running_stats else ""
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return every block, in the model's order: modules of modules, in one list or sequence with
+    others of their class, some of them alike in the names and shapes of their parameters. Modules
+    of such a class in other lists are blocks too; blocks inside blocks are none.
+    """
+    kinds = {_kind(group[0]) for group in _groups(model) if _has_twins(group)}
+    blocks = {id(one) for group in _groups(model, kinds) for one in group}
+    return [module for module in model.modules() if id(module) in blocks]
+
+
+def _groups(
+    module: torch.nn.Module,
+    kinds: set[Any] | None = None,
+    above: tuple[torch.nn.Module, ...] = (),
+) -> Iterator[Group]:
+    """Yield the outermost groups of siblings of one kind, of these kinds or that have twins;
+    `above` holds the module, and may be held by it.
+    """
+    import torch
+
+    lists = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
+    siblings: dict[Any, Group] = {}
+    above = (*above, module)
+    for child in module.children():
+        if not any(child is outer for outer in above):
+            siblings.setdefault(_kind(child), []).append(child)
+    for kind, group in siblings.items():
+        suits = _has_twins(group) if kinds is None else kind in kinds
+        if isinstance(module, lists) and len(group) > 1 and suits:
+            yield group
+        else:
+            for child in group:
+                yield from _groups(child, kinds, above)
+
+
+def _has_twins(group: Group) -> bool:
+    """Return whether two are alike; lists of modules are not called, and a layer has no parts."""
+    import torch
+
+    is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
+    if is_list or not any(True for _ in group[0].children()):
+        return False
+    shapes = Counter(map(_shapes, group))
+    return any(count > 1 and shape for shape, count in shapes.items())
+
+
+def _kind(module: torch.nn.Module) -> Any:
+    """Return its class; for a plain sequence, which says nothing, those of its parts too."""
+    import torch
+
+    if type(module) is not torch.nn.Sequential:
+        return type(module)
+    return (type(module), *map(_kind, module.children()))
+
+
+def _shapes(module: torch.nn.Module) -> tuple[Any, ...]:
+    from torch.nn.parameter import is_lazy
+
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return tuple((name, None if is_lazy(t) else tuple(t.shape)) for name, t in tensors)

@@ -7,19 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.optimizations.facts.blocks import repeated_blocks
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
     is_convolution,
     is_linear,
+    repeated_blocks,
     rewritable,
 )
-from speedkit_jupyter.optimizations.facts.optimizers import (
-    OptimizerFacts,
-    distinct,
-    words,
-)
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts, distinct, words
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.properties.tensors import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
@@ -74,10 +70,7 @@ class Facts:
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
         """Return the facts with such optimizers beside its own; alike ones count once."""
-        if not optimizers:
-            return self
-        union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
-        return replace(self, optimizers=union)
+        return replace(self, optimizers=tuple(dict.fromkeys((*self.optimizers, *optimizers))))
 
     def moved(self, device: str) -> Facts:
         """Return the facts on another device, for the decisions that follow a move."""
@@ -121,7 +114,10 @@ class Facts:
             rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
             model_type=_model_type(layered[-1]),
             block_names=tuple(blocks),
-            blocks_of_torch=any(map(_has_forward_of_torch, blocks.values())),
+            blocks_of_torch=any(
+                str(getattr(type(block).forward, "__module__", "")).startswith("torch.")
+                for block in blocks.values()
+            ),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
@@ -157,12 +153,7 @@ def _model_type(model: torch.nn.Module) -> str:
     return str(getattr(attribute(model, "config"), "model_type", ""))
 
 
-def _has_forward_of_torch(module: torch.nn.Module) -> bool:
-    return str(getattr(type(module).forward, "__module__", "")).startswith("torch.")
-
-
 def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
-    words = [attribute(module, "gradient_checkpointing") for module in modules]
-    if any(word is True for word in words):
-        return "on"
-    return "off" if any(word is False for word in words) else "none"
+    every = (attribute(module, "gradient_checkpointing") for module in modules)
+    words = [word for word in every if isinstance(word, bool)]
+    return "on" if True in words else "off" if False in words else "none"

@@ -57,8 +57,9 @@ class Property(ABC):
         """
         layer = Layer(self, search)
         try:
-            layer.add_each(overrides)
-            del overrides  # what this function names lives as long as the plan
+            for thing, override in overrides:
+                layer.add(thing, override)
+            thing = override = overrides = ()  # what is named here lives as long as the plan
             yield layer
         finally:
             layer.close()
@@ -69,71 +70,13 @@ class Property(ABC):
         layers = known.get(thing) if known else None  # to ask even an empty one takes a while
         return MISSING if layers is None else layers.original
 
-    def _all(self) -> MutableMapping[Any, Layers]:
+    def every(self) -> MutableMapping[Any, Layers]:
+        """Return the layers of each object that plans override."""
         if self._layers is None:
             from torch.utils.weak import WeakIdKeyDictionary
 
             self._layers = WeakIdKeyDictionary()
         return self._layers
-
-
-class Layer:
-    """What one plan overrides, on `things`."""
-
-    def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
-        self._property, self._search = owner, search
-        self._optimizers = search()
-        self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
-
-    def add_each(self, overrides: Iterable[tuple[Any, Any]]) -> None:
-        """Put each (object, override) into force."""
-        for thing, override in overrides:
-            self.add(thing, override)
-
-    def add(self, thing: Any, override: Any) -> None:
-        """Put an override into force, over those of other plans."""
-        every = self._property._all()
-        layers = every.get(thing)
-        if layers is None:
-            layers = every[thing] = Layers(self._property.found(thing, self._optimizers))
-        elif not self._property.holds(thing, layers.top):
-            layers = every[thing] = Layers(self._adopted(thing, layers, self._optimizers))
-        self.things[thing] = None
-        layers.overrides[self] = override
-        self._property.put(thing, override, self._optimizers)
-
-    def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
-        """Put it once more where parts of the object are new: a loaded state, another optimizer."""
-        layers = self._property._all().get(thing)
-        if layers is not None and self in layers.overrides:
-            if not self._property.holds(thing, layers.top):
-                layers.original = self._adopted(thing, layers, optimizers)
-            self._property.put(thing, layers.top, optimizers)
-
-    def _adopted(self, thing: Any, layers: Layers, optimizers: Optimizers) -> Any:
-        return self._property.adopted(thing, layers.original, optimizers)
-
-    def close(self) -> None:
-        """Take every override back, the last one first. A failure goes on once all are done."""
-        self._optimizers = self._search() if self.things else ()
-        with ExitStack() as stack:
-            for thing in self.things:
-                stack.callback(self._withdraw, thing)
-
-    def _withdraw(self, thing: Any) -> None:
-        every = self._property._all()
-        layers = every.get(thing)
-        if layers is None or self not in layers.overrides:
-            return  # the user took it over, and a later plan noticed
-        top = layers.top
-        del layers.overrides[self]
-        if not layers.overrides:
-            every.pop(thing, None)
-            self._property.put_back(thing, layers.original, top, self._optimizers)
-        elif self._property.holds(thing, top):
-            self._property.put(thing, layers.top, self._optimizers)
 
 
 class Layers:
@@ -146,6 +89,58 @@ class Layers:
     @property
     def top(self) -> Any:
         return next(reversed(self.overrides.values()))
+
+
+class Layer:
+    """What one plan overrides, on `things`."""
+
+    def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        self._property, self._search = owner, search
+        self._optimizers = search()
+        self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
+
+    def add(self, thing: Any, override: Any) -> None:
+        """Put an override into force, over those of other plans."""
+        every, owner = self._property.every(), self._property
+        layers = every.get(thing)
+        if layers is None:
+            layers = every[thing] = Layers(owner.found(thing, self._optimizers))
+        elif not owner.holds(thing, layers.top):
+            layers = Layers(owner.adopted(thing, layers.original, self._optimizers))
+            every[thing] = layers
+        self.things[thing] = None
+        layers.overrides[self] = override
+        owner.put(thing, override, self._optimizers)
+
+    def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
+        """Put it once more where parts of the object are new: a loaded state, another optimizer."""
+        layers, owner = self._property.every().get(thing), self._property
+        if layers is not None and self in layers.overrides:
+            if not owner.holds(thing, layers.top):
+                layers.original = owner.adopted(thing, layers.original, optimizers)
+            owner.put(thing, layers.top, optimizers)
+
+    def close(self) -> None:
+        """Take every override back, the last one first. A failure goes on once all are done."""
+        self._optimizers = self._search() if self.things else ()
+        with ExitStack() as stack:
+            for thing in self.things:
+                stack.callback(self._withdraw, thing)
+
+    def _withdraw(self, thing: Any) -> None:
+        every, owner = self._property.every(), self._property
+        layers = every.get(thing)
+        if layers is None or self not in layers.overrides:
+            return  # the user took it over, and a later plan noticed
+        top = layers.top
+        del layers.overrides[self]
+        if not layers.overrides:
+            every.pop(thing, None)
+            owner.put_back(thing, layers.original, top, self._optimizers)
+        elif owner.holds(thing, top):
+            owner.put(thing, layers.top, self._optimizers)
 
 
 def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:

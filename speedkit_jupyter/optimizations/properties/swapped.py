@@ -59,7 +59,7 @@ class Swapped(Property):
     def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
         from torch.utils.weak import WeakIdKeyDictionary
 
-        layers = self._all()[thing]
+        layers = self.every()[thing]
         wanted: dict[Slot, StandIn] = {}
         for each in layers.overrides.values():
             wanted.update(each)

@@ -9,7 +9,6 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks import roofline
-from speedkit_jupyter.measure.checks.roofline import Peak
 
 
 def test_operations_are_those_of_the_products():
@@ -18,19 +17,14 @@ def test_operations_are_those_of_the_products():
     assert roofline.flops(lambda: layer(x).sum().backward()) == 2 * (2 * 10 * 30 * 20)
 
 
-def test_a_limit_is_the_larger_of_computing_and_copying():
-    peak = Peak(flops_per_s=100.0, bytes_per_s=10.0)
-    assert peak.limit_s(200, 10) == 2.0
-    assert peak.limit_s(100, 50) == 5.0
-
-
 def test_the_peak_is_measured_once_and_holds_for_large_products():
     cpu = torch.device("cpu")
     found = roofline.peak(cpu, torch.float32)
-    assert found is not None
     assert roofline.peak(cpu, torch.float32) == found
     assert found.flops_per_s > 1e8
     assert found.bytes_per_s > 1e8
+    assert found.limit_s(200, 10**20) == 10**20 / found.bytes_per_s
+    assert found.limit_s(10**20, 10) == 10**20 / found.flops_per_s
 
 
 def test_no_variant_is_beyond_the_limit():

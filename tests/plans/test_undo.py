@@ -1,13 +1,17 @@
-"""Whatever is applied, nested, interrupted or restored in whatever order: all is as found."""
+"""Whatever is applied, interrupted, copied or restored in whatever order: all is as found."""
 
 from __future__ import annotations
 
-import random
+import copy
+import gc
+import io
+import pickle  # noqa: TID251
 import signal
-from contextlib import contextmanager, suppress
+import threading
+import weakref
+from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from examples import examples
@@ -19,31 +23,20 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
+from speedkit_jupyter.plans.applying import applied_to
 
 
-class Tied(nn.Module):
-    """Two layers that share one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        """(N, 6) to (N, 6)."""
-        return self.second(torch.tanh(self.first(x)))
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    model[2].weight = model[0].weight
+    return model
 
 
-class Recurrent(nn.Module):
+class Recurrent(nn.LSTM):
     """An LSTM whose last output is used."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(6, 5, batch_first=True)
-
     def forward(self, x):
-        """(N, T, 6) to (N, 5)."""
-        return self.lstm(x)[0][:, -1]
+        return super().forward(x)[0][:, -1]
 
 
 MODELS = {
@@ -53,10 +46,8 @@ MODELS = {
         ),
         (3, 2, 5, 5),
     ),
-    "volumes": (lambda: nn.Sequential(nn.Conv3d(2, 3, 2), nn.Flatten()), (2, 2, 3, 3, 3)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)), (4, 6)),
-    "tied": (Tied, (4, 6)),
-    "lstm": (Recurrent, (2, 3, 6)),
+    "tied": (tied, (4, 6)),
+    "lstm": (lambda: Recurrent(6, 5, batch_first=True), (2, 3, 6)),
     "transformer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (2, 4, 8)),
 }
 # A large eps: without it Adam makes whole steps of gradients that are nothing but rounding.
@@ -88,7 +79,6 @@ EXACT = st.fixed_dictionaries(
         "fused_optimizer": st.booleans(),
     },
 )
-QUICK = examples(10)
 
 
 def build(model: str, optimizer: str) -> tuple[nn.Module, Any, torch.Tensor]:
@@ -151,77 +141,48 @@ def settings_of(network: nn.Module, optimizer: Any) -> dict[str, Any]:
     }
 
 
-def generators() -> tuple[Any, ...]:
-    """The state of every random generator, in comparable form."""
-    return (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+# A plan on the model or on a part of it; a step of training; which plan is restored.
+MOVES = st.lists(
+    st.tuples(CONFIGS, st.booleans(), st.booleans()) | st.just("train") | st.integers(0, 9),
+    min_size=1,
+    max_size=8,
+)
 
 
-def values_of(network: nn.Module) -> list[torch.Tensor]:
-    """The trained values, copied."""
-    return [t.detach().clone() for t in (*network.parameters(), *network.buffers())]
-
-
-@QUICK
+@examples(20)
 @given(
     model=st.sampled_from(sorted(MODELS)),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-    configs=st.lists(CONFIGS, min_size=1, max_size=4),
+    moves=MOVES,
     order=st.randoms(use_true_random=False),
-    handed_over=st.booleans(),
-    steps=st.booleans(),
 )
-def test_plans_restored_in_any_order_leave_everything_as_found(
-    model, optimizer, configs, order, handed_over, steps
-):
+def test_plans_restored_in_any_order_leave_everything_as_found(model, optimizer, moves, order):
     network, its_optimizer, x = build(model, optimizer)
-    if steps:
-        train(network, its_optimizer, x)
-    before, drawn = settings_of(network, its_optimizer), generators()
-    contexts = [
-        apply_speedups(
-            network, SpeedConfig(**one), optimizer=its_optimizer if handed_over else None
-        )[1]
-        for one in configs
-    ]
-    values = values_of(network)
+    train(network, its_optimizer, x)
+    before = settings_of(network, its_optimizer)
+    contexts = []
+    for move in moves:
+        if move == "train":
+            train(network, its_optimizer, x)
+        elif isinstance(move, tuple):
+            config, on_a_part, handed_over = move
+            target = next(network.children(), network) if on_a_part else network
+            given_optimizer = its_optimizer if handed_over else None
+            config = SpeedConfig(**config)
+            contexts.append(apply_speedups(target, config, optimizer=given_optimizer)[1])
+        elif contexts:
+            contexts.pop(move % len(contexts)).restore()
+    values = [t.detach().clone() for t in (*network.parameters(), *network.buffers())]
+    drawn = torch.get_rng_state().tolist()
     order.shuffle(contexts)
     for context in contexts:
         context.restore()
     assert settings_of(network, its_optimizer) == before
-    assert generators() == drawn
-    assert all(map(torch.equal, values, values_of(network)))
+    assert torch.get_rng_state().tolist() == drawn
+    assert all(map(torch.equal, values, (*network.parameters(), *network.buffers())))
 
 
-@QUICK
-@given(
-    model=st.sampled_from(sorted(MODELS)),
-    optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-    outer=CONFIGS,
-    inner=CONFIGS,
-    ends=st.sampled_from(["quietly", "exception", "interrupt"]),
-)
-def test_nested_plans_end_as_found_however_the_block_ends(model, optimizer, outer, inner, ends):
-    network, its_optimizer, _ = build(model, optimizer)
-    before = settings_of(network, its_optimizer)
-
-    def apply(config):
-        return apply_speedups(network, SpeedConfig(**config), optimizer=its_optimizer)[1]
-
-    with suppress(ValueError, KeyboardInterrupt), apply(outer) as first:
-        in_outer = settings_of(network, its_optimizer)
-        with suppress(ZeroDivisionError), apply(inner) as second:
-            assert second.active
-            assert not first.active
-            raise ZeroDivisionError
-        assert settings_of(network, its_optimizer) == in_outer
-        if ends == "exception":
-            raise ValueError
-        if ends == "interrupt":
-            signal.raise_signal(signal.SIGINT)
-    assert settings_of(network, its_optimizer) == before
-
-
-@QUICK
+@examples(10)
 @given(
     model=st.sampled_from(sorted(MODELS)),
     optimizer=st.sampled_from(["AdamW", "fused AdamW", "momentum", "foreach", "Adagrad"]),
@@ -283,3 +244,147 @@ def _fail(how: str) -> None:
     if how == "exception":
         raise OSError("half way")
     signal.raise_signal(signal.SIGINT)
+
+
+ALL = {"threads": 1, "tf32": "medium", "channels_last": True, "sdpa": "math", "precision": "bf16"}
+CONTIGUOUS = (18, 9, 3, 1)
+
+
+def network() -> nn.Module:
+    return build("convolutions", "AdamW")[0]
+
+
+def applied(model: nn.Module, optimizer=None, **config):
+    """A plan of just these."""
+    config = SpeedConfig.from_dict({**config, "alone": True})
+    return apply_speedups(model, config, optimizer=optimizer)[1]
+
+
+def train_small(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
+    model(torch.ones(3, 2, 5, 5)).pow(2).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+# --- what is new or replaced while a plan is in force ---
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight.detach().clone())),
+        lambda m: m.half().float(),
+        lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
+        lambda m: m.load_state_dict(copy.deepcopy(m.state_dict())),
+    ],
+    ids=["clone", "cast", "assign", "load"],
+)
+def test_weights_that_were_replaced_come_back_too(replace):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    with applied(model, optimizer, channels_last=True, fused_optimizer=True):
+        train_small(model, optimizer)
+        replace(model)
+        train_small(model, optimizer)
+    assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
+
+
+# --- optimizers that are made after apply ---
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad])
+def test_an_optimizer_that_is_made_after_apply_is_fused_from_its_first_step_on(make):
+    model = network()
+    _, context = apply_speedups(model)
+    assert "made later" in context.plan["fused_optimizer"].reason
+    optimizer = make(model.parameters(), lr=0.1)
+    other = make(nn.Linear(2, 2).parameters(), lr=0.1)
+    before = [set(optimizer.__dict__), dict(optimizer.defaults)]
+    fused = optimizer.param_groups[0]["fused"]
+    train_small(model, optimizer, other)
+    assert optimizer.param_groups[0]["fused"] is True
+    assert other.param_groups[0]["fused"] is not True
+    assert make.__name__ in context.notes["fused_optimizer"]
+    context.restore()
+    assert optimizer.param_groups[0]["fused"] is fused
+    assert [set(optimizer.__dict__), dict(optimizer.defaults)] == before
+
+
+# --- copies, files, lifetimes ---
+
+
+def saved(model: nn.Module) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    return buffer.getvalue()
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "torch.save": lambda model: torch.load(io.BytesIO(saved(model)), weights_only=False),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
+    model = network()
+    keys = [sorted(part.__dict__) for part in model.modules()]
+    with applied(model, **ALL, compile=True):
+        twin = COPIES[how](model)
+        assert applied_to(twin) is None
+        assert b"speedkit" not in saved(model)
+    assert [sorted(part.__dict__) for part in twin.modules()] == keys
+    assert [sorted(part.__dict__) for part in model.modules()] == keys
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compiled):
+    import torch._dynamo
+
+    before = dict(flags.snapshot())
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    weight = model[0].weight
+    apply_speedups(model, SpeedConfig(**ALL, compile=compiled), optimizer=optimizer)
+    gone = weakref.ref(model)
+    gc.disable()
+    try:
+        del model
+        if compiled:  # the compiled call lies in the model's own __dict__
+            gc.collect()
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert flags.snapshot() == before
+    assert weight.stride() == CONTIGUOUS
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+# --- threads ---
+
+
+def test_two_threads_that_apply_and_restore_on_one_model_leave_it_as_it_was():
+    model, failures = network(), []
+    before = flags.snapshot()
+
+    def work() -> None:
+        try:
+            for _ in range(3):
+                applied(model, threads=1, channels_last=True, sdpa="math").restore()
+        except Exception as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    left = applied_to(model)
+    if left is not None:
+        left.restore()
+    assert not failures
+    assert applied_to(model) is None
+    assert model[0].weight.stride() == CONTIGUOUS
+    assert flags.diff(before, flags.snapshot()) == ()
