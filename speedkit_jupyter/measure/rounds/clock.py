@@ -26,7 +26,6 @@ def now() -> float:
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
     """Return the wall-clock seconds of one step, synchronized before and after."""
-    __tracebackhide__ = True
     synchronize(device)
     start = time.perf_counter()
     step()
