@@ -148,7 +148,6 @@ class Benchmark:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
     def _warm_up(self, start: Snapshot) -> Generator[Progress, None, list[Runner]]:
-        """Return a runner for each variant, those that work warm."""
         step, first = self.step, self._runner(0)
         self._environment = environment(first.device)
         warm_up = WarmUp(step, self.budget, self._policy, len(self.variants))
@@ -236,12 +235,10 @@ class Benchmark:
         return kept
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
-        """Return how long rounds enough to tell anything take."""
         rounds = self._policy.least_rounds(len(runners) - 1)
         return LATEST * rounds * sum(runner.worst_s for runner in runners)
 
     def _checks_s(self, runners: Sequence[Runner]) -> float:
-        """Return about how long the checks of these take."""
         first, others, most = runners[0], runners[1:], self._policy.checked
         number = len(others) if most is None else min(len(others), most)
         lowered = {runner.precision for runner in others} - {first.precision}

@@ -106,7 +106,6 @@ def _ticks_of_children(process: str) -> Iterator[int]:
 
 
 def _cores() -> int:
-    """Return how many this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
