@@ -65,7 +65,6 @@ def named(names: Mapping[str, Any] | None, kind: str, inside: bool = True) -> di
 
 
 def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
-    """One level, read and not computed."""
     if type(owner) in {list, tuple} and len(owner) <= MOST_PARTS:
         yield from ((f"[{number}]", part) for number, part in enumerate(owner))
     elif type(owner) is dict and len(owner) <= MOST_PARTS:
@@ -128,31 +127,18 @@ class Session:
         self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
         self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self._measured: MeasuredCell | None = None
-        self._config = SpeedConfig()
+        # The last `%%speedbench` cell, and what applying starts from.
+        self.measured: MeasuredCell | None = None
+        self.config = SpeedConfig()
         # By the id of a model, which may be one that has no hash.
         self._found: dict[int, tuple[ref[torch.nn.Module], Found]] = {}
         context.CHANGES.add(self._applied_or_restored)
 
-    @property
-    def config(self) -> SpeedConfig:
-        """What applying starts from."""
-        return self._config
-
-    @config.setter
-    def config(self, config: SpeedConfig) -> None:
-        self._config = config
-        self.listeners.tell("config")
-
-    @property
-    def measured(self) -> MeasuredCell | None:
-        """The last `%%speedbench` cell."""
-        return self._measured
-
-    @measured.setter
-    def measured(self, cell: MeasuredCell) -> None:
-        self._measured = cell
-        self.listeners.tell("measured")
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Tell the listeners of another config, and of a cell that was measured."""
+        super().__setattr__(name, value)
+        if name in ("config", "measured"):
+            self.listeners.tell(name)
 
     def tuned(self, models: Iterable[torch.nn.Module], found: Found) -> None:
         """Remember what a search has found for these models."""
@@ -194,7 +180,7 @@ class Session:
         return variable
 
     def _variable_for(self, name: str, model: torch.nn.Module) -> str:
-        """`ctx`, where that is free: another model's context and what is the user's stay."""
+        """Return `ctx` where it is free: another model's context and the user's variables stay."""
         names = {} if self.names is None else self.names
         own = "_".join([CTX, *re.findall(r"\w+", name)])
         if not is_free(names.get(CTX), model):

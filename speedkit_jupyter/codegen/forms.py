@@ -26,7 +26,6 @@ from speedkit_jupyter.codegen.script import (
 )
 from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.optimizations.fused_optimizer import met_later
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for
@@ -94,7 +93,7 @@ def as_of_now(
     Where some are `wanted`, with these instead, as they were before the plan.
     """
     made, own = context.plan, list(context.target.optimizers)
-    readings = dict(context.facts_of) | met_later(context.target)
+    readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     optimizers = listed(wanted) or list(readings)
     is_whole = len(own) == len(made.facts.optimizers)  # none is gone
     if (optimizers == own and is_whole) or not optimizers:

@@ -59,6 +59,11 @@ class Piece:
         """Where the reason stands; what the framework does unasked is among its arguments."""
         return next((place for place in PLACES if getattr(self.snippet, place)), "arguments")
 
+    def said(self, place: str) -> Block:
+        """Return the reason as a comment, if it stands at this place."""
+        is_here = self.reason and self.place == place
+        return comment(self.reason, depth=place == "forward") if is_here else []
+
 
 @dataclass(frozen=True)
 class Script:
@@ -99,22 +104,12 @@ class Script:
 
     def reasons(self, place: str) -> Block:
         """Return the comments that stand at this place."""
-        return [
-            line
-            for piece in self.pieces
-            if piece.place == place and piece.reason
-            for line in comment(piece.reason, depth=place == "forward")
-        ]
+        return [line for piece in self.pieces for line in piece.said(place)]
 
     def blocks(self, place: str) -> list[Block]:
         """Return a block for each piece with lines for this place."""
-        blocks = []
-        for piece in self.pieces:
-            lines = getattr(piece.snippet, place)
-            if lines:
-                reason = comment(piece.reason) if piece.place == place and piece.reason else []
-                blocks.append([*reason, *lines])
-        return blocks
+        pairs = [(piece.said(place), getattr(piece.snippet, place)) for piece in self.pieces]
+        return [[*reason, *lines] for reason, lines in pairs if lines]
 
     def setup(self) -> list[Block]:
         """Return process-wide switches; those of torch.compile where the model is compiled."""
@@ -143,12 +138,7 @@ class Script:
 
 
 def gather(
-    plan: Plan,
-    form: Form,
-    optimizers: Named,
-    words: Mapping[str, str],
-    call: Call,
-    model: str,
+    plan: Plan, form: Form, optimizers: Named, words: Mapping[str, str], call: Call, model: str
 ) -> Script:
     """Return the code of every decision that the form has to say; raises SpeedKitError."""
     pieces, facts = [], plan.facts_after
@@ -203,9 +193,8 @@ def function(script: Script, model: str, backward: str) -> Block:
 
 def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports_too: str) -> str:
     """Return the whole text: header, the imports that it needs, the blocks, the function."""
-    body = [block for block in (script.beginning, *blocks) if block]
-    body = [[_worded(line, script) for line in block] for block in body]
-    function = [_worded(line, script) for line in function]
+    parts = [block for block in (script.beginning, *blocks, function) if block]
+    *body, function = [[_worded(line, script) for line in block] for block in parts]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
     for module in ("torch", "torch.compiler.config"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
@@ -14,10 +13,6 @@ VARIABLE = "SPEEDKIT_HARDWARE"
 def names() -> list[str]:
     """Return what ships, in alphabetical order."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
-
-
-def chosen() -> str:
-    return os.environ.get(VARIABLE, "").strip()
 
 
 def as_for(name: str) -> str:

@@ -38,7 +38,6 @@ _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 # Well-kept libraries that an optimization calls where they are installed, by their names on PyPI.
 OPTIONAL = ("torchao", "liger-kernel", "flash-attn-3", "flash-attn-4")
 
-
 Shown = Annotated[str, AfterValidator(printable)]
 
 
@@ -47,11 +46,9 @@ class _Record(BaseModel):
 
 
 class Cpu(_Record):
-    """The processor, as this process may use it.
+    """The processor, as this process may use it: `usable_cores` respects affinity and quotas.
 
-    `usable_cores` respects affinity and cgroup quotas; `bf16` says whether it multiplies bf16
-    in hardware (AVX512_BF16, AMX, or Arm's BF16 instructions). `gemm` are the rates of its engines
-    for float32 products, where they were measured.
+    `gemm` are the rates of its engines for float32 products, where they were measured.
     """
 
     name: Shown = "unknown"
@@ -64,7 +61,7 @@ class Cpu(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Whether bf16 matrix products run in hardware."""
+        """Whether it multiplies bf16 in hardware."""
         return bool({"avx512_bf16", "amx_bf16", "arm_bf16"} & set(self.features))
 
 
@@ -137,7 +134,7 @@ class Hardware(_Record):
     @classmethod
     def current(cls) -> Hardware:
         """Return what SPEEDKIT_HARDWARE names, or else this machine; raises ConfigError."""
-        word = machines.chosen()
+        word = os.environ.get(machines.VARIABLE, "").strip()
         if not word:
             return cls.detect()
         try:

@@ -7,10 +7,11 @@ import builtins
 import copy
 import itertools
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from io import IOBase, TextIOBase
+from io import IOBase
 from typing import Any, TypeVar
 
 from IPython.core.compilerop import CachingCompiler
@@ -72,7 +73,8 @@ class Cell:
         self._last = shell.compile(last, self._file, "eval") if last else None
         self._setup = ast.Module([], [])
         self._names = shell.user_ns
-        self._is_silent = False
+        self._has_run = False
+        self._block: ExitStack | None = None
 
     def _parsed(self, code: str) -> ast.Module:
         tree: ast.Module = self._shell.compile.ast_parse(code, self._file)
@@ -90,26 +92,30 @@ class Cell:
             exec(self._code, self._names)
             return None if self._last is None else eval(self._last, self._names)
         finally:
-            self._is_silent = True
-
-    def _prints(self, record: object = None) -> bool:
-        return not self._is_silent
+            if self._block is not None and not self._has_run:
+                self._silence(self._block)
+            self._has_run = True
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Drop what a block of steps prints and logs, but for the first step of all."""
-        # Handlers that took the notebook's stdout or stderr when they were made, as libraries' do.
+        with ExitStack() as self._block:
+            if self._has_run:
+                self._silence(self._block)
+            yield
+        self._block = None
+
+    def _silence(self, block: ExitStack) -> None:
+        """Drop output until the block ends, also of handlers on the notebook's streams."""
         streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
-        handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
-        with ExitStack() as stack:
-            for handler in handlers:
-                if getattr(handler, "stream", None) in streams:
-                    stack.callback(handler.removeFilter, self._prints)
-                    handler.addFilter(self._prints)
-            stack.enter_context(redirect_stdout(_Stream(self._prints, sys.stdout)))
-            stack.enter_context(redirect_stderr(_Stream(self._prints, sys.stderr)))
-            yield
+        for handler in (one for logger in loggers for one in getattr(logger, "handlers", ())):
+            if getattr(handler, "stream", None) in streams:
+                block.callback(handler.removeFilter, _nothing)
+                handler.addFilter(_nothing)
+        sink = block.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        block.enter_context(redirect_stdout(sink))
+        block.enter_context(redirect_stderr(sink))
 
     def loop(self, setup: str) -> Callable[[int, Stopwatch], None]:
         """Return a loop over the cell with this code before it, as `%%timeit` has it.
@@ -160,22 +166,11 @@ class Cell:
         return [n for n, one in values.items() if is_a(one, Iterator) and not is_a(one, IOBase)]
 
 
-class _Stream(TextIOBase):
-    """Writes to another stream as long as text `passes`."""
-
-    def __init__(self, passes: Callable[[], bool], stream: Any) -> None:
-        self._passes, self._stream = passes, stream
-
-    def write(self, text: str) -> int:
-        return int(self._stream.write(text) or len(text)) if self._passes() else len(text)
-
-    def flush(self) -> None:
-        if self._passes():
-            self._stream.flush()
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _ids(tree: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
-    """The plain names that the code loads, stores or deletes."""
     names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
     return {node.id for node in names if isinstance(node.ctx, contexts)}
 
@@ -191,10 +186,9 @@ def _bound(tree: ast.AST) -> set[str]:
 
 
 def _cached(shell: Any, code: str) -> str:
-    """A name under which tracebacks find the lines, with the number of the cell that runs now.
+    """Return a name by which tracebacks find the lines, with the number of the running cell.
 
-    It is as a shell in a terminal names cells: a kernel names a file which isn't there, and for
-    those some versions of IPython show the wrong lines.
+    A kernel names a file that does not exist; some versions of IPython then show wrong lines.
     """
     numbers = getattr(shell.compile, "_filename_map", {})  # of each cell, by its name
     number = max(numbers.values(), default=shell.execution_count)

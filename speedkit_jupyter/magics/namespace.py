@@ -72,7 +72,7 @@ def whole_models(names: Space, inside: bool = True) -> dict[str, torch.nn.Module
 
 
 def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
-    """What the user's word stands for; raises UsageError where it is nothing, or no `cls`."""
+    """Return what the user's word stands for; raises UsageError unless it is a `cls`."""
     try:
         value = lookup.value_of(names, text, list(known), kind)
     except SpeedKitError as error:

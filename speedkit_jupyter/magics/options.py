@@ -291,7 +291,7 @@ def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | 
 
 
 def _function(names: Names, text: str) -> Any:
-    """By its name; an expression becomes a function that computes it anew each time."""
+    """Return the function of that name, or one that computes the expression anew each time."""
     with suppress(SpeedKitError):
         return namespace.find_function(names, canonical(text))
     try:

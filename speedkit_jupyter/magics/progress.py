@@ -38,7 +38,7 @@ def measured(
     """
     __tracebackhide__ = True
     check_result_name(variable, names)
-    line, was_stopped = _ProgressLine(title), False
+    line, shown, was_stopped = _ProgressLine(title), None, False
     streams = sys.stdout, sys.stderr
     try:
         try:
@@ -46,28 +46,28 @@ def measured(
                 for state in states:
                     line.show(state)
         except KeyboardInterrupt:
-            was_stopped, is_quiet = True, False
+            was_stopped = True
             sys.stdout, sys.stderr = streams  # a block of the cell may have been cut short
             if not engine.has_results():
                 raise
         result = engine.result()
         if variable:
             names[variable] = value_of(result)
-        if not is_quiet:
+        if was_stopped or not is_quiet:
             report = current().last_report = result.report()
-            line.replace(report.brief())
-        if was_stopped:
-            raise KeyboardInterrupt
-        return result
+            shown = report.brief()
     finally:
-        line.end()
+        line.end(shown)
+    if was_stopped:
+        raise KeyboardInterrupt
+    return result
 
 
 class _ProgressLine:
-    """Shows each `show(progress)` while its block runs; `replace` puts the result in its place.
+    """Shows progress while blocks run, and the result in its place.
 
     Uses display updates, which every front end has, never a widget; in a terminal it rewrites one
-    line of stderr. Without a result it ends empty.
+    line of stderr.
     """
 
     def __init__(self, title: str) -> None:
@@ -91,20 +91,14 @@ class _ProgressLine:
             self._handle.update(live_report(progress, self._title))
         self._rewrite(live_line(progress, self._title))
 
-    def replace(self, result: Any) -> None:
-        """Show the result where the progress was; in a terminal, simply show it."""
-        if self._handle is None:
-            self._rewrite("")
-            display(result)
-        else:
-            self._handle.update(result)
-            self._handle = None
-
-    def end(self) -> None:
-        """Leave no trace."""
-        if self._handle is not None:
-            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+    def end(self, result: Document | None) -> None:
+        """Show the result, or nothing, where the progress was; in a terminal below."""
         self._rewrite("")
+        if self._handle is not None:
+            nothing = {"text/plain": "", "text/html": ""}
+            self._handle.update(result or nothing, raw=result is None)
+        elif result is not None:
+            display(result)
 
     def _rewrite(self, line: str) -> None:
         if self._on_terminal:

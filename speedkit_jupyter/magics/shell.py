@@ -103,7 +103,6 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
 
 
 def _page(topic: str | None = None) -> str:
-    """What `%speedkit?` shows: as help, every option."""
     from speedkit_jupyter.magics.commands import COMMANDS
     from speedkit_jupyter.magics.commands.kept import help_page
 
@@ -117,7 +116,7 @@ vars(SpeedKitMagics.speedbench)["getdoc"] = partial(_page, "speedbench")
 
 
 class _Names(ChainMap[str, Any]):
-    """A method's own variables, as `self`, before the notebook's, which are written."""
+    """Reads a method's own variables before the notebook's; writes to the notebook's."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.maps[-1][name] = value
@@ -160,8 +159,9 @@ def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
 
 
 def _show(error: BaseException, lines: list[str]) -> None:
-    """IPython asks an error for its lines: made now, since an error that makes them when it is
-    asked would hold on to itself, and to the user's model.
+    """Make the lines now that IPython asks an error for.
+
+    Made later, they would hold on to the error itself, and to the user's model.
     """
     vars(error)["_render_traceback_"] = lambda: lines  # whatever its class says to attributes
 
@@ -217,7 +217,7 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
 
 
 def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:
-    """For the option that was typed last, or else for the next word and for further options."""
+    """Return words for the option typed last, or else for the next word and further options."""
     options, places = parser._option_string_actions, parser._get_positional_actions()
 
     def offered(action: Action) -> list[str]:

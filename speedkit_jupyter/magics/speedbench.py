@@ -98,7 +98,6 @@ def _check_options(arguments: Any, setup: str) -> None:
 def _work(
     shell: Any, session: Session, cell: Cell, arguments: Any, setup: str, command: str
 ) -> tuple[Any, str]:
-    """The engine that the options ask for, and its title."""
     mode, names = _mode(arguments), shell.user_ns
     if mode == PROFILE:
         return profiler(shell, cell, arguments, command, arguments.budget), "profiling"
@@ -126,13 +125,13 @@ def _work(
         arguments.keep or (),
         arguments.within,
     )
-    found = [session.name_of(model, "") for model in search.result().models]
-    search.result().named = tuple(found) if all(found) else ()
+    found = {session.name_of(model, "") for model in search.result().models}
+    in_order = [word for word in namespace.models_to_name(names) if word in found]
+    search.result().named = () if "" in found else tuple(in_order)
     return search, "tuning"
 
 
 def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
-    """The cell as it stands, with a plan in force if there is one."""
     loop = cell.loop(setup)
     step = step_of_cell(shell, cell, arguments)
     device = device_of(step)

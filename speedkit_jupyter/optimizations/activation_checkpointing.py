@@ -141,7 +141,10 @@ class Recomputed(Call):
         from torch.utils.checkpoint import checkpoint
 
         leaves = torch_private.tree_leaves((args, kwargs))
-        if not self._keeps_something() or self._is_passed_an_object(leaves):
+        # torch may allow no hooks on what is kept, and the user's own have to run once.
+        keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
+        is_called_once = not keeps or has_hooks(self.module, FORWARD_HOOKS)
+        if is_called_once or self._is_passed_an_object(leaves):
             return self.below(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         before = [version(tensor) for tensor in tensors]
@@ -151,13 +154,6 @@ class Recomputed(Call):
         if before != [version(tensor) for tensor in tensors]:
             raise SpeedKitError(WRITES.format(type(self.module).__name__))
         return result
-
-    def _keeps_something(self) -> bool:
-        """Return False where torch allows no hooks on what is kept, or a hook has to run once."""
-        import torch
-
-        can = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
-        return can and not has_hooks(self.module, FORWARD_HOOKS)
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
         """Return True for a cache of keys and values, say, which a second call would change."""

@@ -120,8 +120,9 @@ class Graphed(Call):
                 one.register_hook(lambda gradient: gradient.clone())
         result = self._graphed(*inputs)
         self._replays += 1
+        check = partial(self._begin_backward, self._replays)
         for node in {one.grad_fn for one in tree_leaves(result)} - {None}:
-            node.register_prehook(partial(self._begin_backward, self._replays))
+            node.register_prehook(check)
         return tree_map(lambda one: one.clone(), result)
 
     def _begin_backward(self, replay: int, _: Any) -> None:

@@ -136,11 +136,6 @@ class FusedOptimizer(Optimization):
         return (True,) if able else ()
 
 
-def met_later(target: Target) -> dict[torch.optim.Optimizer, OptimizerFacts]:
-    """Return the optimizers that were made after the plan, with their facts before it."""
-    return dict(target.memo.met_later)
-
-
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
     """Return why this optimizer is not switched, or None."""
     name = options.name or optimizer.name

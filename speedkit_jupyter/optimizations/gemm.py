@@ -143,7 +143,7 @@ def _least_here() -> int:
 
 def _least(rates: GemmRates | None) -> int:
     """Return the multiply-adds from which on oneDNN is given a product."""
-    return gemm.LEAST if rates is None else rates.least or gemm.LEAST
+    return (rates and rates.least) or gemm.LEAST
 
 
 def _compared(rates: GemmRates | None) -> str:

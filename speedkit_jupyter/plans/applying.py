@@ -131,8 +131,7 @@ def to_write(
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
     """Return the library whose trainer runs the loop of this model; empty where it is the user's.
 
-    A LightningModule is trained by Lightning, as is what is a part of one. transformers trains what
-    one of the notebook's own Trainers holds.
+    Lightning trains a LightningModule and its parts, transformers what a Trainer in `names` holds.
     """
     values = [value for name, value in list(names.items()) if name[:1] != "_"]
     for value in (model, *values):
@@ -148,10 +147,7 @@ def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
 
 
 def unreached(models: Sequence[torch.nn.Module]) -> str:
-    """Return a line about a plan in force whose autocast() the code that ran has not entered.
-
-    Whoever runs the code clears `SpeedContext.asked` before.
-    """
+    """Return a line about a plan in force whose autocast() the code that ran has not entered."""
     contexts = [context for model in models if (context := applied_to(model)) is not None]
     lowered = [context for context in contexts if context.plan["precision"].active]
     if not lowered or any("autocast" in context.asked for context in contexts):

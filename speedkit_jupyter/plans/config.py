@@ -160,9 +160,9 @@ class SpeedConfig(FromCatalog):
 
 
 def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] = ()) -> SpeedConfig:
-    """Return `SpeedConfig.from_dict` of values of which the `firm` ones were typed just now.
+    """Return a config of values; the environment does not override those that are `firm`.
 
-    The environment does not override those. Errors begin with `origin`, the command.
+    Errors begin with `origin`, the command.
     """
     return SpeedConfig(Origin(origin, firm=frozenset(firm)), **values)
 

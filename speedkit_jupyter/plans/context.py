@@ -67,12 +67,10 @@ class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
     `facts` are those of the original state, `facts_of` each optimizer; `own_plan` is made of them.
-    `notes` are what was found out after planning, by optimization; `before` the flags and the state
-    of model and optimizers as they were found, by name. `asked` notes what code has called on it:
-    `autocast`, `grad_scaler`.
+    `notes` are what was found out later, by optimization; `before` the flags and the state of model
+    and optimizers as they were found; `asked`, which of `autocast` and `grad_scaler` code has used.
 
-    A context holds neither its model nor the optimizers. Once the user's last name of the model is
-    gone, so is the model, and the plan has ended; `model` is None then.
+    It holds neither model nor optimizers. The plan ends with its model; `model` is None then.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class SpeedContext:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the block for the forward pass: autocast of the plan's dtype; nothing once
-        restored. It is chosen at each entry, also of one that is kept, or decorates a function.
+        restored.
         """
         return Entering(self._autocast)
 
@@ -180,10 +178,7 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """The context that its model is measured under at present, whichever the code knows.
-
-        In a thread that measures, that of the first measured model stands for one of any other.
-        """
+        """The context that its model is measured under at present, or else one of this thread's."""
         measured = _MEASURED.get(self._key)
         if measured is None and _MEASURED:
             here = threading.get_ident()
@@ -220,10 +215,7 @@ class SpeedContext:
         self.restore()
 
     def restore(self) -> None:
-        """Put everything back around the values. Calling it again does nothing.
-
-        An interrupt waits until that is done.
-        """
+        """Put everything back around the values. Calling it again does nothing."""
         model = self.model
         if self.restored or model is None:
             return
@@ -244,8 +236,7 @@ class SpeedContext:
     def in_force(self) -> Iterator[None]:
         """Apply a plan for the block, to measure it; no record is kept of what it changed.
 
-        Every other context of the model stands for it meanwhile: a step that calls the one which
-        `apply` made runs under the plan that is measured, and in a baseline under none.
+        A step that calls another context of the model runs under this one meanwhile.
         """
         around = _MEASURED.get(self._key)
         try:
@@ -313,10 +304,7 @@ def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
 
 @contextmanager
 def hidden(model: torch.nn.Module) -> Iterator[None]:
-    """Have the model in its original state for the block; the plan in force returns after it.
-
-    Not so where it was restored or replaced meanwhile.
-    """
+    """Have the model in its original state for the block; the plan in force returns after it."""
     top = next(reversed(contexts_on(model)), None)
     try:
         hide(top)

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Preview:
-    """A plan, and the flags and state of model and optimizers by name.
+    """A plan, and flags and state of model and optimizers originally, now and if it were applied.
 
-    `before` is the original state, `now` what is so, `after` what would be so if the plan were
-    applied. `words` holds each optimization's decision for every word of its option.
+    `words` holds each optimization's decision for every word of its option.
     """
 
     plan: Plan

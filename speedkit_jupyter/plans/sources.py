@@ -123,10 +123,9 @@ def prepared(
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return a value as it is written in a shell.
+    """Return a value as it is written in a shell: digits are a number.
 
-    Where true is among the `allowed` words, 1, on and yes mean it too, and 0, off and no false;
-    elsewhere digits are a number.
+    Where true is `allowed`, 1, on and yes mean it, and 0, off and no false.
     """
     word = word.strip().lower()
     if "true" in allowed and word in ("1", "true", "on", "yes"):

@@ -105,7 +105,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
-    """What may be fast and was not checked is not recommended: the reason says what to do."""
+    """Say what to do where something may be fast and was not checked."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
     for record in comparison.records:
@@ -164,7 +164,6 @@ def _is_timed(comparison: Comparison, record: Record) -> bool:
 
 
 def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
-    """What stands in a row, by the title of the column; empty for a dash."""
     record, baseline = group[0], comparison.baseline
     times_s, memory = comparison.times_s(record), record.memory
     gain, limit = comparison.ratio(record), comparison.share_of_limit(record)
@@ -201,7 +200,7 @@ def spoken(comparison: Comparison, record: Record) -> str:
 
 
 def _accuracy(accuracy: Accuracy | None) -> str:
-    """In a word; with the larger relative error, of outputs and gradients, where it is rounding."""
+    """Return a word, for rounding with the larger relative error of outputs and gradients."""
     if accuracy is None:
         return ""
     error, verdict = accuracy.output_error, accuracy.verdict
@@ -213,7 +212,6 @@ def _accuracy(accuracy: Accuracy | None) -> str:
 
 
 def _verdict(comparison: Comparison, record: Record) -> str:
-    """The word, with what may settle it where it is open."""
     verdict, gain = spoken(comparison, record), comparison.ratio(record)
     if record.failure:
         return f"{verdict}: {_in_short(record)}"
@@ -226,7 +224,6 @@ def _verdict(comparison: Comparison, record: Record) -> str:
 
 
 def _reason(record: Record) -> str:
-    """Why there are no times; what declined it is named, unless that is the variant."""
     if not (record.declined and record.declines):
         return record.failure or ""
     if len(record.declines) == 1 and record.name.partition(":")[0] in record.declines:
@@ -235,7 +232,6 @@ def _reason(record: Record) -> str:
 
 
 def _in_short(record: Record) -> str:
-    """The first clause of the reason; the whole of it stands below the table."""
     first = re.split(r"; | \(|\. ", _reason(record))[0]
     return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
 
@@ -244,7 +240,6 @@ def _in_short(record: Record) -> str:
 
 
 def _about(comparison: Comparison, record: Record) -> Iterator[str]:
-    """What there is to say about one variant beside its row, each line with its name."""
     for line in (*_lines(comparison, record), *_compilations(comparison, record)):
         yield type(line)(f"{record.name}: {line}")
 
@@ -272,7 +267,6 @@ def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
 
 
 def _given_up(record: Record) -> str:
-    """What another model computes otherwise, and what decides about it."""
     accuracy, told = record.accuracy, CHANGES
     if accuracy is not None and accuracy.verdict != "other model":
         told = f"{accuracy.verdict}: {accuracy.reason}"
@@ -291,7 +285,7 @@ def _given_up(record: Record) -> str:
 
 
 def _errors(accuracy: Accuracy | None) -> Iterator[str]:
-    """The reason of a verdict; for rounding the relative errors beside the baseline's own."""
+    """Yield the reason of a verdict; for rounding the errors beside the baseline's own."""
     if accuracy is None:
         return
     if accuracy.reason:
@@ -306,7 +300,7 @@ def _errors(accuracy: Accuracy | None) -> Iterator[str]:
 
 
 def _compilations(comparison: Comparison, record: Record) -> Iterator[str]:
-    """Graphs, breaks and recompilations, and after how many steps all that is paid back."""
+    """Yield graphs, breaks, recompilations, and after how many steps they are paid back."""
     found = record.compilations
     if found.graphs:
         counts = {"graph": found.graphs, "break": found.breaks, "recompile": found.recompiles}

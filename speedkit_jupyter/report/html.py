@@ -123,7 +123,6 @@ def _body(body: object) -> str:
 
 
 def _coloured(code: Code) -> str:
-    """By Pygments, in colours for light and dark themes."""
     if not code.language:
         return escape(code.text)
     from pygments import highlight
@@ -187,7 +186,7 @@ def _side(table: Table, name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Escaped; `code` in backticks becomes <code>."""
+    """Escape a text; `code` in backticks becomes <code>."""
     pieces = escape(text).split("`")
     if len(pieces) % 2 == 0:
         return escape(text)

@@ -91,7 +91,6 @@ def applied_report(context: SpeedContext, words: Words) -> Document:
 
 
 def _loop(context: SpeedContext, words: Words) -> Section:
-    """What to paste, or that there is nothing to edit."""
     title = "Your predictions" if context.plan["inference"].active else "Your training loop"
     if library := trained_by(context.model, words.names):
         text = f"{library} runs its own loop."
@@ -183,7 +182,6 @@ def worth_measuring(plan: Plan, found: Found | None = None) -> str:
 
 
 def _of_interest(plan: Plan) -> Table:
-    """The decisions that do something, or that somebody has asked for."""
     return decision_table(decision for decision in plan if decision.active or decision.declined)
 
 
@@ -193,7 +191,6 @@ def _as_is(plan: Plan) -> str:
 
 
 def _changed(context: SpeedContext) -> Section:
-    """Every flag and piece of state that differs."""
     rows = [(one.name, word(one.before), word(one.after)) for one in context.changes()]
     same = "Every flag, the model and its optimizers are as they were."
     table = Table(("flag or state", "before", "after"), rows)
@@ -289,7 +286,6 @@ def panel_report(
 
 
 def _changes(preview: Preview) -> Table | str:
-    """Flags and state: as found, as they are, and as they would be."""
     titles = ("flag or state", "before", "now", "after Apply")
     hidden = 2 if preview.applied is None else None if preview.pending else 3
 
@@ -309,7 +305,7 @@ def _marked(before: Any, after: Any) -> str:
 
 
 def _reasons(preview: Preview) -> list[Section]:
-    """One row for each decision; those that leave something as it is lie folded."""
+    """Return one row for each decision, folded for those that leave something as it is."""
     now = preview.applied.plan if preview.applied else None
 
     def marked(one: Decision, state: str) -> tuple[str, str]:

@@ -26,7 +26,6 @@ def as_png(figure: Figure) -> bytes:
 
 
 def _axes(height: float, x_label: str) -> Any:
-    """Axes on a transparent figure without a frame."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, height), layout="constrained")
@@ -38,10 +37,6 @@ def _axes(height: float, x_label: str) -> Any:
     for side in axes.spines.values():
         side.set_visible(False)
     return axes
-
-
-def _above(axes: Any, text: str, at: tuple[float, float], colour: str, **more: Any) -> None:
-    axes.annotate(text, at, (0, 8), textcoords="offset points", color=colour, fontsize=10, **more)
 
 
 def speedups(comparison: Comparison) -> Figure:
@@ -62,7 +57,8 @@ def speedups(comparison: Comparison) -> Figure:
         if gain.low > 0 and gain.high < float("inf"):
             axes.plot([gain.low, gain.high], [row, row], color=colour, linewidth=3, alpha=0.6)
         axes.plot(gain.median, row, "o", color=colour)
-        _above(axes, ratio(gain.median), (gain.median, row), colour, ha="center")
+        text, look = ratio(gain.median), {"color": colour, "fontsize": 10, "ha": "center"}
+        axes.annotate(text, (gain.median, row), (0, 8), textcoords="offset points", **look)
     axes.set_yticks(range(len(records)), [record.name for record in records])
     axes.set_ylim(len(records) - 0.4, -0.7)
     return axes.figure  # type: ignore[no-any-return]

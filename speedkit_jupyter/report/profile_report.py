@@ -109,7 +109,6 @@ def _notes(profile: Profile) -> Iterator[str]:
 
 
 def _costs(profile: Profile) -> list[Any]:
-    """Tables of modules and operators, the tree of modules, and what the words mean."""
     costs = profile.costs
     if costs is None:
         why = profile.why_no_costs
@@ -158,7 +157,7 @@ def _table(rows: Sequence[dict[str, str]], *optional: str) -> Table:
 
 
 def _operator(name: str) -> str:
-    """`addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it."""
+    """Return `addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it."""
     if name.startswith(LOADER):
         return "DataLoader"
     return name.rpartition("#")[2].removeprefix("aten::")

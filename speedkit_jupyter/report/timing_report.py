@@ -9,9 +9,6 @@ from speedkit_jupyter.report.elements import BLANK, Table
 from speedkit_jupyter.report.units import seconds
 from speedkit_jupyter.support.words import count
 
-# As `%timeit`: a slowest run this many times the fastest hints at a cache, or at other work.
-SUSPICIOUS, LEAST_S = 4, 1e-6
-
 
 def timing_report(timing: Timing) -> Document:
     """Return median with its interval, what `%timeit` prints, CPU and device time."""
@@ -46,9 +43,4 @@ def _lines(timing: Timing) -> list[str]:
     if timing.interval_s is None:
         few = f"Fewer than {LEAST_RUNS} runs" if timing.repeat < LEAST_RUNS else "Such runs"
         lines.append(f"{few} have no {INTERVAL}.")
-    if timing.best > 0 and timing.worst > max(SUSPICIOUS * timing.best, LEAST_S):
-        lines.append(
-            f"The slowest run took {timing.worst / timing.best:.1f} times as long as the fastest: "
-            "a cache, or another program. %%speedbench --compare holds out against such a machine."
-        )
     return lines

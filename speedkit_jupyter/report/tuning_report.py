@@ -45,7 +45,7 @@ def tuning_report(tuning: Tuning) -> Document:
 
 
 def _next_steps(tuning: Tuning) -> str:
-    """Lines that work as they stand, with the names of the models where there are several."""
+    """Return magics to run as they stand, with the models' names where there are several."""
     lines = {
         f"apply {','.join(tuning.named)}": "puts it into force; with -v NAME, NAME.apply() too",
         "verify": "compares loss curves with and without it",
@@ -56,7 +56,6 @@ def _next_steps(tuning: Tuning) -> str:
 
 
 def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
-    """What was found: a plan and what it brings to what was aimed at, or why there is none."""
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if tuning.seconds and tuning.compiling_s >= LEAST_SAID_S:
         took += f", {seconds(tuning.compiling_s)} of them compiling"
@@ -78,7 +77,6 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
 
 
 def _peaks(tuning: Tuning) -> tuple[str, str] | None:
-    """The peak memory of a step, without the plan and with it."""
     sides = (tuning.comparison.baseline if tuning.comparison else None, tuning.record)
     peaks = [side.memory.peak_bytes if side and side.memory else None for side in sides]
     return (size(peaks[0]), size(peaks[1])) if peaks[0] and peaks[1] else None
@@ -132,7 +130,7 @@ def _median(row: Mapping[str, Any]) -> str:
 
 
 def _speedup(row: Mapping[str, Any]) -> str:
-    """With its interval; empty for what is compared with."""
+    """Return it with its interval; empty for what is compared with."""
     speedup, low, high = (row.get(name) for name in ("speedup", "low", "high"))
     if speedup is None:
         return ""

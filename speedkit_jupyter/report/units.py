@@ -34,7 +34,7 @@ def operations(value: float) -> str:
 
 
 def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:
-    """In the largest unit that fits; never as a power of ten: `1230` to two digits is `1200`."""
+    """Write a value in the largest unit that fits, never as a power of ten."""
     smallest = list(units)[-1]
     unit = next((unit for unit, scale in units.items() if abs(value) >= scale), smallest)
     rounded = float(f"{value / units[unit]:.{max(digits, 1)}g}")

@@ -50,7 +50,6 @@ def verification_report(result: Verification) -> Document:
 
 
 def _given_up(result: Verification) -> str:
-    """What another model is, and what its losses show of that: at once, and at the end."""
     if not result.changes_model:
         return ""
     loss = result.loss
@@ -63,7 +62,7 @@ def _given_up(result: Verification) -> str:
 
 
 def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Its distance and what is allowed, the picture, and the losses of five calls."""
+    """Return its distance and what is allowed, the picture, and the losses of five calls."""
     is_alone = len(result.curves) == 1
     hint = HINT if curve.what == RAN_ON and is_alone else ""
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"

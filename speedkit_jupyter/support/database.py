@@ -59,10 +59,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class Learned:
-    """A plan that was proven, as it was kept.
-
-    `setting` stands for model, optimizers, machine and torch version; `task` for the shapes that
-    went in and what was aimed at.
+    """A plan that was proven. `setting` stands for model, optimizers, machine and torch version,
+    `task` for the shapes that went in and what was aimed at.
     """
 
     number: int

@@ -67,9 +67,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Take the place of the handlers for the block; what waits arrives after it, unless one has
-        passed.
-        """
+        """Take the place of the handlers; what waits arrives after the block, unless one passed."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -112,10 +110,9 @@ _GATES: list[Gate] = []
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Deliver signals that arrive inside the block to their own handlers after the block.
+    """Deliver signals that arrive inside the block to their own handlers after the outermost one.
 
-    Nested blocks deliver after the outermost one. In another thread than the main one nothing is
-    done, as no handler runs there.
+    Other threads than the main one run no handlers: nothing is done there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -194,10 +191,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def soon(action: Callable[[], object]) -> None:
-    """Run `action` now or, where state is half changed just now, once it is whole.
-
-    For what the garbage collector sets off, which may be anywhere.
-    """
+    """Run `action` now or, where the garbage collector came while state is half changed, later."""
     _LATER.append(action)
     _run_what_waits()
 

@@ -71,7 +71,7 @@ def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool
     """Return whether one of the same tensors has another mark by now."""
     import torch
 
-    exactly = {"rtol": 0, "atol": 0, "equal_nan": True}
+    exactly: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
     for (writes, some), (writes_now, now) in zip(before, marks(tensors), strict=True):
         if writes != writes_now:
             return True

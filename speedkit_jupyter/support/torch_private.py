@@ -26,16 +26,12 @@ def moved(error: BaseException) -> str:
     name = str(getattr(error, "name", None) or "")
     if isinstance(error, ImportError):
         asked = getattr(error, "name_from", None)
-        return ".".join(filter(None, (name, asked))) if _is_torchs(name) else ""
+        return ".".join(filter(None, (name, asked))) if f"{name}.".startswith("torch.") else ""
     if not isinstance(error, AttributeError) or error.obj is None:
         return ""
     owner = error.obj if hasattr(error.obj, "__name__") else type(error.obj)
     module = getattr(owner, "__module__", None) or owner.__name__
-    return f"{owner.__name__}.{name}" if _is_torchs(module) else ""
-
-
-def _is_torchs(module: str) -> bool:
-    return module.partition(".")[0] == "torch"
+    return f"{owner.__name__}.{name}" if f"{module}.".startswith("torch.") else ""
 
 
 def _found(home: str, name: str) -> Any:

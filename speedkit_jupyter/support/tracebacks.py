@@ -36,8 +36,7 @@ def is_user_code_boundary(code: CodeType) -> bool:
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
     """Take our frames out of the errors that a public function raises, and empty those that stay.
 
-    Of an error of the user's own code all of them go, of one that we raise on purpose too; of any
-    other, which is a fault of ours, they stay for a report.
+    Those of an error that is a fault of ours stay, for a report.
     """
 
     @wraps(function)

@@ -76,15 +76,11 @@ class Aim:
         if record.accuracy is not None and is_out(comparison, record):
             return f"{record.accuracy.verdict}: {record.accuracy.reason}"
         if self.memory and (saved := memory_saved(baseline, record)):
-            return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._why_too_slow(ratio)}"
+            return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._cost(ratio)}"
         if ratio is None:
             return record.why_not_measured or "not measured"
         if verdict == "faster":
-            taken = next((row for row in comparison.records if row.name == best), None)
-            other = taken and comparison.ratio(taken)
-            is_simpler = best.count("+") < record.name.count("+")
-            as_much = other and other.median <= ratio.median and is_simpler
-            return f"helps ({ratio}), {best} {'as much, with fewer parts' if as_much else 'more'}"
+            return f"helps ({ratio}); {best} is as good or better"
         if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
             return f"slower: {ratio}"
         if len(record.times_s) < len(baseline.times_s):
@@ -94,13 +90,12 @@ class Aim:
     def _is_quick(self, speedup: float) -> bool:
         return speedup * (self.within or FAR_SLOWER) >= 1
 
-    def _why_too_slow(self, ratio: Ratio | None) -> str:
-        """Return what the memory costs in time; nothing where that is allowed."""
+    def _cost(self, ratio: Ratio | None) -> str:
+        """Return what the memory costs in time; nothing where that is proven to be allowed."""
         if ratio is None or self._is_quick(ratio.low):
             return ""
-        most, may_be = f"{self.within or FAR_SLOWER:g}", self._is_quick(ratio.median)
-        why = f"not proven to be {most} at most" if may_be else f"more than {most}"
-        return f", but it takes {1 / ratio.median:.2f} times the time, {why}"
+        most = f"at most {self.within or FAR_SLOWER:g} is not proven"
+        return f", but it takes {1 / ratio.median:.2f} times the time: {most}"
 
 
 def is_out(comparison: Comparison, record: Record) -> bool:

@@ -39,24 +39,26 @@ def tune(
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
-    `budget_s` are the seconds for it all; what compiling takes comes on top. Without one it is 20
-    s, or 120 steps where these take longer. With `steps` the objective is the total time of so many
-    steps, compiling included; with `objective` "memory" the peak of a step, which may cost time and
-    no accuracy, and no more than `within` times the time, where that is given. A plan that was
-    learned for this very step is only checked again, unless the search shall be `fresh`. What is
-    named in `keep` stays as it is: `keep=("precision", "tf32")` searches in full float32. Nothing
-    is applied: `Tuning.apply()` does. Raises StepError where the step can't be measured; all that
-    it changed is put back. Ctrl-C goes on to the caller, with what is known so far as the error's
-    `tuning`.
+    `budget_s` are the seconds for it all, beside compiling; without one 20 s, or 120 steps where
+    these take longer. With `steps` the objective is the total time of this many steps, compiling
+    included; with `objective` "memory" the peak of a step, which may cost no accuracy, and time up
+    to `within` times. A plan that was learned for this very step is only checked again, unless the
+    search is to be `fresh`. What is named in `keep` stays as it is: `keep=("precision", "tf32")`
+    searches in full float32. Nothing is applied: `Tuning.apply()` does. Raises StepError where the
+    step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with what
+    is known so far as the error's `tuning`.
     """
     begun_s = clock.now()
-    budget_s = arguments.seconds("budget_s", budget_s)
-    steps = None if steps is None else arguments.whole("steps", steps)
-    within = arguments.amount("within", within)
-    fresh = arguments.flag("fresh", fresh)
-    keep = [keep] if isinstance(keep, str) else keep
     measured = step_of(step, model, optimizer)
-    search = Search(measured, budget_s, steps, objective, fresh, keep, within)
+    search = Search(
+        measured,
+        arguments.seconds("budget_s", budget_s),
+        None if steps is None else arguments.whole("steps", steps),
+        objective,
+        arguments.flag("fresh", fresh),
+        [keep] if isinstance(keep, str) else keep,
+        arguments.amount("within", within),
+    )
     search.begun_s = begun_s
     session = current(notebook())
     search.result().named = tuple(filter(None, (session.name_of(m, "") for m in measured.models)))
@@ -85,22 +87,21 @@ def verify(
     allowed: float | None = None,
     better: str | None = None,
 ) -> Verification:
-    """Train for so many steps with and without a plan and compare the loss curves.
+    """Train for some `steps` with and without a plan and compare the loss curves.
 
     `plan` is a variant's name (`current`: what is applied now) or a config. Each run begins from
     the model as it is, with the same seed and data; a second baseline with another seed shows how
-    far apart two curves lie anyway. `accuracy` is a function of yours that gives a number (or how
-    many examples are right, of how many): it decides then, asked at the end of each run, or at once
-    where the step does not train. `allowed` is how much worse it may be, in its own units, `better`
-    is "higher" or "lower", by its name where you don't say. All that the runs changed is put back.
+    far apart two curves lie anyway. `accuracy` is your function that returns a number (or how many
+    examples are right, of how many): it decides then, asked at the end of each run, or at once
+    where the step does not train. `allowed` is how much worse it may be, in its own units; `better`
+    is "higher" or "lower", without it what its name says. All that the runs changed is put back.
     Raises StepError.
     """
     steps = arguments.whole("steps", steps)
     if not isinstance(plan, SpeedConfig):
         plan = arguments.name("plan", plan)
     measured = step_of(step, model, optimizer)
-    named = named_accuracy(accuracy, better, allowed)
-    verifier = verifier_of(measured, plan, steps, named)
+    verifier = verifier_of(measured, plan, steps, named_accuracy(accuracy, better, allowed))
     models = " and ".join(type(module).__name__ for module in measured.models)
     verifier.result().subject = f"{models} in `{getattr(step, '__name__', 'step')}`"
     for _ in verifier.run():

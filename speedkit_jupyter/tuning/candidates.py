@@ -61,11 +61,23 @@ class Candidate:
         names = sorted(self.values, key=order) if len(self.values) > 1 else ()
         return [self.without(name) for name in names]
 
+    def joined(self, single: Candidate) -> Candidate:
+        """Return both, without the parts of the plan that exclude the single one."""
+        (name,) = single.values
+        beside = optimizations.named(name).excludes
+        idle = [n for n in self.values if n in beside or name in optimizations.named(n).excludes]
+        return self.without(*idle) + single
+
+    def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
+        """Return the plan without each of its parts, then with each single change it has not."""
+        new = [single for single in singles if not single.values.items() <= self.values.items()]
+        return [*self.without_each(), *map(self.joined, new)]
+
     def __add__(self, other: Candidate) -> Candidate:
         """Return both; the other's value where they name the same optimization."""
         values = {**self.values, **other.values}
-        return Candidate({entry.name: values[entry.name] for entry in CATALOG
-                          if entry.name in values})  # fmt: skip
+        names = [entry.name for entry in CATALOG if entry.name in values]
+        return Candidate({name: values[name] for name in names})
 
 
 BASELINE = Candidate({})
@@ -112,20 +124,6 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
         if joins and name not in whole.values and (whole + single).is_consistent:
             whole = whole + single
     return whole
-
-
-def joined(whole: Candidate, single: Candidate) -> Candidate:
-    """Return both, without the parts of the whole that exclude the single one."""
-    (name,) = single.values
-    beside = optimizations.named(name).excludes
-    idle = [n for n in whole.values if n in beside or name in optimizations.named(n).excludes]
-    return whole.without(*idle) + single
-
-
-def neighbours(whole: Candidate, singles: Sequence[Candidate]) -> list[Candidate]:
-    """Return the plan without each of its parts, then with each single change that it has not."""
-    new = [single for single in singles if not single.values.items() <= whole.values.items()]
-    return [*whole.without_each(), *(joined(whole, single) for single in new)]
 
 
 def _word(name: str, value: Any) -> str:

@@ -37,6 +37,8 @@ class Curve:
     """One loss by step: of the baseline, of the plan, and of other baselines. `what` it is.
 
     `rounding` is the relative error that the precision of its last operations leaves in it.
+    `distance` is that of the plan from the baseline, root mean square over the steps; `yardstick`
+    that of the farthest `other` baseline; `allowed` how far the plan may be.
     """
 
     what: str = RAN_ON
@@ -47,26 +49,21 @@ class Curve:
 
     @property
     def other(self) -> list[float]:
-        """The other baseline that lies farthest from the first."""
-        return max(self.others, key=self._distance_of, default=[])
+        return max(self.others, key=self._finite_distance, default=[])
 
     @property
     def distance(self) -> float:
-        """Between plan and baseline, root mean square over the steps."""
         return _distance(self.planned, self.baseline)
 
     @property
     def yardstick(self) -> float:
-        """Between the baseline and the other that lies farthest from it, likewise."""
-        return self._distance_of(self.other)
+        return self._finite_distance(self.other)
 
     @property
     def allowed(self) -> float:
-        """How far the plan may lie from the baseline."""
         finite = list(filter(math.isfinite, self.baseline)) or [0.0]
-        change, rounded = max(finite) - min(finite), _distance(finite, [0.0] * len(finite))
-        by_rounding = self.rounding * rounded
-        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, by_rounding)
+        change, size = max(finite) - min(finite), _distance(finite, [0.0] * len(finite))
+        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.rounding * size)
 
     @property
     def agreement(self) -> Agreement:
@@ -80,7 +77,7 @@ class Curve:
 
     @property
     def last(self) -> int:
-        """How many steps are its end: a fifth of them."""
+        """How many steps its end has."""
         return max(len(self.baseline) // 5, 1)
 
     def end_of(self, losses: Sequence[float]) -> float:
@@ -93,7 +90,6 @@ class Curve:
         return self.agreement != "same" and self.distance <= FAR * self.allowed
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one for each step; None where a run was shorter."""
         runs = zip_longest(self.baseline, self.planned, self.other)
         return [
             {"compared": self.what, "step": step, "baseline": b, "planned": p, "other_seed": o}
@@ -101,11 +97,10 @@ class Curve:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         numbers = ("agreement", "distance", "yardstick", "allowed")
         return asdict(self) | {name: getattr(self, name) for name in numbers}
 
-    def _distance_of(self, losses: Sequence[float]) -> float:
+    def _finite_distance(self, losses: Sequence[float]) -> float:
         gap = _distance(losses, self.baseline)
         return gap if math.isfinite(gap) else 0.0
 

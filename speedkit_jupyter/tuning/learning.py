@@ -62,11 +62,14 @@ class Task:
 
 
 class Looked(NamedTuple):
-    """What single steps show: the `setting`, the task, and the seconds of the fastest one."""
+    """What single steps show: the `setting`, the task, the seconds of the fastest one, and the
+    facts of each model.
+    """
 
     setting: str
     task: Task
     step_s: float
+    facts: list[Facts]
 
 
 def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
@@ -123,8 +126,8 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
         for model in step.models:
             stack.enter_context(hidden(model))
         where = setting(step.models, hardware)
-        facts = Facts.read(step.models[0], step.optimizers)
-        watched = step.models if facts.compiled == "no" else ()
+        facts = [Facts.read(model, step.holders(model)) for model in step.models]
+        watched = step.models if facts[0].compiled == "no" else ()
         start = stack.enter_context(step.guarded()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
@@ -144,9 +147,11 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
             step.repeats = compared_calls(runner, start)
         if step.afresh:
             times_s = [runner.restarted(start)]
-    name, facts = type(unwrapped(step.models[0])).__name__, facts.stepped_by(step.made)
-    task = Task(name, inputs.found or (), tuple(map(str, facts.optimizers)), bool(stepped))
-    return Looked(where, task, min(times_s))
+    facts = [one.stepped_by(step.made) for one in facts]
+    optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
+    name = type(unwrapped(step.models[0])).__name__
+    task = Task(name, inputs.found or (), optimizers, bool(stepped))
+    return Looked(where, task, min(times_s), facts)
 
 
 # --- what is kept ---
@@ -173,10 +178,9 @@ def newest(
             stack.enter_context(hidden(model))
         entries = database.learned(setting(models, hardware))
     entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.plan)]
-    fitting = [entry for entry in entries if entry.plan["trains"] == bool(optimizers)]
+    fitting = [e for e in entries if e.plan["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
-    fallback = [entry for entry in entries if entry.plan["values"]]
-    return next(reversed(fitting or fallback), None)
+    return next(reversed(fitting or [e for e in entries if e.plan["values"]]), None)
 
 
 def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
@@ -193,17 +197,12 @@ def keep(
     No values say that nothing helped. Raises SpeedKitError where the store can't be written.
     """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
-    found = {
-        "name": name,
-        "values": dict(values),
-        "speedup": None if ratio is None else ratio.median,
-        "low": None if ratio is None else ratio.low,
-        "high": None if ratio is None or math.isinf(ratio.high) else ratio.high,
-        "parameters": plan.facts.parameters,
-        "device": describe(measured_on, plan.facts.device),
-        "torch": measured_on.torch,
-    }
-    database.learn(where, task.key(), found | asdict(task))
+    found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
+    high = None if ratio is None or math.isinf(ratio.high) else ratio.high
+    speedup, low = (None, None) if ratio is None else (ratio.median, ratio.low)
+    found |= {"speedup": speedup, "low": low, "high": high, "torch": measured_on.torch}
+    found |= {"device": describe(measured_on, plan.facts.device), **asdict(task)}
+    database.learn(where, task.key(), found)
 
 
 def config_of(learned: database.Learned) -> SpeedConfig:
@@ -226,13 +225,15 @@ def _when(learned: database.Learned) -> str:
     return f"on {learned.learned_at.astimezone().date().isoformat()} ({inputs})"
 
 
-def proof(name: str, speedup: float | None, low: float | None, high: float | None) -> str:
+def proof(
+    name: str, speedup: float | None = None, low: float | None = None, high: float | None = None
+) -> str:
     """Return `measured: bf16+compile 1.31x [1.25, 1.38]`."""
     if speedup is None:
         return f"measured: {name}"
-    if not low or high is None or math.isinf(high):
-        return f"measured: {name} about {speedup:.2f}x"
-    return f"measured: {name} {speedup:.2f}x [{low:.2f}, {high:.2f}]"
+    is_bounded = low and high is not None and math.isfinite(high)
+    number = f"{speedup:.2f}x [{low:.2f}, {high:.2f}]" if is_bounded else f"about {speedup:.2f}x"
+    return f"measured: {name} {number}"
 
 
 def or_learned(

@@ -6,7 +6,6 @@ import math
 from dataclasses import InitVar, asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record
@@ -14,11 +13,9 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL, SAME, TICK_S, 
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.planning import Plan, plan, together
 from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Learned
@@ -44,7 +41,7 @@ class Stage(NamedTuple):
 
 
 class Rejected(NamedTuple):
-    """A candidate that is not part of the plan, and why."""
+    """A plan or a part that is not in the plan, and why."""
 
     name: str
     reason: str
@@ -70,7 +67,6 @@ class Timed:
 
     @property
     def words(self) -> set[str]:
-        """The words of its parts."""
         return set(self.record.name.split("+"))
 
     @property
@@ -126,6 +122,16 @@ class Known:
         self.reasons.pop(name, None)
         self.reasons[name] = reason
 
+    def why_unclear(self, step_s: float) -> str:
+        """Return why the time was too short to tell anything; empty where it was not."""
+        rows = self.rows()
+        if not rows and (self.tried or self.left):
+            return f"one step takes {step_s:.2g} s"
+        if 2 * sum(row.is_undecided for row in rows) > len(rows):
+            return "too few undisturbed rounds for most of the plans"
+        left = len(self.left)
+        return f"{left} plans were left out" if left > len(self.tried) else ""
+
     def is_new(self, plan: Candidate) -> bool:
         """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
         slow = {row.record.name for row in self.rows() if "dropped" in row.record.notes}
@@ -156,13 +162,9 @@ class Tuning(Shown):
     to leave as they are, `named` the notebook's names for its models, `learned` the plan that an
     earlier search had found for this step. `seconds` is how long it all took, `compiling_s` of them
     compiling. `models` are those of the step that are still there: a result keeps none alive.
-    `facts` are the first one's, `facts_of_others` those of the rest.
     """
 
     step: InitVar[Step]
-    hardware: Hardware
-    facts: Facts
-    facts_of_others: tuple[Facts, ...] = ()
     objective: str = "time"
     within: float | None = None
     steps: int | None = None
@@ -193,8 +195,7 @@ class Tuning(Shown):
     def conclude(self, why: str) -> None:
         """Say what of the plan is not proven, or without one what is likely.
 
-        `why` says why nothing better is known (interrupted, say). Where it is empty and no
-        candidate may help, the answer is that nothing does.
+        `why` says why no more is known. Without one, and if no plan may help, nothing does.
         """
         if self.helped:
             unproven = [part.word for part in self.parts_found if not part.is_proven]
@@ -202,9 +203,7 @@ class Tuning(Shown):
                 names = " and ".join(unproven)
                 self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
             return
-        rows, self.learned = self.known.rows(), None
-        if not why and 2 * sum(row.is_undecided for row in rows) > len(rows):
-            why = "too few undisturbed rounds for most of the plans"
+        self.learned = None
         best = self.known.likeliest(by_memory=self.objective == "memory")
         if best is not None:
             self.likely = best.record.name
@@ -216,12 +215,10 @@ class Tuning(Shown):
 
     @property
     def stages(self) -> list[Stage]:
-        """The benchmarks of the search: races, then the proof."""
         return self.known.stages
 
     @property
     def rejected(self) -> list[Rejected]:
-        """What is not in the plan, and why."""
         return [Rejected(*reason) for reason in self.known.reasons.items()]
 
     @property
@@ -268,14 +265,8 @@ class Tuning(Shown):
             return SpeedConfig().alone(f"left as it is: {told}")
         config, ratio = self.winner.variant().config, self.ratio
         assert config is not None
-        numbers = (None, None, None) if ratio is None else (ratio.median, ratio.low, ratio.high)
+        numbers = () if ratio is None else (ratio.median, ratio.low, ratio.high)
         return config.with_source("measured", learning.proof(self.winner.name, *numbers))
-
-    @property
-    def plan(self) -> Plan:
-        """The decisions; each one that is active was measured."""
-        every = (self.facts, *self.facts_of_others)
-        return together([plan(self.config, self.hardware, facts) for facts in every])
 
     def apply(self) -> list[SpeedContext]:
         """Put the plan into force on the step's models; return one context for each.
@@ -321,11 +312,9 @@ class Tuning(Shown):
         return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one for each variant of each stage: races, then the proof."""
         return [{"stage": s.title, **row} for s in self.stages for row in s.comparison.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         plain = ("objective", "within", "steps", "seconds", "compiling_s", "confirmed", "likely")
         return {
             "winner": self.winner.name,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from statistics import median
 
@@ -26,20 +26,13 @@ from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, pays, row_of
-from speedkit_jupyter.tuning.candidates import (
-    BASELINE,
-    Candidate,
-    candidates,
-    joined,
-    neighbours,
-    strongest,
-)
+from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Stage, Tuning
 from speedkit_jupyter.tuning.races import RACE_ROUNDS, Allowance, Lightest, Proof, Race
 
@@ -92,25 +85,17 @@ class Search:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        with ExitStack() as stack:
-            for model in step.models:
-                stack.enter_context(hidden(model))
-            facts, *others = [Facts.read(model, step.holders(model)) for model in step.models]
         kept = tuple(name for name in names if name in keep)
-        self.step, self._fresh = step, fresh
-        self.tuning = Tuning(
-            step, Hardware.current(), facts, tuple(others), objective, within, steps, kept
-        )
+        self.step, self._fresh, self.hardware = step, fresh, Hardware.current()
+        self.tuning = Tuning(step, objective, within, steps, kept)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._budget_s, self.budget = budget_s, Allowance(budget_s)
 
     def result(self) -> Tuning:
-        """Return what is known so far."""
         return self.tuning
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
@@ -126,8 +111,8 @@ class Search:
                 yield from self._check_learned(tuning.learned)
             is_to_keep = not tuning.helped
             if is_to_keep:
-                yield from self._search()
-            why = self._why_short()
+                yield from self._search(looked.facts)
+            why = self.known.why_unclear(self.budget.step_s)
         finally:
             tuning.conclude(why)
             tuning.seconds = clock.now() - start_s
@@ -141,11 +126,8 @@ class Search:
         """Return what a step does and how long it takes; note the plan that was learned for it."""
         __tracebackhide__ = True
         tuning = self.tuning
-        looked = learning.look(self.step, tuning.hardware, self.budget)
+        looked = learning.look(self.step, self.hardware, self.budget)
         self.budget.follow(looked.step_s)
-        made = self.step.made
-        tuning.facts = tuning.facts.stepped_by(made)
-        tuning.facts_of_others = tuple(f.stepped_by(made) for f in tuning.facts_of_others)
         task = replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(looked.setting, task)
         if learned is not None and learned.plan["values"]:  # where nothing helped, search again
@@ -168,14 +150,13 @@ class Search:
         tuning.notes.append(f"The learned plan {plan.name} {outcome}")
         tuning.learned = None
 
-    def _search(self) -> Iterator[Progress]:
+    def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         __tracebackhide__ = True
-        yield from self._measure_engines()
         tuning, known, budget = self.tuning, self.known, self.budget
-        singles = candidates(
-            tuning.hardware, tuning.facts, tuning.kept, tuning.facts_of_others, tuning.objective
-        )
+        if facts[0].device_type == "cpu":
+            yield from self._measure_engines()
+        singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
         known.left, proven = self._first(singles), set[str]()
         while known.left and not tuning.helped and budget.allows(budget.step_s):
             room = max(budget.room(), 1)
@@ -198,20 +179,19 @@ class Search:
 
     def _measure_engines(self) -> Iterator[Progress]:
         """Measure those of float32 products, once for a machine, and so beside the budget."""
-        tuning, budget = self.tuning, self.budget
-        is_known = tuning.facts.device_type != "cpu" or tuning.hardware.cpu.gemm is not None
-        if is_known or tuning.hardware.pinned or budget.seconds < ENGINES_S:
+        budget, notes, known = self.budget, self.tuning.notes, self.hardware.cpu.gemm
+        if known is not None or self.hardware.pinned or budget.seconds < ENGINES_S:
             return
         doing = "measuring the engines of float32 products, once"
         yield Progress(budget.share, doing)
         begun_s = clock.now()
-        tuning.hardware = tuning.hardware.with_gemm(ENGINES_SHARE * budget.seconds)
-        took_s, rates = clock.now() - begun_s, tuning.hardware.cpu.gemm
+        self.hardware = self.hardware.with_gemm(ENGINES_SHARE * budget.seconds)
+        took_s, rates = clock.now() - begun_s, self.hardware.cpu.gemm
         budget.exclude(took_s)
         if rates is not None and rates.failure:
-            tuning.notes.append(f"gemm was not tried: {rates.failure}")
+            notes.append(f"gemm was not tried: {rates.failure}")
         elif took_s > NOTICED_S:  # it was not known already
-            tuning.notes.append(f"It took {took_s:.1f} s more, {doing} for this machine")
+            notes.append(f"It took {took_s:.1f} s more, {doing} for this machine")
 
     def _first(self, singles: Sequence[Candidate]) -> list[Candidate]:
         """Return the strongest with and without compiling, its parts, it without each of them,
@@ -220,10 +200,10 @@ class Search:
         cheap = [single for single in singles if not single.costly]
         costly = [single for single in singles if single.costly]
         start = strongest(cheap)
-        compiled = [joined(start, single) for single in costly[:1]]
+        compiled = [start.joined(single) for single in costly[:1]]
         alone = [start.part(name) for name in start.values]
         return self._worth_trying(
-            [start, *compiled, *alone, *neighbours(start, cheap), *cheap, *costly]
+            [start, *compiled, *alone, *start.neighbours(cheap), *cheap, *costly]
         )
 
     def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
@@ -265,7 +245,7 @@ class Search:
             if best.name in (leads.name, BASELINE.name):
                 break
             leads, title = best, "what is near it"
-            near = self._worth_trying(neighbours(best, singles))
+            near = self._worth_trying(best.neighbours(singles))
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
                 break
@@ -361,15 +341,6 @@ class Search:
                 self.known.stages.append(Stage(title, comparison))
         return comparison
 
-    def _why_short(self) -> str:
-        """Return why the time was too short to tell anything; empty where it was not."""
-        known, rows = self.known, [row.record for row in self.known.rows()]
-        timed = any(row.times_s or row.failure or "dropped" in row.notes for row in rows)
-        if not timed and (known.tried or known.left):
-            return f"one step takes {self.budget.step_s:.2g} s"
-        left = len(known.left)
-        return f"{left} plans were left out" if left > len(known.tried) else ""
-
     def _keep(self, looked: learning.Looked) -> None:
         """Remember what was found, also that nothing helped: rules shall not turn it on then.
 
@@ -377,7 +348,8 @@ class Search:
         """
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
-            about = (looked.setting, looked.task, tuning.plan)
+            plans = [planning.plan(tuning.config, self.hardware, one) for one in looked.facts]
+            about = (looked.setting, looked.task, planning.together(plans))
             try:
                 learning.keep(*about, winner.values, winner.name, tuning.ratio)
             except SpeedKitError as error:

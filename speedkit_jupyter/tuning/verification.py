@@ -33,21 +33,18 @@ from speedkit_jupyter.support.storage import is_in_memory
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.curves import Curve, Losses, curves_of, number, watched
 
-# After this many equal losses the seed is taken to change nothing.
-EQUAL_STEPS = 3
 OTHER_SEED = "baseline, other seed"
-# This many other baselines are trained before a plan is said to be another curve.
-MOST_DRAWS = 4
+# After this many equal losses the seed is taken to change nothing. This many other baselines are
+# trained before a plan is said to be another curve.
+EQUAL_STEPS, MOST_DRAWS = 3, 4
 NO_TRAINING = "the step runs no backward pass: there is no training to verify"
 DONE = (
     "a call after the first runs no backward pass (a fit that is done?), and a curve needs several "
     "steps: make the trainer in the step, or verify one step of its loop"
 )
 # Where no random number is drawn, the second baseline starts from weights that were rounded once
-# as bf16 rounds: this relative step.
-ROUNDING = 2.0**-9
-# In units in the last place: from 3/4 to 3/2 of one, which rounds to one, up or down.
-STEP = 0.75
+# as bf16 rounds: this relative step; or, in units in the last place, from 3/4 to 3/2 of one.
+ROUNDING, STEP = 2.0**-9, 0.75
 
 Outcome = Literal["same", "different", "worse", "failed", "accepted", "other model"]
 
@@ -98,11 +95,9 @@ class Verification(Shown):
         return next((outcome for outcome in outcomes if outcome in agreements), "same")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one for each step of each loss that was compared."""
         return [row for curve in self.curves for row in curve.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         plain = ("name", "subject", "plan", "changes_model", "notes", "verdict", "by_weights")
         return {
             **{name: getattr(self, name) for name in (*plain, "failure", "environment")},
@@ -142,11 +137,9 @@ class Verifier:
         self._result = Verification(name)
 
     def result(self) -> Verification:
-        """Return what is known so far."""
         return self._result
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return bool(self._result.score or any(self._result.runs[1:]))
 
     def run(self) -> Generator[Progress, None, None]:
@@ -231,7 +224,6 @@ class Verifier:
                 result.notes |= {k: note for k, note in found if k in result.changes_model}
 
     def _ask(self, scorer: Scorer, runner: Runner, run: int) -> None:
-        """Note the accuracy that the user names, at the end of a run."""
         result = self._result
         if self._before is None:
             self._before = scorer.before(runner)
@@ -248,9 +240,8 @@ class Verifier:
         result.plan = plan.active_values()
         if not result.plan:
             why = "".join(f"; {d.name}: {d.reason}" for d in plan if d.declined)
-            raise StepError(
-                f"{result.name} changes nothing here, so there is nothing to verify{why}"
-            )
+            nothing = f"{result.name} changes nothing here, so there is nothing to verify"
+            raise StepError(f"{nothing}{why}")
         words = Candidate(result.plan).name
         result.name = words if result.name == words else f"{result.name} ({words})"
         for context in contexts:

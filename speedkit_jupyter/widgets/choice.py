@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.measure.subject.step import Step
-    from speedkit_jupyter.measure.undo.event_loop import Engine, Run
+    from speedkit_jupyter.measure.undo.event_loop import Run
     from speedkit_jupyter.plans.config import SpeedConfig
 
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
@@ -173,7 +173,7 @@ class Choice:
             raise StepError(f"there is no function {self.step} any more")
         return step_of(step, model, self.optimizers() or None)
 
-    def _start(self, engine: Engine) -> None:
+    def _start(self, engine: Any) -> None:
         from speedkit_jupyter.measure.undo.event_loop import Run
 
         if self.busy:
@@ -184,7 +184,7 @@ class Choice:
         self.listeners.tell()
 
     def _ran(self, run: Run) -> None:
-        """Take what was found, in a form that keeps no model alive, as a search does."""
+        """Take what was found, in a form that keeps no model alive."""
         if run.state != "running":
             from speedkit_jupyter.tuning.outcome import Tuning
 
@@ -197,7 +197,7 @@ class Choice:
         self.listeners.tell()
 
     def _begun(self) -> SpeedConfig:
-        """What `%speedkit apply` starts from: the session's config, or the learned plan."""
+        """Return what `%speedkit apply` starts from: the session's config, or the learned plan."""
         try:
             return or_learned(self.session.config, self._alive(), self.optimizers())
         except SpeedKitError:  # a store that can't be read
@@ -218,7 +218,7 @@ class Choice:
         self.tell()
 
     def _take_found(self) -> None:
-        """What was tuned since a plan was applied is the choice."""
+        """Choose what was tuned since a plan was applied."""
         if (found := self.found) is not None and found.is_newer:
             self.config = found.config
 

@@ -118,7 +118,7 @@ class Control:
         self._say([f"{', '.join(words)}: {reason}" for reason, words in refused.items()])
 
     def _set_options(self, asked: str, decisions: Mapping[str, Decision], auto: str) -> None:
-        """The words that work here, and the one that is asked for, whether it works or not."""
+        """Offer the words that work here, and the one that is asked for in any case."""
         refused = {value for value, decision in decisions.items() if decision.declined}
         values = [value for value in self.words if value not in refused or value == asked]
         options = tuple(
@@ -160,7 +160,7 @@ def button(name: str) -> Any:
 
 
 def _tooltip(kind: Any, text: str) -> dict[str, str]:
-    """The keyword for it: some widgets of ipywidgets 7 have another one."""
+    # Some widgets of ipywidgets 7 have another keyword.
     return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
 
 

@@ -118,7 +118,6 @@ class Panel:
         return self._static()["text/plain"]
 
     def _static(self) -> dict[str, str]:
-        """The same without widgets."""
         try:
             document = self.report()
         except SpeedKitError as error:
@@ -164,7 +163,7 @@ class Panel:
             choice.tell(str(error))
 
     def _follow(self, change: Any = None) -> None:
-        """Show what is so by now."""
+        """Draw what has changed."""
         choice, now = self._choice, time.monotonic()
         steady = choice.busy and self._was_busy
         if steady and now - self._drawn_at < INTERVAL_S:
@@ -198,7 +197,7 @@ class Panel:
         self.listing.value = as_code(*wanted).to_html() if self.code.value else ""
 
     def _show_run(self) -> None:
-        """Progress, a message, or what a click on Measure would time."""
+        """Draw progress, a message, or what a click on Measure would time."""
         choice, run = self._choice, self._choice.run
         self.buttons["Stop"].disabled = not choice.busy
         self.progress.layout.display = None if choice.busy else "none"

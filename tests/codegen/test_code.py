@@ -119,25 +119,24 @@ def test_an_unknown_form_is_one_line_with_the_nearest():
         code(plan(), "fabrik")
 
 
-@pytest.mark.parametrize(("form", "expected"), [
-    ("accelerate", 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"'),
-    ("fabric", 'Fabric(accelerator="cuda", devices=[1]'),
-    ("transformers", 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"'),
-])  # fmt: skip
-def test_frameworks_are_told_the_device_also_where_the_model_lies_there_already(
-    hardware, form, expected
-):
+@pytest.mark.parametrize(
+    ("form", "moved", "stays"),
+    [
+        ("accelerate", 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"', "Accelerator(cpu=True)"),
+        (
+            "fabric",
+            'Fabric(accelerator="cuda", devices=[1]',
+            'Fabric(accelerator="cpu", devices=1)',
+        ),
+        ("transformers", 'os.environ["CUDA_VISIBLE_DEVICES"] = "1"', "use_cpu=True"),
+    ],
+)
+def test_frameworks_are_told_the_device_wherever_the_model_lies(hardware, form, moved, stays):
     found = plan(SpeedConfig(), hardware("a100"), FACTS.moved("cuda:1"))
     assert not found["device"].active
-    assert expected in code(found, form)
-
-
-def test_a_model_that_shall_stay_on_the_cpu_is_not_moved_by_a_framework(hardware):
+    assert moved in code(found, form)
     for config in (SpeedConfig(device="cpu"), SpeedConfig(threads=3).alone()):
-        found = plan(config, hardware("a100"), FACTS)
-        assert 'Fabric(accelerator="cpu", devices=1)' in code(found, "fabric")
-        assert "Accelerator(cpu=True)" in code(found, "accelerate")
-        assert "use_cpu=True" in code(found, "transformers")
+        assert stays in code(plan(config, hardware("a100"), FACTS), form)
 
 
 def test_trainer_is_told_not_to_switch_tf32_on_where_the_plan_does_not(hardware):
@@ -157,22 +156,13 @@ def planned(model: nn.Module, *optimizers: torch.optim.Optimizer, **wishes):
     ("make", "line"),
     [
         (
-            lambda p: torch.optim.AdamW(p, lr=3e-4, weight_decay=0.1),
-            "optimizer = torch.optim.AdamW(model.parameters(), lr=0.0003, weight_decay=0.1, "
-            "fused=True)",
+            lambda p: torch.optim.AdamW(p, lr=3e-4, betas=(0.8, 0.9)),
+            "AdamW(model.parameters(), lr=0.0003, betas=(0.8, 0.9), fused=True)",
         ),
-        (
-            lambda p: torch.optim.SGD(p, 0.1, 0.9),
-            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)",
-        ),
-        (
-            lambda p: torch.optim.Adam(p, betas=(0.8, 0.9), amsgrad=True),
-            "optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9), amsgrad=True, "
-            "fused=True)",
-        ),
+        (lambda p: torch.optim.SGD(p, 0.1), "SGD(model.parameters(), lr=0.1, fused=True)"),
         (
             lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.5)),
-            "optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5), fused=True)",
+            "AdamW(model.parameters(), lr=torch.tensor(0.5), fused=True)",
         ),
     ],
 )
@@ -180,18 +170,14 @@ def test_an_optimizer_is_made_with_the_users_own_hyperparameters(make, line):
     model = nn.Linear(2, 2)
     optimizer = make(model.parameters())
     text = code(planned(model, optimizer), "torch", [optimizer])
-    assert " ".join(line.split()).replace("( ", "(").replace(", )", ")") in " ".join(
-        text.split()
-    ).replace("( ", "(").replace(", )", ")")
+    assert f"optimizer = torch.optim.{line}" in text
 
 
 @pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
 @pytest.mark.parametrize(
     ("make", "wishes"),
     [
-        (torch.optim.AdamW, {"fused_optimizer": False}),
         (torch.optim.AdamW, {"fused_optimizer": False, "threads": 1}),
-        (torch.optim.RMSprop, {"fused_optimizer": True}),
         (torch.optim.LBFGS, {"fused_optimizer": True}),
     ],
 )
@@ -245,17 +231,3 @@ def test_other_optimizers_than_the_plans_are_refused():
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(SpeedKitError, match="made with 1 optimizers, not 2"):
         code(planned(model, optimizer), "torch", [optimizer, copy.deepcopy(optimizer)])
-
-
-# --- as YAML ---
-
-
-@pytest.mark.sampled(8)
-@every_machine
-def test_a_plan_as_yaml_gives_just_this_plan_again(machine, tmp_path):
-    path = tmp_path / "plan.yaml"
-    for one in plans(machine):
-        path.write_text(code(one, "yaml"), encoding="utf-8")
-        again = plan(SpeedConfig.from_yaml(path), one.hardware, one.facts)
-        active = [[(d.name, d.value, d.details) for d in p if d.active] for p in (one, again)]
-        assert active[0] == active[1]

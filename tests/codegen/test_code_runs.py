@@ -137,28 +137,6 @@ def test_the_same_switches_and_the_same_bits(tmp_path, model, optimizer, wishes)
         assert value.stride() == plain["parameters"][name].stride(), name
 
 
-@pytest.mark.parametrize("value", ["highest", "high"])
-def test_tf32_is_the_same_in_both_of_torchs_ways_to_say_it(tmp_path, hardware, value):
-    now = {"float32_matmul_precision": "medium"}
-    found = plan(SpeedConfig(tf32=value).alone(), hardware("a100"), Facts(device="cuda", flags=now))
-    assert found["tf32"].active
-    save = """
-import speedkit_jupyter.optimizations
-from speedkit_jupyter.machines import flags
-torch.save(dict(flags.snapshot()), sys.argv[1])
-"""
-    apply = f"""
-from speedkit_jupyter.optimizations.base.decision import Decision
-from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.tf32 import Tf32
-applied = Tf32().applied(Decision("tf32", "{value}", "asked", active=True), Target(nn.Module()))
-applied.__enter__()
-"""
-    applied = run(tmp_path, "applied", BEGIN + apply + save)
-    plain = run(tmp_path, "plain", BEGIN + code(found) + WITHOUT + save)
-    assert flags.diff(applied, plain) == ()
-
-
 # --- frameworks ---
 
 CHECKS = {

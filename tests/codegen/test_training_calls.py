@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,71 +13,28 @@ from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.codegen.training_loop import Words, call_of, loop, needs_closure
 
 
-class Plain(nn.Linear):
-    """`model(x)`."""
-
-
-class Several(nn.Module):
-    """`model(left, right)`, and an option."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, left, right, scale=1.0):
-        return self.layer(left + right) * scale
-
-
-class Keywords(Several):
-    """`model(*, left, right)`."""
-
-    def forward(self, *, left, right):
-        return self.layer(left + right)
-
-
-class Nothing(Several):
-    """A model that learns its output, as generators of images do."""
-
-    def forward(self):
-        return self.layer(torch.ones(8, 4))
-
-
-class Labelled(Several):
-    """With labels, as Trainer takes them: a dictionary."""
-
-    def forward(self, left, labels=None):
-        outputs = self.layer(left)
-        return {"loss": nn.functional.mse_loss(outputs, labels), "logits": outputs}
-
-
-class Tupled(Labelled):
-    """The same as a tuple."""
-
-    def forward(self, left, labels=None):
-        return tuple(super().forward(left, labels).values())
-
-
 class PreTrainedModel(nn.Module):
     """By this name a model of transformers is known, whether that is installed or not."""
 
 
-class Transformer(PreTrainedModel):
-    """`model(**batch).loss`."""
+def kind_of_model(forward, base: type = nn.Module) -> type:
+    """A class with one layer and this forward."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
+    class Made(base):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
 
-    def forward(self, left=None, labels=None):
-        outputs = self.layer(left)
-        return SimpleNamespace(loss=nn.functional.mse_loss(outputs, labels), logits=outputs)
+    Made.forward = forward
+    return Made
 
 
-class Headless(Transformer):
-    """Without labels: the loss is the user's."""
+def loss_of(self, left, labels):
+    return nn.functional.mse_loss(self.layer(left), labels)
 
-    def forward(self, left=None, mask=None):
-        return self.layer(left)
+
+def transformer(self, left=None, labels=None):
+    return SimpleNamespace(loss=loss_of(self, left, labels))
 
 
 class Wrapper(nn.Module):
@@ -85,22 +42,14 @@ class Wrapper(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.module = Transformer()
+        self.module = kind_of_model(transformer, PreTrainedModel)()
 
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 
 
-class Inside(nn.Module):
-    """A module of anything."""
-
-    def forward(self, *args):
-        return args[0]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A model and what a step of it is given."""
+class Shape(NamedTuple):
+    """A model, how it is called, and what a step of it is given."""
 
     model: type
     kind: str
@@ -108,17 +57,39 @@ class Shape:
     given: tuple[str, ...]
 
 
-SHAPES = [
-    Shape(Plain, "inputs", "net(x)", ("x", "y")),
-    Shape(Several, "several", "net(left, right)", ("pair", "y")),
-    Shape(Keywords, "batch", "net(**batch)", ("unlabelled", "y")),
-    Shape(Nothing, "several", "net()", ("none", "y")),
-    Shape(Labelled, "outputs", "net(**batch)", ("batch",)),
-    Shape(Tupled, "outputs", "net(**batch)", ("batch",)),
-    Shape(Transformer, "loss", "net(**batch).loss", ("batch",)),
-    Shape(Headless, "batch", "net(**batch)", ("plain", "y")),
-    Shape(Wrapper, "loss", "net(**batch).loss", ("batch",)),
-]
+SHAPES = {
+    "plain": Shape(
+        kind_of_model(lambda self, x: self.layer(x)), "inputs", "net(x)", ("x", "y")
+    ),
+    "several": Shape(
+        kind_of_model(lambda self, left, right, scale=1.0: self.layer(left + right) * scale),
+        "several", "net(left, right)", ("pair", "y"),
+    ),
+    "keywords": Shape(
+        kind_of_model(lambda self, *, left, right: self.layer(left + right)),
+        "batch", "net(**batch)", ("unlabelled", "y"),
+    ),
+    "nothing": Shape(  # a model that learns its output, as generators of images do
+        kind_of_model(lambda self: self.layer(torch.ones(8, 4))), "several", "net()", ("none", "y")
+    ),
+    "labelled": Shape(
+        kind_of_model(lambda self, left, labels=None: {"loss": loss_of(self, left, labels)}),
+        "outputs", "net(**batch)", ("batch",),
+    ),
+    "tupled": Shape(
+        kind_of_model(lambda self, left, labels=None: (loss_of(self, left, labels),)),
+        "outputs", "net(**batch)", ("batch",),
+    ),
+    "transformer": Shape(
+        kind_of_model(transformer, PreTrainedModel), "loss", "net(**batch).loss", ("batch",)
+    ),
+    "headless": Shape(  # without labels: the loss is the user's
+        kind_of_model(lambda self, left=None, mask=None: self.layer(left), PreTrainedModel),
+        "batch", "net(**batch)", ("plain", "y"),
+    ),
+    "wrapper": Shape(Wrapper, "loss", "net(**batch).loss", ("batch",)),
+}  # fmt: skip
+every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 OPTIMIZERS = {
     "adamw": lambda net: {"opt": torch.optim.AdamW(net.parameters(), 0.1)},
     "lbfgs": lambda net: {"solver": torch.optim.LBFGS(net.parameters())},
@@ -130,7 +101,7 @@ OPTIMIZERS = {
 
 def made(shape: Shape):
     torch.manual_seed(0)
-    return shape.model(4, 2) if shape.model is Plain else shape.model()
+    return shape.model()
 
 
 def given() -> dict:
@@ -149,7 +120,7 @@ def moved(before: list, model) -> bool:
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("optimizers", OPTIMIZERS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda one: one.model.__name__)
+@every_shape
 def test_the_printed_loop_runs_and_trains(shape, optimizers, precision):
     model = made(shape)
     held = OPTIMIZERS[optimizers](model)
@@ -171,7 +142,7 @@ def test_the_printed_loop_runs_and_trains(shape, optimizers, precision):
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizers", OPTIMIZERS)
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda one: one.model.__name__)
+@every_shape
 def test_generated_code_runs_and_trains(shape, optimizers, precision):
     model = made(shape)
     held = OPTIMIZERS[optimizers](model)
@@ -189,7 +160,7 @@ def test_generated_code_runs_and_trains(shape, optimizers, precision):
     assert moved(before, model)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda one: one.model.__name__)
+@every_shape
 def test_generated_code_predicts_without_an_optimizer(shape):
     model = made(shape)
     text = code(plan(facts=Facts.read(model)), "torch", model=model, name="net")
@@ -251,7 +222,7 @@ def test_under_a_scheduler_all_settings_are_those_of_the_beginning():
 
 def test_what_a_signature_does_not_tell_is_the_plain_call():
     assert call_of(None).kind == "inputs"
-    assert call_of(Inside()).kind == "inputs"
+    assert call_of(nn.Identity()).kind == "inputs"
     assert call_of(torch.jit.script(nn.Linear(2, 2))).kind == "inputs"
     assert call_of(nn.Sequential(nn.Linear(2, 2))).kind == "inputs"
     assert call_of(nn.Transformer(4, 2, 1, 1, 4)).kind == "several"

@@ -124,15 +124,6 @@ flags.restore(before)
 assert conv.fp32_precision == untouched
 torch.backends.fp32_precision = "ieee"
 assert conv.fp32_precision == follows, "reading or restoring cut the inheritance"
-flags.restore(before)
-torch.backends.cuda.matmul.fp32_precision = "tf32"  # old readers raise from here on
-mixed = flags.snapshot()
-assert conv.fp32_precision == untouched
-flags.restore(before)
-torch.set_float32_matmul_precision("medium")
-torch.backends.cudnn.allow_tf32 = False
-flags.restore(mixed)
-assert flags.snapshot() == mixed and conv.fp32_precision == untouched
 """
 
 

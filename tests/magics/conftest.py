@@ -60,16 +60,27 @@ class Shell:
 
 
 @pytest.fixture
-def shell(_shell: Any) -> Iterator[Shell]:
-    """A shell with the extension loaded; the session's model, optimizer, loss and batch."""
+def plain_shell(_shell: Any) -> Iterator[Shell]:
+    """A shell without the extension; a test's names go with it."""
     found = set(_shell.user_ns)
-    _shell.run_line_magic("load_ext", "speedkit_jupyter")
-    one = Shell(_shell)
-    one.run(SETUP)
-    yield one
-    _shell.run_line_magic("unload_ext", "speedkit_jupyter")
+    yield Shell(_shell)
     for name in set(_shell.user_ns) - found:
         del _shell.user_ns[name]
+
+
+@pytest.fixture
+def loaded_shell(plain_shell: Shell) -> Iterator[Shell]:
+    """A shell with the extension, and no model."""
+    plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
+    yield plain_shell
+    plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
+
+
+@pytest.fixture
+def shell(loaded_shell: Shell) -> Shell:
+    """A shell with the extension loaded; the session's model, optimizer, loss and batch."""
+    loaded_shell.run(SETUP)
+    return loaded_shell
 
 
 @pytest.fixture
@@ -77,15 +88,6 @@ def seen(shell: Shell) -> Callable[[], list[Any]]:
     """All that cells gave to `seen.put`: no list, which a measurement puts back."""
     queue = shell.names["seen"] = SimpleQueue[Any]()
     return lambda: [queue.get_nowait() for _ in range(queue.qsize())]
-
-
-@pytest.fixture
-def plain_shell(_shell: Any) -> Iterator[Shell]:
-    """A shell without the extension."""
-    found = set(_shell.user_ns)
-    yield Shell(_shell)
-    for name in set(_shell.user_ns) - found:
-        del _shell.user_ns[name]
 
 
 @pytest.fixture(scope="session")

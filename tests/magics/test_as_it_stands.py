@@ -16,12 +16,11 @@ INSIDE = "with ctx.autocast():\n    seen.put(torch.is_autocast_enabled('cpu')); 
 @pytest.fixture
 def found(shell) -> Tuning:
     """A search of a cell that has found bf16."""
-    from speedkit_jupyter import Facts, Hardware
     from speedkit_jupyter.measure.subject.from_function import step_of
 
     model, x = shell.names["model"], shell.names["x"]
     step = step_of(lambda: model(x).sum().backward())
-    tuning = Tuning(step, Hardware.current(), Facts.read(model))
+    tuning = Tuning(step)
     tuning.winner = Candidate({"precision": "bf16"})
     shell.names["tuning"] = tuning
     return tuning

@@ -76,9 +76,10 @@ def strings(path: Path) -> Iterator[str]:
             yield from [node.value] * (id(node) not in inside)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_documents_name_commands_that_run(path):
-    check(path.read_text(encoding="utf-8"), path.name)
+def test_documents_reports_and_errors_name_commands_that_run():
+    for path in DOCUMENTS:
+        check(path.read_text(encoding="utf-8"), path.name)
+    assert sum(check(t, path.name) for path in PACKAGE.rglob("*.py") for t in strings(path)) > 20
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -90,11 +91,6 @@ def test_notebooks_and_their_outputs_name_commands_that_run(path):
         texts += [output.get("data", {}).get("text/plain", "") for output in outputs]
         found += sum(check("".join(text), path.name) for text in texts)
     assert found
-
-
-def test_reports_and_errors_name_commands_that_run():
-    found = sum(check(text, path.name) for path in PACKAGE.rglob("*.py") for text in strings(path))
-    assert found > 20
 
 
 @pytest.mark.smoke

@@ -33,17 +33,9 @@ def test_a_loop_over_a_generator_says_what_it_waits_for(shell):
         "def batches():\n"
         "    for _ in range(4):\n"
         "        time.sleep(0.02)\n"
-        "        yield x, y\n"
-        "def train():\n"
-        "    pass"
+        "        yield x, y"
     )
-    cell = (
-        "for number, (x1, y1) in enumerate(batches()):\n"
-        "    loss = loss_fn(model(x1), y1)\n"
-        "    loss.backward()\n"
-        "    optimizer.step()\n"
-        "    optimizer.zero_grad()"
-    )
+    cell = f"for number, (x, y) in enumerate(batches()):\n    {STEP}"
     shell.run(f"%%speedbench --profile --budget 1 -v found\n{cell}")
     found = shell.names["found"]
     assert found.steps == 4

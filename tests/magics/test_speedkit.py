@@ -12,10 +12,27 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.optimizations import CATALOG
 
 
-def test_status_without_a_model_says_what_to_do(plain_shell):
-    plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
-    assert "Define one, then `%speedkit apply model`" in plain_shell.run("%speedkit")
-    plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
+def test_without_a_model_status_says_what_to_do_and_the_catalog_lists_all(loaded_shell):
+    assert "Define one, then `%speedkit apply model`" in loaded_shell.run("%speedkit")
+    shown = loaded_shell.run("%speedkit catalog")
+    assert "for a float32 model" in shown
+    for optimization in CATALOG:
+        assert optimization.name in shown
+
+
+def test_models_in_a_dict_are_seen_from_the_first_look_on(loaded_shell):
+    loaded_shell.run("import torch\nmodels = {'tf': torch.nn.Linear(2, 2)}")
+    for line in ("", "report", "panel"):
+        assert "models['tf']" in loaded_shell.run(f"%speedkit {line}")
+    error = loaded_shell.fails("%speedkit explain bf16")
+    assert "It is a value of 'precision'" in str(error)
+
+
+def test_a_cell_may_call_a_frozen_module(loaded_shell):
+    loaded_shell.run("import torch\nfrozen = torch.nn.Linear(2, 2).eval()")
+    loaded_shell.run("frozen, x = torch.jit.freeze(torch.jit.script(frozen)), torch.rand(1, 2)")
+    shown = loaded_shell.run("%%speedbench --compare baseline,threads:1 --budget 0.1\nfrozen(x)")
+    assert "threads:1" in shown
 
 
 @pytest.mark.smoke
@@ -130,13 +147,6 @@ def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):
 
 
 @pytest.mark.smoke
-def test_help_lists_every_optimization(shell):
-    shown = shell.run("%speedkit help")
-    for optimization in CATALOG:
-        assert f"--{optimization.name}" in shown
-
-
-@pytest.mark.smoke
 def test_unload_restores_everything_and_takes_the_magics_away(shell):
     shell.run("%speedkit apply model --sdpa math")
     shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
@@ -198,15 +208,6 @@ def test_loading_imports_neither_torch_nor_pydantic():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
-
-
-def test_catalog_lists_every_optimization_also_before_there_is_a_model(plain_shell):
-    plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
-    shown = plain_shell.run("%speedkit catalog")
-    assert "for a float32 model" in shown
-    for optimization in CATALOG:
-        assert optimization.name in shown
-    plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
 
 
 @pytest.mark.parametrize("optimization", CATALOG, ids=lambda entry: entry.name)

@@ -22,13 +22,11 @@ LINES = (
 
 
 @pytest.fixture
-def fresh(plain_shell):
+def fresh(loaded_shell):
     """A notebook in which the extension is loaded, and nothing else was done."""
-    plain_shell.ip.run_line_magic("load_ext", "speedkit_jupyter")
-    plain_shell.names |= {"model": torch.nn.Linear(2, 2), "x": torch.rand(1, 2)}
-    plain_shell.run("def train():\n    model(x).sum().backward()")
-    yield plain_shell
-    plain_shell.ip.run_line_magic("unload_ext", "speedkit_jupyter")
+    loaded_shell.names |= {"model": torch.nn.Linear(2, 2), "x": torch.rand(1, 2)}
+    loaded_shell.run("def train():\n    model(x).sum().backward()")
+    return loaded_shell
 
 
 def says(line, variable, value):

@@ -16,9 +16,6 @@ from speedkit_jupyter.plans.sources import ALONE
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-PURPOSES = (
-    "training_max", "inference_max", "low_memory", "exact", "colab_t4", "kaggle_t4x2",
-)  # fmt: skip
 FACTS = Facts(
     parameters=11_000_000, convolutions=20, linears=1, blocks=8, optimizers=(OptimizerFacts(),)
 )
@@ -82,29 +79,25 @@ def test_auto_is_what_is_decided_without_a_config(hardware):
         assert one == other
 
 
-@pytest.mark.parametrize("machine", machines.names())
-def test_exact_turns_on_nothing_that_rounds_anywhere(hardware, machine):
-    for decision in plan(loaded("exact"), hardware(machine), FACTS):
-        assert not decision.active or named(decision.name).effect is Effect.EXACT
+def test_exact_turns_on_nothing_that_rounds_anywhere(hardware):
+    for machine in machines.names():
+        for decision in plan(loaded("exact"), hardware(machine), FACTS):
+            assert not decision.active or named(decision.name).effect is Effect.EXACT
 
 
-@pytest.mark.parametrize(
-    ("name", "machine"),
-    [
-        ("colab_t4", "t4"),
-        ("kaggle_t4x2", "t4"),
-        ("training_max", "a100"),
-        ("inference_max", "a100"),
-        ("low_memory", "t4"),
-        ("exact", "a100"),
-    ],
-)
-def test_where_it_is_meant_for_nothing_is_declined(hardware, name, machine):
+MEANT_FOR = {
+    "colab_t4": "t4", "kaggle_t4x2": "t4", "training_max": "a100", "inference_max": "a100",
+    "low_memory": "t4", "exact": "a100",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEANT_FOR)
+def test_where_it_is_meant_for_nothing_is_declined(hardware, name):
     facts = FACTS if name != "exact" else FACTS.moved("cuda:0")
     if name == "inference_max":
         facts = replace(facts, optimizers=(), training=False)
-    declined = [d.name for d in plan(loaded(name), hardware(machine), facts) if d.declined]
-    assert declined == []
+    found = plan(loaded(name), hardware(MEANT_FOR[name]), facts)
+    assert [decision.name for decision in found if decision.declined] == []
 
 
 def test_on_a_plain_cpu_training_max_says_what_it_can_not_have(hardware):

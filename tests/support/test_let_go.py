@@ -22,15 +22,13 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.plans.preview import preview
 
-EVERYTHING = SpeedConfig.from_dict(
-    {
-        "precision": "bf16",
-        "channels_last": True,
-        "fused_optimizer": True,
-        "threads": 1,
-        "sdpa": "math",
-        "tf32": "medium",
-    }
+EVERYTHING = SpeedConfig(
+    precision="bf16",
+    channels_last=True,
+    fused_optimizer=True,
+    threads=1,
+    sdpa="math",
+    tf32="medium",
 )
 VARIANTS = "baseline,bf16,fused_optimizer,channels_last"
 

@@ -158,11 +158,6 @@ def test_a_benchmark_switches_what_is_behind_and_puts_all_back(model, wrap):
     assert {n: one for n, one in vars(wrapper).items() if not callable(one)} == attributes
 
 
-def test_a_scheduler_is_no_wrapper_of_its_optimizer(model):
-    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
-    assert unwrapped(scheduler) is scheduler
-
-
 @pytest.mark.parametrize("outer", MODELS.values(), ids=MODELS.keys())
 def test_a_plan_on_a_model_is_one_plan_with_that_of_its_wrapper(model, outer):
     wrapper = outer(model)
@@ -200,6 +195,8 @@ def test_a_baseline_has_no_plan_of_the_model_behind(model):
 def test_what_has_tensors_of_its_own_is_no_wrapper(model):
     averaged = torch.optim.swa_utils.AveragedModel(model)
     assert unwrapped(averaged) is averaged
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD(model.parameters()), 1)
+    assert unwrapped(scheduler) is scheduler
     wrapper = Forwarding(model)
     wrapper.scale = nn.Parameter(torch.ones(1))
     assert unwrapped(wrapper) is wrapper

@@ -39,26 +39,6 @@ def test_a_reason_has_no_infinite_interval_and_nothing_falls_behind_what_is_slow
         assert leader.times_s[0] <= records[1].times_s[0]
 
 
-def timed(name: str, factor: float) -> Record:
-    times_s = [0.01 * factor * (1 + i % 5 / 100) for i in range(40)]
-    return Record(name, times_s, 0.5, accuracy=Accuracy("exact"))
-
-
-@pytest.mark.parametrize(
-    ("factor", "taken", "why"),
-    [
-        (0.50, "bf16", "bf16 as much, with fewer parts"),
-        (0.60, "bf16", "bf16 more"),
-        (0.50, "bf16+threads:1+fused_optimizer", "bf16+threads:1+fused_optimizer more"),
-    ],
-)
-def test_the_plan_that_was_taken_gained_more_or_had_fewer_parts(factor, taken, why):
-    other = timed("bf16+threads:1", factor)
-    found = Comparison((timed("baseline", 1), timed(taken, 0.51), other), {}, 10)
-    assert Aim().why_not(found, other, taken).startswith("helps (")
-    assert Aim().why_not(found, other, taken).endswith(why)
-
-
 def record(name: str, times: float, peak: int, rounds: int = 40, spread: int = 1) -> Record:
     """Of steps that take so many times 10 ms, give or take `spread` percent."""
     times_s = [0.01 * times * (1 + spread * (at % 5 - 2) / 100) for at in range(rounds)]
@@ -79,7 +59,7 @@ def test_what_stays_within_the_factor_is_taken() -> None:
 def test_what_is_slower_than_that_is_not_and_says_so() -> None:
     proven, looks, why = scored(record("checkpoint", 1.4, 500), 1.2)
     assert proven == looks == 0
-    assert why == "its peak is 50% of baseline's, but it takes 1.40 times the time, more than 1.2"
+    assert why.startswith("its peak is 50% of baseline's, but it takes 1.40 times the time: ")
 
 
 def test_without_a_factor_memory_may_cost_time() -> None:
@@ -90,7 +70,7 @@ def test_what_is_not_proven_to_stay_within_it_is_chosen_but_not_taken() -> None:
     proven, looks, why = scored(record("checkpoint", 1.15, 500, rounds=5), 1.2)
     assert proven == 0
     assert looks == 0 or looks == pytest.approx(2.0)
-    assert "1.15 times the time, not proven to be 1.2 at most" in why
+    assert "1.15 times the time: at most 1.2 is not proven" in why
 
 
 ERRORS = {

@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, arranged, every_control
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -42,12 +43,22 @@ def state(names: Any) -> tuple[Any, ...]:
     return seen, [p.tolist() for p in names.model.parameters()], str(names.optimizer.state_dict())
 
 
-@pytest.mark.smoke
-def test_there_is_a_control_for_every_option_of_the_catalog(names):
-    panel = Panel(names.model)
-    assert list(panel.controls) == [path for one in CATALOG for path in one.paths]
-    for control in panel.controls.values():
-        assert control.input.description == control.label
+def test_each_further_control_stands_once_below_what_it_does_to_the_numbers():
+    made = every_control(lambda path, value: None)
+    (accordion,) = (one for one in arranged(made) if hasattr(one, "selected_index"))
+    assert accordion.get_title(0) == MORE
+    effects = {entry.name: entry.effect for entry in CATALOG}
+    of_widget = {id(control.widget): path for path, control in made.items()}
+    title, listed = "", []
+    for child in accordion.children[0].children:
+        path = of_widget.get(id(child))
+        if path is None:
+            title = child.value
+        else:
+            listed.append(path)
+            assert GROUPS[effects[path.partition(".")[0]]] in title
+    first = [path for path, c in made.items() if c.is_first and c.label in FIRST]
+    assert sorted([*listed, *first]) == sorted(made)
 
 
 def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with_its_reason(
@@ -120,7 +131,7 @@ def test_arguments_of_the_wrong_kind_are_a_type_error(names):
         Panel(names.model, optimizer=[3])
 
 
-def test_two_panels_on_one_model_agree_and_one_on_another_is_its_own(names):
+def test_panels_of_one_model_agree_and_follow_what_is_applied_elsewhere(names):
     names.other = nn.Sequential(nn.Linear(2, 2))
     one, two, other = Panel(names.model), Panel(names.model), Panel(names.other)
     pick(one, "precision", "bf16")
@@ -132,21 +143,15 @@ def test_two_panels_on_one_model_agree_and_one_on_another_is_its_own(names):
     assert "Applied" not in other.state.value
     one.buttons["Restore"].click()
     assert "Nothing is applied" in two.state.value
-
-
-def test_an_open_panel_follows_what_is_applied_and_restored_elsewhere(names):
-    panel = Panel(names.model)
     context = apply_speedups(names.model, SpeedConfig(precision="fp16"))[1]
-    assert panel.controls["precision"].input.value == "fp16"
-    assert "Applied" in panel.state.value
+    assert one.controls["precision"].input.value == "fp16"
     context.restore()
-    assert "Nothing is applied" in panel.state.value
     apply_speedups(names.model, SpeedConfig(precision="fp16"))
     restore_all()
-    assert panel.buttons["Restore"].disabled
+    assert one.buttons["Restore"].disabled
     session.current().config = SpeedConfig(tf32="highest")
-    assert panel.controls["tf32"].input.value == "highest"
-    assert panel.controls["precision"].input.value == "auto"
+    assert one.controls["tf32"].input.value == "highest"
+    assert one.controls["precision"].input.value == "auto"
 
 
 def test_a_deleted_model_is_not_kept_alive_and_gives_a_plain_message(names):

@@ -128,7 +128,6 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _holders(names: Names, shell: Any) -> Iterator[Holder]:
-    """Python's last error with what IPython keeps of it, outputs, and figures."""
     python, *figures = of_process()
     owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     kept = [(owner, name) for owner in owners for name in OF_AN_ERROR]

@@ -59,7 +59,7 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _options() -> Iterator[Option]:
-    """Each config field is an option, each further field `--field-part`."""
+    """Yield an option for each config field; further fields are `--field-part`."""
     for optimization in CATALOG:
         for number, (path, annotation) in enumerate(optimization.paths.items()):
             words, name, about = choices(annotation), optimization.name, optimization.summary
@@ -71,7 +71,6 @@ def _options() -> Iterator[Option]:
 
 
 def _typed(arguments: Namespace) -> dict[str, Any]:
-    """The config values among the arguments, nested as in YAML."""
     values: dict[str, Any] = {}
     for path, annotation in (pair for one in CATALOG for pair in one.paths.items()):
         if (text := getattr(arguments, path)) is not None:
@@ -105,7 +104,7 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> dict[str, Any]:
-    """Of several models each has some of those that were named."""
+    """Return those that were named and hold parameters of this model."""
     if arguments.optimizer is None or number == 1:
         return namespace.find_optimizers(names, arguments.optimizer, model)
     found = namespace.named_optimizers(names, arguments.optimizer)
@@ -242,7 +241,6 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _own(names: Names, name: str, optimizer: Any) -> Any:
-    """What the name stands for, a framework's wrapper perhaps."""
     try:
         value = lookup.value_of(names, name)
     except SpeedKitError:

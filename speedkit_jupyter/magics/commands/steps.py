@@ -61,7 +61,6 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
-    """Look for what is slow in the function that is named, or in the last cell."""
     __tracebackhide__ = True
     from speedkit_jupyter.advice.advisor import Advised, Advisor
     from speedkit_jupyter.measure.subject.from_function import step_of
@@ -90,7 +89,6 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
 
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
-    """The function that is named; an epoch of the loader, where it takes batches."""
     from speedkit_jupyter.advice.advisor import over_batches
 
     function, given = namespace.find_function(names, name), namespace.find_loader(names, loader)
@@ -120,9 +118,9 @@ def verify(names: Names, session: Session, arguments: Namespace) -> None:
 def _trained(
     names: Names, session: Session, arguments: Namespace, accuracy: NamedAccuracy | None
 ) -> tuple[Step, int, str]:
-    """The step, how often it is called, and its name.
+    """Return the step, how often it is called, and its name.
 
-    Where there is none but an accuracy, that is all that is run.
+    Without a step an accuracy is all that runs.
     """
     from speedkit_jupyter.advice.advisor import over_batches
     from speedkit_jupyter.measure.subject.from_function import step_of
@@ -141,7 +139,6 @@ def _trained(
 
 
 def _plan(session: Session, step: Step) -> Any:
-    """What was tuned last, else what is in force, was learned, or what the rules would do."""
     from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
     from speedkit_jupyter.plans.applying import plan_applied_to
     from speedkit_jupyter.tuning import learning
@@ -186,7 +183,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
-    """The function that is named; the last cell, where it goes through this loader; or nothing."""
+    """Return the named function, or the last cell if it uses this loader, or loading alone."""
     from speedkit_jupyter.loading.tuner import step_over
 
     if name is not None:
@@ -199,7 +196,6 @@ def _step_with(names: Names, session: Session, name: str | None, loader: Any) ->
 
 
 def _sizes(text: str) -> tuple[int, int]:
-    """From the smallest to the largest: `8:4096`."""
     least, colon, most = text.partition(":")
     if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
         raise argparse.ArgumentTypeError(f"{text} is no range of sizes: give one as in 8:4096")

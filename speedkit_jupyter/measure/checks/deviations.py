@@ -30,9 +30,8 @@ LEAST_GRADIENT = 1e-12
 
 
 class Deviation(NamedTuple):
-    """`distance`: norm of the difference over that of the reference. `scale`: the regression
-    coefficient of the difference on the reference. `bias`: the mean difference over the root mean
-    square of the reference.
+    """The norm of the difference over that of the reference; the regression coefficient of the
+    difference on the reference; the mean difference over the reference's root mean square.
     """
 
     distance: float = 0.0
@@ -41,8 +40,8 @@ class Deviation(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of one tensor with `size` elements: squares of the difference and of the reference, their
-    product, and the sum of the difference.
+    """Of `size` elements: squares of the difference and of the reference, their product, and the
+    sum of the difference.
     """
 
     size: int

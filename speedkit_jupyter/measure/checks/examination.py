@@ -30,7 +30,7 @@ MOST_SKIPPED = 16
 class Trials:
     """Runs of the `first` variant, and of others beside what it has shown (`judge`).
 
-    Where results are named in `check`, only these are compared. `dropout_off` is known after a run.
+    Where results are named in `check`, only these are compared.
     """
 
     def __init__(self, first: Runner, start: Snapshot, check: Sequence[str]) -> None:
@@ -39,10 +39,7 @@ class Trials:
         self.dropout_off = False
 
     def run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
-        """Return what some calls of the step show beside the trace; see `Observer`.
-
-        It begins in the user's own state and leaves that.
-        """
+        """Return what some calls of the step, from the user's state, show beside the trace."""
         __tracebackhide__ = True
         judge, drawn = self.judge, set[str]()
         replays = judge.drawn != set() and not is_compiled(runner)
@@ -62,10 +59,7 @@ class Trials:
         return found
 
     def prepare(self) -> None:
-        """Know what the reference and the baseline give, before any variant is judged.
-
-        The stages of a search begin in the same state: an earlier one's judge is used again.
-        """
+        """Know the reference and the baseline; an earlier stage of a search may have run them."""
         __tracebackhide__ = True
         self._start.restore()
         first, kept = self._first, self._first.step.kept
@@ -120,18 +114,16 @@ class Trials:
             runs += [] if run is None else [run]
 
     def _plainly(self, wide: bool, *around: Surrounding, **options: Any) -> Run | None:
-        """Run the first variant where neither compiled code nor wrappers are in the way of float64,
-        which is `wide`. None where the code doesn't allow that, or a dispatch mode.
+        """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
+
+        None where the code doesn't allow that, or a dispatch mode.
         """
         step = self._first.step
-        every: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
-        models = [one for one in every if hasattr(one, "buffers")]
-        optimizers = [one for one in every if hasattr(one, "param_groups")]
-        before: list[Surrounding] = [roofline.eager, reference.without_wrappers]
-        if wide:
-            before.append(lambda: reference.in_float64(models, optimizers))
+        held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
+        in_float64 = (lambda: reference.in_float64(held),) if wide else ()
+        around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
         with suppress(Exception):
-            return self.run(self._first, *before, *around, ends_early=True, **options)
+            return self.run(self._first, *around, ends_early=True, **options)
         return None
 
 
@@ -147,10 +139,7 @@ def is_compiled(runner: Runner) -> bool:
 
 
 class Examination:
-    """Steps of working variants, each from the user's own state (`start`) or its warm one.
-
-    One that raises is a row that says so; the others go on.
-    """
+    """Steps of working variants; one that raises is a row that says so, and the others go on."""
 
     def __init__(
         self, runners: Sequence[Runner], start: Snapshot, check: Sequence[str] = ()
@@ -165,8 +154,8 @@ class Examination:
     def late(self, runner: Runner) -> Iterator[Progress]:
         """Check what a variant computes, after its rounds.
 
-        It costs two steps of it; of the baseline, once for all variants, also one in float64, two
-        plain ones, and a rounded one for each lower precision.
+        It costs two calls; once for all variants one in float64 and two of the baseline, and a
+        rounded one for each lower precision.
         """
         __tracebackhide__ = True
         if not runner.record.failure:

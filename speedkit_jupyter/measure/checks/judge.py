@@ -37,7 +37,7 @@ NOTHING_TO_COMPARE = (
     "its result, or name it with --check"
 )
 BY_CHANCE = "rounding alone decides how many results there are"
-RESULTS = ("output", "result")
+COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 Place = tuple[Key, str]
@@ -50,7 +50,7 @@ class Judge:
     `own` are the baseline's rows that were compared with float64, `controls` the runs with each
     precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
     results that the baseline gives otherwise each time. `void` says why nothing can be judged.
-    `drawn` names the operations that drew random numbers, and is None before the first run.
+    `drawn` names the operations that drew random numbers; it is None before the first run.
     """
 
     trace: dict[Key, Look] = field(default_factory=dict)
@@ -113,11 +113,8 @@ class Judge:
         )
         if why:
             return Accuracy("not checked", why, **numbers)
-        same = all(
-            numbers[f"{kind}_error"] is not None
-            and numbers[f"{kind}_error"] <= 2 * (numbers[f"baseline_{kind}_error"] or 0.0) + SAME
-            for kind in ("output", "gradient")
-        )
+        errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
+        same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
         return Accuracy("exact" if same else "rounding", **numbers)
 
     def distance(self, run: Run, precision: str) -> Accuracy:
@@ -200,7 +197,7 @@ class Judge:
         compared = [
             _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
-            if row.kind in ("output", "gradient") and row.error and row.size
+            if row.kind in COMPARED and row.error and row.size
         ]
         if any(control is None or control.distance < UNDETERMINED for control in compared):
             return ""
@@ -210,7 +207,7 @@ class Judge:
 
     def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
         numbers: dict[str, Any] = {}
-        for kind in ("output", "gradient"):
+        for kind in COMPARED:
             numbers[f"{kind}_error"] = _distance(run, kind)
             numbers[f"baseline_{kind}_error"] = _distance(self.own, kind)
             numbers[f"explained_{kind}"] = self._explained(kind, precision)

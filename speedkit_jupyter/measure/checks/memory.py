@@ -64,7 +64,7 @@ def _allocated(step: Callable[[], object]) -> int | None:
         return None
     events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
     events.sort(key=lambda event: event.start_ns())
-    return max(accumulate((event.nbytes() for event in events), initial=0))
+    return int(max(accumulate((event.nbytes() for event in events), initial=0)))
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:

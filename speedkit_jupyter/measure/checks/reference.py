@@ -58,9 +58,7 @@ def _wider() -> dict[torch.dtype, torch.dtype]:
 
 
 @contextmanager
-def in_float64(
-    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
-) -> Iterator[None]:
+def in_float64(holders: Sequence[Any]) -> Iterator[None]:
     """Models and optimizers in float64, and every tensor of fewer digits that meets them.
 
     Their tensors get the memory back that they had; gradients that the block makes are the
@@ -73,6 +71,8 @@ def in_float64(
             module, *_wide(args), **{name: _wide(value) for name, value in kwargs.items()}
         )
 
+    models = [one for one in holders if hasattr(one, "buffers")]
+    optimizers = [one for one in holders if hasattr(one, "param_groups")]
     tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers)]
     if not all(map(is_in_memory, tensors)):
         raise RuntimeError("the memory of a parameter is given back")

@@ -33,10 +33,7 @@ class Scorer:
     def scores(
         self, runners: Sequence[Runner], start: Snapshot, budget: Budget
     ) -> Iterator[Progress]:
-        """Write the numbers into the records; the baseline's is asked first, wrong ones are not.
-
-        Each begins in the state `start` and leaves it. Their time comes on top of the budget.
-        """
+        """Write the numbers into the records, the baseline's first; their time is no budget's."""
         __tracebackhide__ = True
         for runner in runners:
             accuracy, begun_s = runner.record.accuracy, clock.now()
@@ -88,12 +85,10 @@ class Scorer:
         import torch
 
         lowered = [c for c in runner.contexts if c.plan["precision"].active]
+        autocast = lowered[0].autocast() if lowered else nullcontext()
         runner.step.rewind()
         try:
-            with (
-                torch.set_grad_enabled(self._records_gradients),
-                lowered[0].autocast() if lowered else nullcontext(),
-            ):
+            with torch.set_grad_enabled(self._records_gradients), autocast:
                 given = interrupts.in_a_window(self._call)
         except SpeedKitError:
             raise

@@ -36,8 +36,7 @@ class Watcher:
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
     """What it computes is its own: no mode that rounds, promotes or replays sees it.
 
-    Within `torch.func`'s transforms nothing is told: what is computed there has no values yet, or
-    is one sample's. What comes out of them is compared.
+    Nothing is told within `torch.func`'s transforms; what comes out of them is compared.
     """
 
     @wraps(method)

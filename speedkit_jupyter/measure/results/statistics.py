@@ -6,21 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Word = Literal[
-    "baseline",
-    "faster",
-    "slower",
-    "same",
-    "too noisy",
-    "accepted",
-    "other model",
-    "not checked",
-    "wrong",
-    "failed",
-    "declined",
-]
+    "baseline", "faster", "slower", "same", "too noisy", "accepted", "other model", "not checked",
+    "wrong", "failed", "declined",
+]  # fmt: skip
 
 # Inside this band around 1 a difference is nobody's concern.
 SAME = 0.01
@@ -189,8 +180,7 @@ def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
 TICK_S = 1e-9
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(NamedTuple):
     """Seconds of one step: median and quartiles."""
 
     median_s: float
@@ -202,5 +192,5 @@ def spread(seconds: Sequence[float]) -> Spread:
     """Return the median and the quartiles."""
     import numpy as np
 
-    low, median, high = np.quantile(np.asarray(seconds), (0.25, 0.5, 0.75))
-    return Spread(float(median), float(low), float(high))
+    low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
+    return Spread(median, low, high)

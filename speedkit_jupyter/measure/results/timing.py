@@ -81,10 +81,7 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Return the distribution-free interval of the median; None if it would say nothing.
-
-        As wide as it is if each run may be shorter by its waiting.
-        """
+        """Return the median's distribution-free interval, with waiting; None if it is too wide."""
         if self.repeat < LEAST_RUNS:
             return None
         waits = zip(self.timings, self.waited_runs, strict=False)

@@ -223,10 +223,7 @@ class Benchmark:
                 runner.record.notes["dropped"], runner.warm = why, None
 
     def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
-        """Leave out what there is no time for: the hopeless, then the last.
-
-        Two stay, unless one is hopeless and not even one round would fit.
-        """
+        """Leave out what there is no time for: the hopeless, then the last; two stay."""
         kept = list(runners)
         while len(kept) > 1 and not self.budget.is_a_look:
             if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:

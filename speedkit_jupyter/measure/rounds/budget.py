@@ -38,35 +38,31 @@ class Budget:
     ) -> None:
         self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, 0.0
         self._now, self._within = now or clock.now, within
+        self.is_part = within is not None
         self._start = self._now() if begun_s is None else begun_s
 
     @property
     def spent_s(self) -> float:
-        """What counts, until now."""
+        """Return what counts, until now."""
         return self._now() - self._start - self.excluded_s
 
     @property
     def left_s(self) -> float:
-        """What remains; negative once it is overdrawn."""
+        """Return what remains; negative once it is overdrawn."""
         return self.seconds - self.spent_s - self.reserved_s
 
     @property
     def share(self) -> float:
-        """How much of it is spent, 0 to 1."""
+        """Return how much of it is spent, 0 to 1."""
         return min(max(self.spent_s / self.seconds, 0.0), 1.0)
 
     @property
-    def is_part(self) -> bool:
-        """Whether it lies within another one."""
-        return self._within is not None
-
-    @property
     def is_a_look(self) -> bool:
-        """Whether it is shorter than what a measurement takes anyway."""
+        """Return whether it is shorter than what a measurement takes anyway."""
         return self.seconds < OVERHEAD_S if self._within is None else self._within.is_a_look
 
     def allows(self, seconds: float) -> bool:
-        """Whether what takes so long may still be begun."""
+        """Return whether what takes so long may still be begun."""
         if self._within is not None and not self._within.allows(seconds + self.reserved_s):
             return False
         if self.is_a_look and seconds <= SHORT_S:
@@ -75,7 +71,7 @@ class Budget:
         return self.spent_s + self.reserved_s + seconds <= latest_s
 
     def exclude(self, seconds: float) -> None:
-        """These did not count, here and in what it lies within."""
+        """Leave these out, here and in what it lies within."""
         self.excluded_s += max(seconds, 0.0)
         if self._within is not None:
             self._within.exclude(seconds)
@@ -83,7 +79,7 @@ class Budget:
 
 @contextmanager
 def compiling_excluded(budget: Budget, usual_s: float) -> Iterator[None]:
-    """Where the block compiles, what it takes beyond the `usual_s` does not count."""
+    """Leave out what the block takes beyond the `usual_s`, if it compiles."""
     begun_s, graphs = clock.now(), compilations.graphs()
     try:
         yield
@@ -93,10 +89,10 @@ def compiling_excluded(budget: Budget, usual_s: float) -> Iterator[None]:
 
 
 def clear_answer_s(step_s: float, variants: int) -> float:
-    """About how many seconds a clear answer about so many variants of a step takes."""
+    """Return about how many seconds a clear answer about so many variants takes."""
     return step_s * (REFERENCE + ROUNDED + CHECKED + variants * (APART + ROUNDS))
 
 
 def few_digits(seconds: float) -> str:
-    """`3.69`, `15`, `1500`: a budget in words, without unit."""
+    """Return a budget in few digits: `3.69`, `15`, `1500`."""
     return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"

@@ -153,11 +153,3 @@ class Stopwatch:
         self.waited_s = self._interruptions.seconds(self.wall_s)
         if self._events:
             self.device_s = self._events[0].elapsed_time(self._events[1]) / 1e3
-
-
-def device_in_use() -> torch.device:
-    """Return the accelerator if there is one, else the CPU."""
-    import torch
-
-    device = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if device is None else device

@@ -68,10 +68,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
 
 def _found(owner: Any, name: str) -> Any:
-    """Return what the owner has by that name, None without; a function as it is written there.
-
-    To ask a class for one would count as a new version of the class; Python 3.13 has a thousand.
-    """
+    """Return the attribute as it is written: asking a class would count as a new version."""
     found = inspect.getattr_static(owner, name, None)
     return found if inspect.isroutine(found) else getattr(owner, name, None)
 

@@ -65,7 +65,7 @@ class Runner:
 
     @property
     def worst_s(self) -> float:
-        """How long a step may take, by the slowest of the latest ones."""
+        """Return how long a step may take, by the slowest of the latest ones."""
         return max(self.recent_s, default=self.step_s)
 
     def times_slower(self, first: Runner) -> float:
@@ -74,7 +74,7 @@ class Runner:
 
     @property
     def device(self) -> torch.device:
-        """Where the first model lies under this plan."""
+        """Return where the first model lies under this plan."""
         return self.contexts[0].device
 
     def applied(self) -> ExitStack:
@@ -120,10 +120,7 @@ class Runner:
 
     @user_code_boundary
     def _first(self) -> object:
-        """Run the first step of all, and note what its code asks a context for.
-
-        Code can get hold of a context in any way: as an argument, by name, through a function.
-        """
+        """Run the first step of all, and note what its code asks a context for."""
         __tracebackhide__ = True
         for context in self.contexts:
             context.asked.clear()
@@ -185,8 +182,7 @@ class Runner:
     @property
     def steps_only(self) -> bool:
         """Return whether the variant changes the optimizer's step alone."""
-        active = {d.name for context in self.contexts for d in context.plan if d.active}
-        return bool(active) and active <= STEPS
+        return {d.name for one in self.contexts for d in one.plan if d.active} == STEPS
 
     def fail(self, error: Exception) -> None:
         """Note the error in a line, and let go of what its traceback keeps alive."""
@@ -220,10 +216,7 @@ class Runner:
 
 
 def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
-    """Judge by two more calls of a warm variant whether a later one does less.
-
-    The models are left as they come out.
-    """
+    """Judge by two more calls of a warm variant whether a later one does less."""
     __tracebackhide__ = True
     step, warm = runner.step, runner.warm
     assert warm is not None

@@ -177,10 +177,7 @@ class Sampler:
         self._last_s = self._elapsed_s - begun_s
 
     def _note(self, blocks: Mapping[int, Block]) -> bool:
-        """Note a round that is whole; return whether the intervals may be looked at after it.
-
-        Pairs stay pairs: if a variant failed, or a step was skipped, all of the round is left out.
-        """
+        """Note a whole round, or leave it out; return whether to look at intervals after it."""
         known = {key: block for key, block in blocks.items() if block is not None}
         if len(known) < len(blocks):
             self._leave_out()
@@ -299,4 +296,4 @@ def _status(comparison: Comparison, record: Record) -> VariantStatus:
     elif verdict != "wrong" and (left or not ratio.is_bounded):
         state = "left the rounds" if left else "measuring"
     low, high = (ratio.low, ratio.high) if ratio and ratio.is_bounded else (None, None)
-    return VariantStatus(record.name, ratio and ratio.median, low, high, state)
+    return VariantStatus(record.name, ratio.median if ratio else None, low, high, state)

@@ -148,10 +148,7 @@ class Timer:
         return step.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Return 1, 10, 100 … loops, until a run takes long enough, as `timeit` does.
-
-        No more than that RUNS of so many fit into the budget.
-        """
+        """Return 1, 10, 100 … loops: until a run is long enough, and RUNS of them still fit."""
         loops, run_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
             return loops
@@ -194,6 +191,10 @@ class Timer:
 
 def device_of(step: Step) -> torch.device:
     """Return where the step's first model lies, else the accelerator, else the CPU."""
-    parameters = (parameter for model in step.models for parameter in model.parameters())
-    first = next(parameters, None)
-    return clock.device_in_use() if first is None else first.device
+    for model in step.models:
+        for parameter in model.parameters():
+            return parameter.device
+    import torch
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else found

@@ -41,10 +41,7 @@ class WarmUp:
     _interruptions: clock.Interruptions = field(default_factory=clock.Interruptions, init=False)
 
     def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
-        """Warm up what the others are compared with; the user's errors are raised as they are.
-
-        It shows which optimizers the step makes, and whether a later call does its work again.
-        """
+        """Warm up what the others are compared with; see what the step makes, and if it repeats."""
         __tracebackhide__ = True
         step = self.step
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
@@ -148,10 +145,7 @@ class WarmUp:
         return is_slow and is_sure and math.isfinite(self.policy.far_slower)
 
     def _step(self, runner: Runner, usual_s: float) -> tuple[float, bool, bool]:
-        """Return the seconds of one step, whether a scaler skipped it, and whether it compiled.
-
-        What a call that compiles takes beyond the `usual_s` is no part of the budget.
-        """
+        """Return the seconds of one step, whether a scaler skipped it, and whether it compiled."""
         graphs, scale = runner.record.compilations.graphs, runner.scale()
         self._interruptions.begin()
         with runner.record.compilations.counted():

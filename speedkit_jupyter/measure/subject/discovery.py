@@ -29,10 +29,7 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return the modules and optimizers among objects beside the known ones.
-
-    Parts and wrappers of these don't count, nor optimizers that only pass on to another.
-    """
+    """Return the modules and optimizers beside the known ones, without parts and wrappers."""
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
     for module in _modules([*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])

@@ -89,10 +89,7 @@ def judged(first: Work, later: Work) -> Repeats:
 
 @contextmanager
 def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
-    """Collect the facts of each kind of optimizer that this thread makes for one of the models.
-
-    Trainers make theirs inside the step. torch's own class tells: nothing is hooked to their steps.
-    """
+    """Collect the facts of each kind of optimizer that this thread makes for one of the models."""
     import torch
 
     kinds: list[OptimizerFacts] = []

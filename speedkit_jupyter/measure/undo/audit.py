@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -42,12 +43,15 @@ OF_THEIR_OWN = (
 )  # fmt: skip
 # One measurement at a time listens; an audit hook can't be removed from a process.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
-_INSTALLED: list[bool] = []
 
 
-def _hear(event: str, given: tuple[Any, ...]) -> None:
-    if _LISTENERS and event in EVENTS:
-        _LISTENERS[-1](event, given)
+@cache
+def _install() -> None:
+    def hear(event: str, given: tuple[Any, ...]) -> None:
+        if _LISTENERS and event in EVENTS:
+            _LISTENERS[-1](event, given)
+
+    sys.addaudithook(hear)
 
 
 @contextmanager
@@ -70,9 +74,7 @@ def named(say: Callable[[list[str]], None]) -> Iterator[None]:
             finally:
                 busy = False
 
-    if not _INSTALLED:
-        sys.addaudithook(_hear)
-        _INSTALLED.append(True)
+    _install()
     _LISTENERS.append(listen)
     try:
         with patched(torch, "save", _saving), patched(threading.Thread, "start", _starting):

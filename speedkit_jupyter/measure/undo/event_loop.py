@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import nullcontext, suppress
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.undo import guard
@@ -20,27 +20,14 @@ TURN_S, PART = 0.05, 5
 PASSES = 10
 
 
-class Engine(Protocol):
-    """What yields after each block: a Benchmark or a Search."""
-
-    def run(self) -> Iterator[Progress]:
-        """Measure."""
-
-    def result(self) -> Any:
-        """Return what is known so far."""
-
-    def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
-
-
 class Run:
-    """An engine at work. `told` is called with it at each turn and once at the end.
+    """A benchmark or search at work. `told` is called with it at each turn and once at the end.
 
     `message` says why it failed; `result` is what was measured (None for nothing), also by a run
     that was stopped. The user's state is in place whenever another callback runs.
     """
 
-    def __init__(self, engine: Engine, told: Callable[[Run], None]) -> None:
+    def __init__(self, engine: Any, told: Callable[[Run], None]) -> None:
         self._told = told
         self.result: Any = None
         self.state: Literal["running", "done", "stopped", "failed"] = "running"
@@ -91,7 +78,7 @@ class Run:
                 self._blocks.throw(error)
         return time.perf_counter() - start - given_s
 
-    def _measure(self, engine: Engine) -> Generator[None, None, None]:
+    def _measure(self, engine: Any) -> Generator[None, None, None]:
         """Run block after block, and note how it ends; a KeyboardInterrupt would end the loop."""
         steps: Any = engine.run()
         end: Literal["done", "stopped", "failed"] = "stopped"  # also if the loop goes away

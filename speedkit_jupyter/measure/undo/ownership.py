@@ -75,8 +75,7 @@ def is_elsewhere(cls: type) -> bool:
 def works_elsewhere(attributes: dict[str, Any]) -> bool:
     """Return whether an object with these attributes has a thread or process of its own.
 
-    To put back the part that lies here would part the two: a loader that is set back to a smaller
-    count waits for an answer that came long ago.
+    A loader that was set back to a smaller count would wait for an answer that came long ago.
     """
     parts = list(attributes.values())
     for value in [value for value in parts if type(value) in (list, tuple)]:

@@ -97,8 +97,7 @@ def surroundings() -> Iterator[Setting]:
 
 
 def _write_environment(value: dict[str, str]) -> None:
-    for name in os.environ.keys() - value.keys():
-        del os.environ[name]
+    os.environ.clear()
     os.environ.update(value)
 
 
@@ -108,10 +107,7 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the process's own random generators, and those of accelerators in use.
-
-    Their states are written without a comparison, which would take as long.
-    """
+    """Yield the random generators of the process and of accelerators; comparing takes too long."""
     import torch
 
     ways: list[tuple[str, Any, Any]] = [

@@ -129,10 +129,7 @@ class Snapshot:
             ]
 
     def changed(self, names: Mapping[int, str]) -> str:
-        """Return the name of what is not as it was copied, but for failures; empty if all is.
-
-        Objects whose ids are in `names` have better names than the walk's.
-        """
+        """Return the name, by id in `names` or the walk's, of what is not as it was copied."""
         import torch
 
         if self._settings.changed():

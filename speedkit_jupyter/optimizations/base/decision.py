@@ -55,9 +55,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one optimization: the config's value, where it came from, and the number
-    that it was `measured` by.
-    """
+    """What is asked of one optimization, from where, and the number that it was measured by."""
 
     name: str
     value: Any
@@ -77,9 +75,7 @@ class Request:
         return self.source != "auto" and self.word != "auto"
 
     def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
-        """Do it where it was asked for by name and there is no obstacle; `otherwise` says why
-        `auto` does not.
-        """
+        """Do it where it was asked for and nothing is in the way; `auto` leaves it, `otherwise`."""
         if self.word is False:
             return self.leave(False, asked=True)
         if obstacle:

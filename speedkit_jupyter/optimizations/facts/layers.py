@@ -93,12 +93,9 @@ def _rewriting(module: Any) -> str:
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return every block, in the model's order; none where nothing is repeated.
-
-    Blocks are made of modules, and lie in one list or sequence with others of their class, some of
-    them alike in the names and shapes of their parameters; the first of a stage may differ. Once a
-    class is known as one of blocks, its modules in other lists are blocks too. Blocks inside blocks
-    are none.
+    """Return every block, in the model's order: modules of modules, in one list or sequence with
+    others of their class, some of them alike in the names and shapes of their parameters. Modules
+    of such a class in other lists are blocks too; blocks inside blocks are none.
     """
     kinds = {_kind(group[0]) for group in _groups(model) if _has_twins(group)}
     blocks = {id(one) for group in _groups(model, kinds) for one in group}
@@ -110,9 +107,8 @@ def _groups(
     kinds: set[Any] | None = None,
     above: tuple[torch.nn.Module, ...] = (),
 ) -> Iterator[Group]:
-    """Yield the outermost groups of siblings of one kind, of these kinds or that have twins.
-
-    `above` are what holds the module, which may hold one of those too.
+    """Yield the outermost groups of siblings of one kind, of these kinds or that have twins;
+    `above` holds the module, and may be held by it.
     """
     import torch
 

@@ -70,10 +70,7 @@ class Facts:
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
         """Return the facts with such optimizers beside its own; alike ones count once."""
-        if not optimizers:
-            return self
-        union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
-        return replace(self, optimizers=union)
+        return replace(self, optimizers=tuple(dict.fromkeys((*self.optimizers, *optimizers))))
 
     def moved(self, device: str) -> Facts:
         """Return the facts on another device, for the decisions that follow a move."""

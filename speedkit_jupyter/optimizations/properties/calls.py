@@ -29,12 +29,11 @@ HOOKS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
 class Call:
     """One layer around the calls of `module`, which it doesn't keep alive.
 
-    `inner` is the layer below, None where that is the module's own call. `compiles` is for one
-    that stands for compiled code. `only_in` is the number of the one thread that it acts in, where
-    it asks; None for all. `notes` are the plan's.
+    `inner` is the layer below, None where that is the module's own call. `only_in` is the number of
+    the one thread that it acts in, where it asks; None for all. `notes` are the plan's.
     """
 
-    compiles: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False  # stands for compiled code
 
     def __init__(
         self,

@@ -22,19 +22,10 @@ def evaluate() -> float:
     return 1.0
 
 
-@pytest.mark.parametrize(
-    ("given", "value", "examples"),
-    [
-        (0.5, 0.5, None),
-        (3, 3.0, None),
-        (np.float32(0.5), 0.5, None),
-        (fractions.Fraction(1, 2), 0.5, None),
-        ((3, 4), 0.75, 4),
-    ],
-)
-def test_numbers_and_counts_are_scores(given, value, examples):
+@pytest.mark.parametrize("given", [0.5, np.float32(0.5), fractions.Fraction(1, 2), (2, 4)])
+def test_numbers_and_counts_are_scores(given):
     score = named_accuracy(evaluate).score(given)
-    assert (score.value, score.examples) == (value, examples)
+    assert (score.value, score.examples) == (0.5, 4 if isinstance(given, tuple) else None)
 
 
 @pytest.mark.parametrize(

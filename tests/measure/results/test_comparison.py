@@ -39,8 +39,7 @@ def test_the_best_is_the_fastest_that_is_right():
 
 def test_nothing_faster_has_no_best_and_no_runner_up():
     found = comparison(slow=0.8)
-    assert found.best is None
-    assert found.runner_up() is None
+    assert (found.best, found.runner_up()) == (None, None)
     assert "Nothing is proven faster" in repr(found)
 
 

@@ -16,7 +16,6 @@ from speedkit_jupyter.measure.results.statistics import (
     median_interval,
     order_statistic,
     paired_ratio,
-    planned_looks,
 )
 
 
@@ -61,11 +60,6 @@ def test_the_verdict_is_what_the_interval_says(low, high, word):
 )
 def test_an_interval_that_says_nothing_is_not_shown(low, high, is_shown):
     assert Ratio(1.5, low, high, 9).is_bounded is is_shown
-
-
-def test_looks_are_planned_up_to_the_budget():
-    assert planned_looks(100) == (10, 20, 40, 80)
-    assert planned_looks(3) == (10,)
 
 
 @pytest.mark.parametrize("error", [0.05, 0.025, 0.001])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -39,34 +41,37 @@ def test_autocast_is_on_in_the_forward_pass_and_off_in_backward_and_step(parts):
     model, optimizer, x, y = parts
     seen = {}
 
+    def note(part):
+        seen[part] = torch.is_autocast_enabled("cpu")
+
     class Spy(torch.autograd.Function):
         @staticmethod
         def forward(ctx, tensor):
-            seen["forward"] = torch.is_autocast_enabled("cpu")
+            note("forward")
             return tensor.clone()
 
         @staticmethod
         def backward(ctx, gradient):
-            seen["backward"] = torch.is_autocast_enabled("cpu")
+            note("backward")
             return gradient
 
-    def note(*_):
-        seen["step"] = torch.is_autocast_enabled("cpu")
-
-    handle = optimizer.register_step_pre_hook(note)
+    optimizer.register_step_pre_hook(lambda *_: note("step"))
     run(parts, plain(precision="bf16"), lambda: (
         nn.functional.cross_entropy(Spy.apply(model(x)), y).backward(), optimizer.step()
     ))  # fmt: skip
-    handle.remove()
     assert seen == {"forward": True, "backward": False, "step": False}
     assert not torch.is_autocast_enabled("cpu")
 
 
 def test_every_patch_is_taken_back_after_an_exception(parts):
     model, optimizer, x, _ = parts
-    clip_grad = torch.nn.utils.clip_grad
-    before = (torch.autograd.backward, torch.autograd.grad,
-              clip_grad._group_tensors_by_device_and_dtype)  # fmt: skip
+
+    def patched():
+        clip_grad = torch.nn.utils.clip_grad
+        group = clip_grad._group_tensors_by_device_and_dtype
+        return torch.autograd.backward, torch.autograd.grad, group
+
+    before = patched()
 
     def step():
         model(x).sum().backward()
@@ -74,16 +79,12 @@ def test_every_patch_is_taken_back_after_an_exception(parts):
 
     with pytest.raises(ValueError):  # noqa: PT011
         run(parts, plain(precision="fp16"), step)
-    after = (torch.autograd.backward, torch.autograd.grad,
-             clip_grad._group_tensors_by_device_and_dtype)  # fmt: skip
-    assert before == after
+    assert patched() == before
     assert "step" not in optimizer.__dict__
 
 
 @pytest.mark.parametrize("clip", [False, True])
 def test_a_plain_fp16_step_is_the_documented_loop_with_the_scaler(parts, clip):
-    import copy
-
     model, optimizer, x, y = parts
     twin = copy.deepcopy(model)
     other = torch.optim.SGD(twin.parameters(), 0.1, momentum=0.9)
@@ -118,8 +119,8 @@ def test_a_closure_is_declined_where_its_loss_must_be_scaled(parts):
         run(parts, plain(precision="fp16"), lambda: lbfgs.step(lambda: model(x).sum()), lbfgs)
 
 
-@pytest.mark.parametrize("handed", ["by position", "by name"])
-def test_autocast_is_on_in_a_closure_and_off_in_the_step_around_it(parts, handed):
+@pytest.mark.parametrize("named", [False, True])
+def test_autocast_is_on_in_a_closure_and_off_in_the_step_around_it(parts, named):
     model, optimizer, x, y = parts
     inside, around = [], []
     optimizer.register_step_post_hook(lambda *_: around.append(torch.is_autocast_enabled("cpu")))
@@ -132,10 +133,7 @@ def test_autocast_is_on_in_a_closure_and_off_in_the_step_around_it(parts, handed
         return loss
 
     def step():
-        if handed == "by name":
-            optimizer.step(closure=closure)
-        else:
-            optimizer.step(closure)
+        optimizer.step(closure=closure) if named else optimizer.step(closure)
 
     run(parts, plain(precision="bf16"), step)
     assert inside == [(torch.bfloat16, True)] * 3

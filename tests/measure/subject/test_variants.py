@@ -23,25 +23,16 @@ def test_words_are_joined_by_plus():
     assert config.threads == 1
 
 
-@pytest.mark.parametrize("machine", ["cpu", "t4", "a100", "h200"])
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("fp16", {"precision", "grad_scaler"}),
-        ("channels_last", {"channels_last"}),
-        ("channels_last+fused_optimizer", {"channels_last", "fused_optimizer"}),
-    ],
-)
-def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machine, name, changes):
+@pytest.mark.parametrize("machine", ["cpu", "t4", "h200"])
+@pytest.mark.parametrize("name", ["fp16", "channels_last+fused_optimizer"])
+def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machine, name):
     """Whatever the rules would add on that machine: tf32, another device, cudnn_benchmark."""
-    adam = OptimizerFacts()
-    facts = Facts(device="cpu", parameters=100, convolutions=3, optimizers=(adam,))
-    if machine != "cpu":
-        facts = replace(facts, device="cuda:0")
+    facts = Facts(device="cpu", parameters=100, convolutions=3, optimizers=(OptimizerFacts(),))
+    facts = facts if machine == "cpu" else replace(facts, device="cuda:0")
     found = plan(variant(name).config, hardware(machine), facts)
+    changes = {"precision", "grad_scaler"} if name == "fp16" else {*name.split("+")}
     assert {one.name for one in found if one.active} == changes
-    for one in found:
-        assert one.reason
+    assert all(one.reason for one in found)
 
 
 def test_auto_is_the_plain_config_and_baseline_has_none():

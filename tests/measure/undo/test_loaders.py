@@ -52,7 +52,6 @@ LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
     "in order": dict,
     "shuffled": lambda: {"shuffle": True},
     "by a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
-    "one by one": lambda: {"batch_size": None, "shuffle": True},
     "a batch sampler": lambda: {
         "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(DATA), 4, False)
     },

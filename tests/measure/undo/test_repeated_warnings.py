@@ -17,8 +17,6 @@ NET = nn.Linear(4, 2)
 
 
 class Warns(Dataset[Any]):
-    """Warns at each sample."""
-
     def __len__(self) -> int:
         return 16
 

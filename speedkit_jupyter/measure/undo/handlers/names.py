@@ -87,10 +87,7 @@ class Functions(StateHandler):
 
 @lru_cache(maxsize=4096)
 def global_names(code: CodeType) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the global names that code reads and those that it binds or deletes.
-
-    Those of lambdas, comprehensions and functions inside it count as well.
-    """
+    """Return the global names that code, or code inside it, reads, and those that it binds."""
     found: dict[str, dict[str, None]] = {"LOAD": {}, "STORE": {}, "DELETE": {}}
     codes = [code]
     while codes:

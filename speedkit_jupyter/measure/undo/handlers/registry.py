@@ -12,16 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable, MappingView
 from typing import Any
 
+from speedkit_jupyter.measure.undo.handlers import containers
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
-from speedkit_jupyter.measure.undo.handlers.containers import (
-    Attributes,
-    Definitions,
-    Dicts,
-    Lists,
-    Sets,
-    Slots,
-    slots,
-)
 from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replays
 from speedkit_jupyter.measure.undo.handlers.names import Cells, Functions, NamesHandler
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, Tensors
@@ -96,8 +88,9 @@ BOUND = (
 )  # fmt: skip
 # In the order in which they put back: what holds before what is held, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
-    NamesHandler(), Cells(), Functions(), Definitions(), Attributes(), Slots(), Dicts(), Lists(),
-    Sets(), Buffers(), Tensors(), Arrays(), Generators(), Iterators(), Replays(),
+    NamesHandler(), Cells(), Functions(), containers.Definitions(), containers.Attributes(),
+    containers.Slots(), containers.Dicts(), containers.Lists(), containers.Sets(),
+    Buffers(), Tensors(), Arrays(), Generators(), Iterators(), Replays(),
     Leading(tuple.__iter__, tuple),
     Leading(frozenset.__iter__, frozenset),
     Leading(_views, MappingView, types.MappingProxyType),
@@ -141,7 +134,9 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
         return (UNKNOWN,)
     if _is_left_alone(cls):
         return ()
-    known = any(not isinstance(handler, Attributes | Slots) for handler in handlers)
+    known = any(
+        not isinstance(handler, containers.Attributes | containers.Slots) for handler in handlers
+    )
     if known or str(cls.__module__).partition(".")[0] in INNER or not UNKNOWN.recognizes(cls):
         return handlers
     return (*handlers, UNKNOWN) if not handlers or _hides_memory(cls) else handlers
@@ -160,5 +155,7 @@ def _is_left_alone(cls: type) -> bool:
 
 def _hides_memory(cls: type) -> bool:
     """Return whether an instance takes more bytes than its dictionary and slots do."""
-    pointers = len([*slots(cls)]) + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
+    pointers = (
+        len([*containers.slots(cls)]) + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
+    )
     return cls.__basicsize__ > object.__basicsize__ + pointers * POINTER_BYTES

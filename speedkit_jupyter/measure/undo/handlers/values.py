@@ -44,8 +44,8 @@ class Arrays(StateHandler):
             return False
         if plain.dtype == object:
             return all(map(operator.is_, plain.ravel().tolist(), saved.ravel().tolist()))
-        parts = (np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (plain, saved))
-        return np.array_equal(*parts)
+        parts = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (plain, saved)]
+        return np.array_equal(parts[0], parts[1])
 
     def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
         """Write into its own memory."""

@@ -1,0 +1,269 @@
+"""Reports as text and HTML: units, tables, lines that stay open, rows while it runs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.checks.accuracy import Accuracy
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus, statuses
+from speedkit_jupyter.report import document, units
+from speedkit_jupyter.report.comparison_report import (
+    bar,
+    comparison_report,
+    comparison_table,
+    live_report,
+)
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table
+from speedkit_jupyter.tuning.aim import Aim
+
+
+def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
+    times = [0.01 * factor * (1 + i % 5 / 100) for i in range(rounds)]
+    return Record(name, times, 0.5, **more)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.345, "2.35 s"), (0.0452, "45.2 ms"), (3.1e-4, "310 µs"), (5e-9, "5 ns"), (0.0, "0 ns")],
+)
+def test_seconds_are_shown_as_people_read_them(value, text):
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(15 * 2**30, "15 GiB"), (3 * 2**20, "3 MiB"), (1012.6 * 2**10, "1010 KiB"), (12, "12 B")],
+)
+def test_bytes_are_shown_as_people_read_them(value, text):
+    assert units.size(value) == text
+
+
+def test_a_table_keeps_to_its_width_and_wraps_its_last_column(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    table = Table(("name", "why"), (Row(("a", "many words " * 20)),))
+    lines = Document("Title", (Section(table),)).to_text().splitlines()
+    assert max(map(len, lines)) <= 60
+
+
+def test_html_escapes_everything_and_shows_code_in_backticks():
+    table = Table(("<a>",), (Row(("<b> `x < y`",)),))
+    html = Document("<c>", (Section(table), Section(Code("<d>")))).to_html()
+    for tag in ("<a>", "<b>", "<c>", "<d>"):
+        assert tag not in html
+    assert "x &lt; y</code>" in html
+
+
+def test_several_ratios_come_with_a_plot_in_html_only():
+    records = (record("baseline", 1), record("a", 0.9), record("b", 1.1))
+    report = comparison_report(Comparison(records, {}, 10))
+    assert "data:image/png;base64," in report.to_html()
+    assert "image" not in report.to_text()
+
+
+def columns(comparison: Comparison) -> tuple[str, ...]:
+    return comparison_table(comparison).columns
+
+
+def test_the_verdict_stands_second_and_columns_of_dashes_are_left_out():
+    rows = (record("baseline", 1), record("auto", 0.8))
+    assert columns(Comparison(rows, {}, 10)) == (
+        "variant", "verdict", "median", "speed-up", "95 % interval", "first call"
+    )  # fmt: skip
+
+
+def test_variants_that_were_left_out_for_one_reason_share_a_row():
+    left = [
+        Record(f"v{number}", [], None, notes={"left out": "budget too short"})
+        for number in range(6)
+    ]
+    table = comparison_table(Comparison((record("baseline", 1), record("a", 0.8), *left), {}, 10))
+    assert [row.cells[:2] for row in table.rows] == [
+        ("baseline", "baseline"),
+        ("a", "faster"),
+        ("v0, v1, v2, v3, v4, v5", "left out: budget too short"),
+    ]
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.004, "no gain"), (1.3, "slower"), (0.8, "faster")])
+def test_what_takes_as_long_within_2_percent_is_not_called_slower(factor, word):
+    comparison = Comparison((record("baseline", 1), record("a", factor)), {}, 10)
+    assert comparison_table(comparison).rows[1].cells[1] == word
+
+
+def test_no_table_shows_an_interval_without_ends():
+    few = Record("a", [0.01] * 3, 0.5)
+    comparison = Comparison((Record("baseline", [0.01] * 3, 0.5), few), {}, 10)
+    assert "inf" not in comparison_report(comparison).to_text()
+    status = VariantStatus("a", 1.2, 0.0, math.inf, "too noisy")
+    assert "inf" not in live_report(Progress(0.5, "round 3", (status,))).to_text()
+    assert units.between(0.0, math.inf) == "too few rounds"
+
+
+def test_the_headline_names_the_fastest_and_a_head_says_what_its_word_means():
+    comparison = Comparison((record("baseline", 1), record("auto", 0.8)), {}, 10)
+    html = comparison_report(comparison).to_html()
+    assert comparison_report(comparison).headline.startswith("auto is 1.25× as fast as baseline")
+    assert 'title="How long the first step took' in html
+
+
+def test_code_in_a_cell_is_monospaced_and_keeps_its_backticks():
+    table = Table(("line",), (Row((Cell("x = `a` < b", code=True),)),))
+    assert "monospace" in Document("", (Section(table),)).to_html()
+    assert "x = `a` &lt; b" in Document("", (Section(table),)).to_html()
+
+
+# --- what can't be had ---
+
+DECLINED = {
+    "sdpa:flash": "'flash' is a CUDA kernel",
+    "device:cuda": "this machine has no cuda",
+    "tf32:high": "'high' changes nothing on a CPU",
+    "cudnn_benchmark": "cuDNN does not run on cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def found():
+    model, x = torch.nn.Linear(8, 8), torch.rand(4, 8)
+    names = ["baseline", *DECLINED, "threads:1"]
+    return benchmark(lambda: model(x), names, model=model, budget_s=0.05)
+
+
+def test_a_wish_that_is_declined_is_no_failure(found):
+    for record in found.records[1:-1]:
+        assert found.verdict(record) == "declined"
+        assert Aim().why_not(found, record, "baseline").startswith("declined: ")
+    again = Comparison.from_dict(found.to_dict())
+    assert [again.verdict(one) for one in again.records] == [
+        found.verdict(one) for one in found.records
+    ]
+
+
+def test_the_table_says_why_in_short_and_the_notes_in_full(found, monkeypatch):
+    for columns in ("80", "100", "140"):
+        monkeypatch.setenv("COLUMNS", columns)
+        text, html = found.report().to_text(), found.report().to_html()
+        assert max(map(len, text.splitlines())) <= int(columns)
+        for name, reason in DECLINED.items():
+            assert f"{name}" in text
+            assert f"declined: {reason}" in html.replace("&#x27;", "'")
+        assert "failed" not in text + html
+    assert "on a CPU torch uses its own fused one already" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100, 120])
+@pytest.mark.parametrize(
+    "name", ["bf16", "bf16+channels_last+fused_optimizer+threads:1+tf32:medium"]
+)
+def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
+    columns = ("variant", "median", INTERVAL, "memory", "first call", "why")
+    rows = (Row((name, "12.7 ms", "1.015× to 1.05×", "13.2 MiB", "75.6 ms", "it is so " * 9)),)
+    table = Table(columns, rows, columns[1:5], ("variant", INTERVAL), ("memory", "first call"))
+    lines = document.table(table, width).splitlines()
+    assert max(map(len, lines)) <= width
+    shown = " ".join(" ".join(lines).split())
+    assert "12.7 ms" in shown
+    assert shown.count("it") == 9
+    assert ("first call" in lines[0]) == (width >= 80) or name == "bf16"
+
+
+# --- while it runs, and what stays open ---
+
+
+def test_every_variant_has_its_standing_in_a_word():
+    wrong = Accuracy("wrong", reason="its outputs are off")
+    found = statuses(
+        Comparison(
+            (
+                record("baseline", 1),
+                record("fast", 0.7),
+                record("slow", 1.4),
+                record("close", 1.0),
+                record("wrong", 0.5, accuracy=wrong),
+                record("gone", 3.0, rounds=9),
+                Record("broken", failure="RuntimeError: no"),
+                Record("unseen"),
+                Record("same", same_as_baseline=True),
+            ),
+            {},
+            10,
+        )
+    )
+    assert {one.name: one.state for one in found} == {
+        "baseline": "baseline",
+        "fast": "faster",
+        "slow": "slower",
+        "close": "same",
+        "wrong": "wrong",
+        "gone": "left the rounds",
+        "broken": "failed",
+        "unseen": "waiting",
+        "same": "changes nothing",
+    }
+    fast = found[1]
+    assert fast.low is not None
+    assert fast.low <= fast.speedup <= fast.high
+
+
+KNOWN = (
+    VariantStatus("baseline", None, None, None, "baseline"),
+    VariantStatus("bf16", 1.5, 1.4, 1.6, "faster"),
+    VariantStatus("auto", 1.234, 1.2, 1.3, "faster"),
+)
+
+
+def test_the_table_has_a_row_for_each_variant():
+    shown = live_report(Progress(0.5, "round 9", KNOWN), "3 variants").to_text()
+    assert [one.split()[0] for one in shown.splitlines()[-3:]] == [one.name for one in KNOWN]
+    assert "1.40× to 1.60×" in shown
+
+
+@pytest.mark.parametrize("done", [0.0, 0.3, 0.99, 1.0, 7.0])
+def test_the_bar_is_never_full_while_it_runs(done):
+    assert bar(done).endswith("░")
+    assert len(bar(done)) == len(bar(0.0))
+
+
+# --- two lines that matter ---
+
+
+def test_two_lines_stand_open_and_the_rest_is_folded():
+    records = [record("baseline", 1)]
+    for name in ("a", "b", "c"):
+        notes = {"sdpa": "declined: no", "compile": "declined: no"}
+        records.append(record(name, 0.8, notes=notes, applied={"precision": "bf16"}))
+    report = comparison_report(Comparison(tuple(records), {}, 10))
+    brief, whole = report.brief().to_text(), report.to_text()
+    assert "more notes: `%speedkit report --notes`" in brief
+    assert brief.count("declined") < whole.count("declined") == 6
+    assert "Median time of one step" in whole
+    assert "Median time of one step" not in brief
+    assert "<details style" in report.brief().to_html()
+    assert "<details open style" in report.to_html()
+    assert "<details open style" in report.to_page()
+
+
+def test_a_wrong_variant_is_never_folded_away():
+    records = [record("baseline", 1)]
+    for name in "abcdef":
+        wrong = Accuracy("wrong", reason=f"{name} is off")
+        records.append(record(name, 0.8, accuracy=wrong, applied={"precision": "bf16"}))
+    brief = comparison_report(Comparison(tuple(records), {}, 10)).brief().to_text()
+    for name in "abcdef":
+        assert f"{name} is off" in brief
+
+
+def test_wide_tables_break_where_a_reader_would():
+    table = Table(("plan", "why"), (Row(("bf16+compile", "with --budget 30 more")),), (), ("plan",))
+    html = Document("", (Section(table), Section("<b>", folded=True))).to_html()
+    assert "bf16+<wbr>compile" in html
+    assert '<span style="white-space:nowrap">--budget 30</span>' in html
+    assert "<b>" not in html
