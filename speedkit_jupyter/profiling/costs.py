@@ -83,19 +83,14 @@ def costs_of(
         settle()
         trace.add(call, modules, device, operators)
     limits = _limits_s(work, device)
-    modules_costs = _collected("module", trace, work, limits, call_s)
-    operators_costs = _collected("operator", trace, work, limits, call_s)
-    for one in modules_costs:
+    by_module = _collected("module", trace, work, limits, call_s)
+    by_operator = _collected("operator", trace, work, limits, call_s)
+    for one in by_module:
         one.kind, one.times = kinds.get(one.name, ""), trace.times[MODULE + one.name] / trace.calls
-    for one in operators_costs:
+    for one in by_operator:
         one.times = one.times or trace.times[one.name] / trace.calls
-    return Costs(
-        modules_costs,
-        operators_costs,
-        _tree(modules_costs, kinds),
-        None if trace.busy_s is None else trace.busy_s / trace.total_s,
-        trace.chrome,
-    )
+    busy = None if trace.busy_s is None else trace.busy_s / trace.total_s
+    return Costs(by_module, by_operator, _tree(by_module, kinds), busy, trace.chrome)
 
 
 def _collected(

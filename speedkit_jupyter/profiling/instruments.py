@@ -149,9 +149,8 @@ def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
 
 def _note(recorder: Recorder, spot: Spot | None, name: str, seconds: float) -> None:
     if spot is not None:
-        line = Line(spot.file, spot.number, name)
-        recorder.split.waits[line] += 1
-        recorder.split.waited_s[line] += seconds
+        recorder.split.waits[Line(*spot, name)] += 1
+        recorder.split.waited_s[Line(*spot, name)] += seconds
 
 
 @contextmanager

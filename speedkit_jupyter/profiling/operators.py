@@ -62,11 +62,9 @@ class ModuleCalls:
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        self._names = names
-        self._inside: list[str] = []
+        self._names, self._inside = names, list[str]()
         # From each number on nodes are the module's of the same place.
-        self._numbers: list[int] = []
-        self._whose: list[str] = []
+        self._numbers, self._whose = list[int](), list[str]()
 
     @property
     def here(self) -> str:

@@ -91,7 +91,7 @@ class Profiler:
             device=device.type, names=cells(), environment=environment(device), command=command
         )
         self._context: Any = None
-        self._is_alone = False
+        self._first_s, self._is_alone = 0.0, False
         self._watch = clock.Stopwatch(device, clock.now, clock.Interruptions())
 
     def result(self) -> Profile:
@@ -120,6 +120,7 @@ class Profiler:
         with self._sampled() as recorder:
             profile.first = first = self._watched(lambda: self._profiled(recorder, True))
         budget.exclude(first.seconds["compiling"])
+        self._first_s = first.total_s - first.seconds["compiling"]
         is_long = self._first_s > LONG * self.budget_s
         state = guard.state if is_long and not self.afterwards else self.step.state()
         if is_long:
@@ -143,11 +144,6 @@ class Profiler:
             yield Progress(1.0, "one more call, watched")
             call = partial(self._aside, self._call)
             self.afterwards(Isolated(call, state.restore, self._affords_trial, self._device))
-
-    @property
-    def _first_s(self) -> float:
-        first = self._profile.first
-        return 0.0 if first is None else first.total_s - first.seconds["compiling"]
 
     @property
     def _call_s(self) -> float:
@@ -183,11 +179,11 @@ class Profiler:
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
-            begun_s = clock.now()
-            plain_s = []
+            begun_s, plain_s = clock.now(), list[float]()
             for _ in range(number):
                 self._settle(state)
-                plain_s.append(self._watched(self._plain))
+                self._aside(partial(self._watched, self._call))
+                plain_s.append(self._watch.wall_s)
             profile.splits += self._in_a_row(number, state, is_whole=False)
             profile.plain_s += plain_s
             if profile.is_costly:
@@ -209,15 +205,14 @@ class Profiler:
 
     def _sample_lines(self, state: Snapshot, budget: Budget, enough_s: float) -> None:
         """Find which lines of the user's the time goes to; one call at least."""
-        samples, begun_s = list[LineSample](), clock.now()
+        samples, end_s = list[LineSample](), clock.now() + enough_s
         try:
             with self._sampled() as recorder:
-                is_enough = False
-                while not is_enough:
+                while True:
                     state.restore()
                     samples += self._profiled(recorder).samples
-                    taken_s = clock.now() - begun_s
-                    is_enough = taken_s >= enough_s or not budget.allows(2 * self._call_s)
+                    if clock.now() >= end_s or not budget.allows(2 * self._call_s):
+                        break
         finally:
             self._find_lines(samples)
 
@@ -250,14 +245,11 @@ class Profiler:
         """Go back to the state; a short step then warms the caches."""
         state.restore()
         if self._is_short:
-            self._plain()
+            self._aside(self._call)
 
     @property
     def _is_short(self) -> bool:
         return not self._is_alone and self._first_s < SHORT * self.budget_s
-
-    def _plain(self) -> float:
-        return self._aside(lambda: clock.timed(self._call, self._device))
 
     def _watched(self, call: Callable[[], T]) -> T:
         """Count for how long other processes keep a call from the cores."""

@@ -207,21 +207,9 @@ SIGHT = {
     "image_size": 24, "patch_size": 6,
 }  # fmt: skip
 GPT = {"vocab_size": 80, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 40}
-WHISPER = {
-    "vocab_size": 80, "d_model": 24, "encoder_layers": 1, "decoder_layers": 1,
-    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32, "max_source_positions": 20, "max_target_positions": 20,
-    "num_mel_bins": 8, "decoder_start_token_id": 2, "pad_token_id": 1, "bos_token_id": 0,
-    "eos_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None,
-}  # fmt: skip
 # Name: class of the config, class of the model, the config's values, what it is given.
 FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
     "roberta": ("Roberta", "RobertaForSequenceClassification", TEXT, "labelled"),
-    "albert": ("Albert", "AlbertForSequenceClassification", {**TEXT, "embedding_size": 12},
-               "labelled"),
-    "distilbert": ("DistilBert", "DistilBertForSequenceClassification",
-                   {"vocab_size": 80, "dim": 24, "n_layers": 2, "n_heads": 2, "hidden_dim": 40,
-                    "max_position_embeddings": 40}, "labelled"),
     "gpt2": ("GPT2", "GPT2LMHeadModel", GPT, "text"),
     "mistral": ("Mistral", "MistralForCausalLM", {**TEXT, "num_key_value_heads": 1}, "text"),
     "qwen2": ("Qwen2", "Qwen2ForCausalLM", {**TEXT, "num_key_value_heads": 2}, "text"),
@@ -231,13 +219,9 @@ FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
     "mamba": ("Mamba", "MambaForCausalLM",
               {"vocab_size": 80, "hidden_size": 24, "state_size": 4, "num_hidden_layers": 2},
               "text"),
-    "whisper": ("Whisper", "WhisperForConditionalGeneration", WHISPER, "sound"),
     "vit": ("ViT", "ViTForImageClassification", SIGHT, "sight"),
     "convnext": ("ConvNext", "ConvNextForImageClassification",
                  {"hidden_sizes": [8, 12, 16, 24], "depths": [1, 1, 1, 1]}, "large sight"),
-    "resnet": ("ResNet", "ResNetForImageClassification",
-               {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2],
-                "layer_type": "basic"}, "sight"),
     "mobilenet v2": ("MobileNetV2", "MobileNetV2ForImageClassification",
                      {"image_size": 24, "depth_multiplier": 0.25}, "sight"),
     "efficientnet": ("EfficientNet", "EfficientNetForImageClassification",
@@ -259,7 +243,6 @@ def from_config(name: str) -> Net:
         "labelled": {"input_ids": tokens, "labels": labels},
         "sight": {"pixel_values": images(4, 3, 24), "labels": labels},
         "large sight": {"pixel_values": images(4, 3, 64), "labels": labels},
-        "sound": {"input_features": torch.randn(4, 8, 40), "labels": tokens},
     }[given]
     return model, lambda: model(**batch), lambda out: out.loss
 

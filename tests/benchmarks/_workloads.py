@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from _nets import Block, Recurrent, Residual, images, mlp, normed, pooled
 from torch import nn
 from torch.nn import functional
+
+from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.tuning.outcome import Tuning
 
 Backward = Callable[[torch.Tensor], None]
 CLASSES, WORDS = 10, 2000
@@ -25,6 +30,22 @@ class Workload:
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
     step: Callable[..., object]
+
+    def run(self) -> object:
+        """Make one plain step."""
+        return self.step(self.model, self.optimizer)
+
+    def tuned(self, **more: Any) -> Tuning:
+        """Return what `tune()` finds."""
+        return tune(self.run, model=self.model, optimizer=self.optimizer or (), **more)
+
+    def compared(self, names: Iterable[str], budget_s: float) -> Comparison:
+        """Return baseline beside these variants, with `budget_s` for each of them."""
+        names = list(dict.fromkeys(["baseline", *names]))
+        return benchmark(
+            self.run, ",".join(names), model=self.model, optimizer=self.optimizer or (),
+            budget_s=budget_s * max(len(names) - 1, 1),
+        )  # fmt: skip
 
 
 class Transformer(nn.Module):

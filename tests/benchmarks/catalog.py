@@ -26,7 +26,7 @@ import torch
 from _program import Row, collected, exit_code, interval, machine, markdown, over, parser_of
 from _workloads import Workload, made, models_at_hand
 
-from speedkit_jupyter import Facts, Hardware, benchmark, plan, tune
+from speedkit_jupyter import Facts, Hardware, plan
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import CATALOG
@@ -88,7 +88,7 @@ def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
         declined[entry.name] = by_rule.why
     row = {"effect": entry.effect.name, "auto": taken, "declined": declined, "measured": {}}
     if available:
-        baseline, *others = _kept(_benchmark(work, available, budget_s))
+        baseline, *others = _kept(work.compared(available, budget_s))
         row["baseline_bytes"] = baseline.get("peak_bytes")
         row["measured"] = dict(zip(available, others, strict=True))
     return row
@@ -110,34 +110,19 @@ def words(
 def winner(work: Workload, budget_s: float) -> Row:
     """Return what tuning finds, over baseline and over itself without each of its parts."""
     shorter_s = None if budget_s >= BUDGET_S else TUNING * budget_s
-    step, optimizer = _step(work), work.optimizer or ()
-    tuning = tune(step, model=work.model, optimizer=optimizer, budget_s=shorter_s, fresh=True)
+    tuning = work.tuned(budget_s=shorter_s, fresh=True)
     whole = tuning.winner
     row = {"plan": whole.name, "tuned_s": tuning.seconds, "without": {}}
     if not whole.values:
         return row
     rests = {name: whole.without(name).name for name in whole.values}
     names = [whole.name, *(name for name in dict.fromkeys(rests.values()) if name != "baseline")]
-    found = _benchmark(work, names, budget_s)
+    found = work.compared(names, budget_s)
     times = {one.name: found.times_s(one) for one in found.records}
     baseline, row["over_baseline"], *_ = _kept(found)
     row["baseline_bytes"] = baseline.get("peak_bytes")
     row["without"] = {name: over(times[rest], times[whole.name]) for name, rest in rests.items()}
     return row
-
-
-def _benchmark(work: Workload, names: list[str], budget_s: float) -> Comparison:
-    return benchmark(
-        _step(work),
-        ",".join(["baseline", *names]),
-        model=work.model,
-        optimizer=work.optimizer or (),
-        budget_s=budget_s * len(names),
-    )
-
-
-def _step(work: Workload) -> Any:
-    return lambda: work.step(work.model, work.optimizer)
 
 
 def _kept(found: Comparison) -> list[Row]:

@@ -21,11 +21,11 @@ from _program import Row, collected, exit_code, interval, markdown, over, parser
 from _workloads import made, models_at_hand
 from scipy.stats import gmean
 
-from speedkit_jupyter import Hardware, benchmark, tune
+from speedkit_jupyter import Hardware
 
 AT_LEAST, GAIN = 1.4, 1.5
 # For each variant of the fresh rounds.
-BUDGET_S = 15.0
+BUDGET_S = 20.0
 OVER = ("over_baseline", "over_compile")
 
 
@@ -41,21 +41,10 @@ def main() -> int:
 def measured(model: str) -> Row:
     """Return one model's plan, in rounds that took no part in finding it."""
     work = made(model)
-    optimizer = work.optimizer or ()
     begun_s = time.perf_counter()
-
-    def step() -> object:
-        return work.step(work.model, work.optimizer)
-
-    found = tune(
-        step, model=work.model, optimizer=optimizer, fresh=True, keep=("precision", "tf32")
-    )
+    found = work.tuned(fresh=True, keep=("precision", "tf32"))
     tuned_s, plan = time.perf_counter() - begun_s, found.winner.name
-    names = dict.fromkeys(["baseline", plan, "compile"])
-    budget_s = BUDGET_S * len(names)
-    comparison = benchmark(
-        step, ",".join(names), model=work.model, optimizer=optimizer, budget_s=budget_s
-    )
+    comparison = work.compared([plan, "compile"], BUDGET_S)
     times = {record.name: comparison.times_s(record) for record in comparison.records}
     return {
         "gemm": Hardware.detect().with_gemm().cpu.gemm.gain,

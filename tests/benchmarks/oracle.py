@@ -34,7 +34,7 @@ import torch
 from _program import Row, collected, exit_code, interval, markdown, nothing_kept, over, parser_of
 from _workloads import WORKLOADS, Workload, made
 
-from speedkit_jupyter import Facts, Hardware, tune
+from speedkit_jupyter import Facts, Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
@@ -84,7 +84,7 @@ def measured(workload: str) -> Row:
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
     work = made(workload)
     begun_s = time.perf_counter()
-    tuning = tune(_step(work), model=work.model, optimizer=work.optimizer or ())
+    tuning = work.tuned()
     tuned_s = time.perf_counter() - begun_s
     with nothing_kept():
         found = _against_grid(workload, work, tuning.winner)
@@ -124,7 +124,7 @@ def _against_grid(name: str, work: Workload, winner: Candidate) -> Row:
 def _benchmarked(
     work: Workload, tried: Sequence[Candidate], step_s: float, policy: Policy | None = None
 ) -> Comparison:
-    step = step_of(_step(work), work.model, work.optimizer or ())
+    step = step_of(work.run, work.model, work.optimizer or ())
     variants = [Variant("baseline"), *(one.variant() for one in tried)]
     budget_s = max(GRID_S, GRID_STEPS * step_s) * len(variants)
     bench = Benchmark(step, variants, budget_s, policy=policy)
@@ -139,7 +139,7 @@ def _step_s(work: Workload) -> float:
     times = []
     for _ in range(5):
         begun_s = time.perf_counter()
-        work.step(work.model, work.optimizer)
+        work.run()
         times.append(time.perf_counter() - begun_s)
     return min(times)
 
@@ -170,11 +170,16 @@ def combinations(work: Workload, step_s: float) -> list[Candidate]:
 
 def by_hand(name: str, tuning: Tuning) -> Row:
     """Return speed-ups over the plain model, or errors, of the tuned plan and what people write."""
-    steps: dict[str, Call] = {"baseline": _step(made(name))}
+    steps: dict[str, Call] = {"baseline": made(name).run}
     tuned = made(name)
     optimizers = [tuned.optimizer] if tuned.optimizer else []
     context = prepare(tuned.model, tuning.config if tuning.helped else None, optimizers)
-    steps["tuned"] = _step(tuned, context)
+
+    def in_context() -> object:
+        with context.autocast():
+            return tuned.run()
+
+    steps["tuned"] = in_context
     for label, (library, make) in HANDS.items():
         if find_spec(library):
             steps[label] = make(made(name))
@@ -191,14 +196,6 @@ def by_hand(name: str, tuning: Tuning) -> Row:
     return failed | {
         label: over(times["baseline"], times[label]) for label in times if label != "baseline"
     }
-
-
-def _step(work: Workload, context: Any = None) -> Call:
-    def step() -> object:
-        with nullcontext() if context is None else context.autocast():
-            return work.step(work.model, work.optimizer)
-
-    return step
 
 
 def _torch_compile(work: Workload) -> Call:

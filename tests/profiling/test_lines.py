@@ -51,13 +51,15 @@ def test_lines_have_the_shares_of_the_time_that_goes_by_in_them():
     assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
 
 
-def test_a_call_that_takes_all_of_the_budget_has_its_lines_too():
+def test_a_call_that_takes_all_of_the_budget_is_the_profile_and_has_its_lines():
     def step() -> None:
         nn.Linear(4, 4)(torch.ones(2, 4))
         time.sleep(0.3)
 
     found = profile(step, budget_s=0.2)
     assert found.why_no_costs
+    assert (len(found.taken), found.share("rest")) == (1, pytest.approx(1, abs=0.05))
+    assert "the first one took too long for a second" in repr(found)
     assert shares(found, step)["time.sleep(0.3)"] > 0.5
 
 
