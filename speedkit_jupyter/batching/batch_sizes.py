@@ -86,9 +86,7 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Whether every size that is not nearly as fast as the fastest is proven to be slower; not
-        of a single size.
-        """
+        """Whether every size that is not nearly as fast as the fastest is proven to be slower."""
         best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
         if len(self.measured) == 1 or best.interval is None:
             return False

@@ -171,9 +171,7 @@ class Sweep:
             state.restore()
 
     def _grows(self, size: Size) -> bool:
-        """Return whether the model received more than of the size before; for the first size, less
-        than of the next. A step that calls no module is not checked.
-        """
+        """Return whether the model received more than of another size, if it calls modules."""
         __tracebackhide__ = True
         smaller = self._found.measured
         other = smaller[-1] if smaller else Size(2 * size.number)

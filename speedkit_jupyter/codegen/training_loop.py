@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support.wrappers import layers
 
 if TYPE_CHECKING:
     import torch
 
 Block = list[str]
 INDENT = "    "
+PASSED_ON = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 Kind = Literal["inputs", "several", "batch", "loss", "outputs", "lightning"]
 # As transformers' Trainer takes the loss from whatever a model with labels returns.
 TRAINERS_RULE = 'loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]'
@@ -105,28 +107,21 @@ def call_of(model: torch.nn.Module | None, own_names: bool = False) -> Call:
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:
-    """Return those of forward, as the innermost wrapper that passes everything on has them."""
-    while model is not None:
+    """Return those of forward, as the outermost layer that doesn't pass everything on has them."""
+    for layer in layers(model):
         try:
-            parameters = dict(inspect.signature(model.forward).parameters)
+            parameters = dict(inspect.signature(layer.forward).parameters)
         except (AttributeError, TypeError, ValueError):
             return None
         kinds = {parameter.kind for parameter in parameters.values()}
-        passes_on = kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-        if not (parameters and passes_on):
+        if not parameters or kinds - PASSED_ON:
             return parameters
-        model = _inner(model)
     return None
-
-
-def _inner(model: Any) -> Any:
-    return getattr(model, "_orig_mod", None) or getattr(model, "module", None)
 
 
 def _is_a(model: Any, name: str) -> bool:
     """Return whether it is a model of that library, which need not be installed to ask."""
-    classes = (*type(model).__mro__, *type(_inner(model)).__mro__)
-    return any(base.__name__ == name for base in classes)
+    return any(base.__name__ == name for layer in layers(model) for base in type(layer).__mro__)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:

@@ -161,8 +161,8 @@ class Race:
         return next(one for one in self.racing if one.batch_s <= 1.005 * self._fastest.batch_s)
 
     def worth_variations(self) -> Candidate:
-        """Return the fastest with workers if it is near the best: prefetching evens out batches
-        that differ. Return the best otherwise.
+        """Return the fastest with workers if it is near the best (prefetching evens out batches
+        that differ), else the best.
         """
         best = self.best()
         workers = [one for one in self.racing if one.settings.num_workers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import multiprocessing
 import random
@@ -171,11 +172,6 @@ class Indices:
         return index
 
 
-def as_it_is(batch: Any) -> Any:
-    """Return the batch: a collate_fn of a file, which any worker can import."""
-    return batch
-
-
 def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[], object]) -> str:
     """Return in words how a loader with these settings differs; empty where it does not.
 
@@ -185,7 +181,7 @@ def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[],
     """
     inside: dict[str, Any] = {}
     if not is_iterable(loader):
-        inside = {"dataset": Indices(), "collate_fn": as_it_is, "pin_memory": False}
+        inside = {"dataset": Indices(), "collate_fn": copy.copy, "pin_memory": False}
     drawn = []
     for one in (Settings.of(loader), settings):
         settle()

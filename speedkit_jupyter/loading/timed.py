@@ -51,8 +51,8 @@ NO_LOOP = (
 class WindowClosed(BaseException):
     """Ends a call of the step once the batches of its window were timed.
 
-    Not an error of the step, so that nothing takes it for one. A loop that simply ended early would
-    be noticed: by `zip(loader, loader, strict=True)`, say.
+    No Exception, so that the step does not catch it. A loop that simply ended early would be
+    noticed: by `zip(loader, loader, strict=True)`, say.
     """
 
 
@@ -149,9 +149,8 @@ class Draw:
 class Timed:
     """Times candidates for one loader, with a step that is isolated.
 
-    Every block begins in the state of before, and so with the same batches, whoever loads them. It
-    is one call of the step. Where that takes too long it is cut: a window of batches is timed,
-    which moves on with each round.
+    A block is one call of the step, which begins in the same state, and so with the same batches.
+    Of a long call a window of batches is timed, which moves on with each round.
     """
 
     def __init__(

@@ -255,9 +255,8 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
         )
     if settings.whole_batches:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
-    best = race.best()
-    ratio = None if best is chosen else race.ratio(best)
-    if ratio is not None and ratio.median >= WORTH_KNOWING:
+    best, ratio = race.best(), race.ratio(race.best())
+    if best is not chosen and ratio is not None and ratio.median >= WORTH_KNOWING:
         yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {LONGER}"
 
 

@@ -41,18 +41,14 @@ class Kind:
 
     @property
     def module(self) -> Any:
-        """`torch.cuda` and its likes; None where this torch has none."""
+        """`torch.cuda` and its likes."""
         import torch
 
-        return getattr(torch, self.name, None)
+        return getattr(torch, self.name)
 
     def is_in_use(self) -> bool:
         """Return whether this process has begun to use one; asking begins nothing."""
-        module = self.module
-        if module is None:
-            return False
-        begun = getattr(module, "is_initialized", None) or module.is_available
-        return bool(begun())
+        return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         """Return what reads and what writes the states of all its random generators."""

@@ -43,12 +43,16 @@ def read() -> dict[str, Any]:
     Where torch can't read the old settings, they follow from which of its readers raise. cuDNN's is
     None where its operations disagree, since then nothing tells.
     """
+    import torch
+
     new = {name: owner.fp32_precision for name, owner in _owners().items()}
-    old = {
-        MATMUL_PRECISION: _matmul_precision(new),
-        CUDNN_TF32: _cudnn_tf32(new),
-        MKLDNN_TF32: _onednn_tf32(),
-    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "deprecated", and "available for Intel GPUs"
+        old = {
+            MATMUL_PRECISION: _matmul_precision(new),
+            CUDNN_TF32: _cudnn_tf32(new),
+            MKLDNN_TF32: torch.backends.mkldnn.set_flags(_fp32_precision=None)[2],
+        }
     return old | new
 
 
@@ -93,10 +97,8 @@ def _matmul_precision(new: Mapping[str, str]) -> str:
 
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
-    # torch compares the old setting with the new ones, so what raises tells.
     agrees = False
-    with suppress(RuntimeError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that this reader is deprecated
+    with suppress(RuntimeError):  # torch compares the old setting with the new: what raises tells
         torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         agrees = True
     if (new["cuda.matmul.fp32_precision"] == "tf32") is agrees:
@@ -111,12 +113,3 @@ def _cudnn_tf32(new: Mapping[str, str]) -> bool | None:
         return torch.backends.cudnn.allow_tf32
     conv, rnn = (new[f"cuda.{operation}.fp32_precision"] == "tf32" for operation in ("conv", "rnn"))
     return not conv if conv is rnn else None
-
-
-def _onednn_tf32() -> bool | None:
-    import torch
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "available for Intel GPUs" on every other build
-        setting: bool | None = torch.backends.mkldnn.set_flags(_fp32_precision=None)[2]
-    return setting

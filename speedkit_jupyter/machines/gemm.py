@@ -101,8 +101,10 @@ def kernels(least: int) -> dict[str, Kernel]:
         def multiply(keys: Any, *operands: Any, **more: Any) -> Any:
             *row, a, b = operands
             if suits(a, b) and more.get("beta", 1) == 1 == more.get("alpha", 1):
-                out = more.get("out")
-                if (not row or _is_a_row(*row, a, b)) and (out is None or _takes(out, a, b)):
+                out, shape = more.get("out"), (a.shape[0], b.shape[1])
+                # Into another result than one of this form torch copies, or says why it can't.
+                fits = out is None or (out.dtype is a.dtype and out.shape == shape)
+                if fits and (not row or _is_a_row(row[0], a, b)):
                     result = product(a, b, *row)
                     return result if out is None else out.copy_(result)
             return plain(keys, *operands, **more)
@@ -149,11 +151,6 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
         return a.dtype is float32 and b.dtype is float32 and bool(onednn.enabled)
 
     return suits
-
-
-def _takes(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether a result can simply be copied into it; else torch resizes it, or says why."""
-    return out.dtype is a.dtype and out.shape == (a.shape[0], b.shape[1])
 
 
 def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -19,12 +19,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics.namespace import find_model, models, named_optimizers
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
-from speedkit_jupyter.measure.subject.discovery import (
-    bystanders_among,
-    optimizers_among,
-    outermost,
-    reached,
-)
+from speedkit_jupyter.measure.subject import discovery
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.plans.context import SpeedContext
@@ -149,20 +144,17 @@ class Cell:
         names |= {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
         return sorted(_ids(self.tree, ast.Load) - names)
 
-    def reads(self, name: str) -> bool:
-        """Whether the cell's own code uses a name."""
-        return name in _ids(self.tree, ast.expr_context)
-
     def names(self) -> Names:
         """Return every name that the code uses, set-up and all: it reaches the rest from there."""
-        return Names(self._names, self._used(), _bound(self._setup))
+        return Names(self._names, self.used(), _bound(self._setup))
 
-    def _used(self) -> set[str]:
+    def used(self) -> set[str]:
+        """Return the names that the code uses, set-up and all."""
         return _ids(self._setup, ast.expr_context) | _ids(self.tree, ast.expr_context)
 
     def iterators(self) -> list[str]:
         """Return the names of iterators that the code draws from: its next batch, say."""
-        values = {name: self._names.get(name) for name in sorted(self._used())}
+        values = {name: self._names.get(name) for name in sorted(self.used())}
         return [n for n, one in values.items() if is_a(one, Iterator) and not is_a(one, IOBase)]
 
 
@@ -205,8 +197,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     import torch
 
     names = shell.user_ns
-    objects = reached([cell.names()])
-    found, optimizers = outermost(objects), optimizers_among(objects)
+    objects = discovery.reached([cell.names()])
+    found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)
     if not found:  # frozen TorchScript modules have no parameters
         found = [one for one in objects if is_a(one, torch.jit.ScriptModule)]
     if arguments.model:
@@ -219,7 +211,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     # context of one of these models stands for the variant's anyway.
     ctx = names.get("ctx")
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
-    lends_context = cell.reads("ctx") and (ctx is None or is_context)
+    lends_context = "ctx" in cell.used() and (ctx is None or is_context)
 
     def step(context: SpeedContext) -> Any:
         __tracebackhide__ = True
@@ -231,7 +223,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         step,
         found,
         optimizers,
-        bystanders_among(objects, [*found, *optimizers]),
+        discovery.bystanders_among(objects, [*found, *optimizers]),
         names=names,
         assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
         others=[cell.names()],

@@ -10,8 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -167,28 +166,21 @@ def names_of(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-@dataclass(frozen=True)
-class Command:
-    """A subcommand of `%speedkit`; its parser, completion and help follow from it.
+class Command(Parser):
+    """A subcommand of `%speedkit`; completion and help follow from its options.
 
     `run` does it with the notebook's names, its session, and the arguments; it displays and
     returns nothing.
     """
 
-    name: str
-    summary: str
-    options: tuple[Option, ...]
-    run: Run
-
-    @cached_property
-    def parser(self) -> Parser:
-        """The parser, made at first use."""
-        return Parser(f"%speedkit {self.name}", self.options)
+    def __init__(self, name: str, summary: str, options: Iterable[Option], run: Run) -> None:
+        super().__init__(f"%speedkit {name}", options)
+        self.name, self.summary, self.run = name, summary, run
 
     def run_line(self, names: Names, session: Session, line: str) -> None:
         """Run it with the arguments of a line; raises UsageError."""
         __tracebackhide__ = True
-        self.run(names, session, self.parser.parse_line(line))
+        self.run(names, session, self.parse_line(line))
 
 
 def command(summary: str, *options: Option) -> Callable[[Run], Command]:

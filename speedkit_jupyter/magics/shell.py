@@ -7,18 +7,11 @@ from argparse import Action
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from functools import partial
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from IPython.core import completer
+from IPython.core import completer, magic
 from IPython.core.error import UsageError
-from IPython.core.magic import (
-    Magics,
-    cell_magic,
-    line_magic,
-    magics_class,
-    needs_local_scope,
-    no_var_expand,
-)
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
@@ -59,17 +52,17 @@ def unregister(shell: Any) -> None:
     remove_completion(shell)
 
 
-@magics_class
-class SpeedKitMagics(Magics):  # type: ignore[misc]
+@magic.magics_class
+class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     """`%speedkit` and `%%speedbench`."""
 
     session: Any = None
     # What shows a panel; given by the package, since magics and widgets know nothing of each other.
     open_panel: Any = None
 
-    @line_magic  # type: ignore[untyped-decorator]
-    @needs_local_scope  # type: ignore[untyped-decorator]
-    @no_var_expand  # type: ignore[untyped-decorator]
+    @magic.line_magic  # type: ignore[untyped-decorator]
+    @magic.needs_local_scope  # type: ignore[untyped-decorator]
+    @magic.no_var_expand  # type: ignore[untyped-decorator]
     def speedkit(self, line: str, local_ns: Any = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
         __tracebackhide__ = True
@@ -82,8 +75,8 @@ class SpeedKitMagics(Magics):  # type: ignore[misc]
         run = hide_internal_frames(command.run_line)
         shown(shell, f"%speedkit {command.name}", lambda: run(names, self._session(), rest))
 
-    @cell_magic  # type: ignore[untyped-decorator]
-    @no_var_expand  # type: ignore[untyped-decorator]
+    @magic.cell_magic  # type: ignore[untyped-decorator]
+    @magic.no_var_expand  # type: ignore[untyped-decorator]
     def speedbench(self, line: str, cell: str) -> Any:
         """Time this cell, or compare plans for it, fairly. `%speedkit help`"""
         __tracebackhide__ = True
@@ -128,7 +121,10 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
     try:
         return run()
     except SyntaxError as error:  # of the cell itself: IPython would show our frames
-        raise UsageError(f"{command}:\n{_syntax_error(error)}") from None
+        if str(error.filename)[:1] == "<":
+            error.filename = "this cell"
+        text = "".join(format_exception_only(type(error), error)).rstrip()
+        raise UsageError(f"{command}:\n{text}") from None
     except (UsageError, SpeedKitError) as error:
         if users_part(error) is None:  # else one of the user's own, of a class of ours
             text = str(error)
@@ -141,14 +137,6 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
     except BaseException as error:
         _show_users_part(shell, command, error)
         raise
-
-
-def _syntax_error(error: SyntaxError) -> str:
-    import traceback
-
-    if str(error.filename)[:1] == "<":
-        error.filename = "this cell"
-    return "".join(traceback.format_exception_only(type(error), error)).rstrip()
 
 
 def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
@@ -207,13 +195,13 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
     from speedkit_jupyter.magics.commands import COMMANDS
     from speedkit_jupyter.magics.options import speedbench_parser
 
-    magic, *words = before.split() or [""]
-    if magic == "%%speedbench":
+    name, *words = before.split() or [""]
+    if name == "%%speedbench":
         return _offered(speedbench_parser(), words, names)
     if not words:
         return list(COMMANDS)
     known = COMMANDS.get(words[0])
-    return _offered(known.parser, words[1:], names) if known else []
+    return _offered(known, words[1:], names) if known else []
 
 
 def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:

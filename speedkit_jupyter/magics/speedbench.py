@@ -7,15 +7,9 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics import namespace
+from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
-from speedkit_jupyter.magics.options import (
-    accuracy_of,
-    speedbench_parser,
-    split_setup,
-    without_comment,
-)
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
@@ -45,9 +39,9 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     __tracebackhide__ = True
     begun_s = clock.now()
-    line = without_comment(line)
-    typed, setup = split_setup(speedbench_parser(), line)
-    arguments = speedbench_parser().parse_line(typed)
+    line = options.without_comment(line)
+    typed, setup = options.split_setup(options.speedbench_parser(), line)
+    arguments = options.speedbench_parser().parse_line(typed)
     _check_options(arguments, setup)
     cell = Cell(shell, source, line)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
@@ -71,9 +65,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 
 def _mode(arguments: Any) -> str:
-    if arguments.profile:
-        return PROFILE
-    return TUNE if arguments.tune else COMPARE if arguments.compare is not None else TIMING
+    compared = COMPARE if arguments.compare is not None else TIMING
+    return PROFILE if arguments.profile else TUNE if arguments.tune else compared
 
 
 def _check_options(arguments: Any, setup: str) -> None:
@@ -113,7 +106,7 @@ def _work(
             throughput=arguments.throughput,
             check=arguments.check or (),
             command=command,
-            accuracy=accuracy_of(names, arguments),
+            accuracy=options.accuracy_of(names, arguments),
         )
         return benchmark, count(len(variants), "variant")
     search = Search(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -87,9 +86,6 @@ class ActivationCheckpointing(Optimization):
         saves = "it saves memory and takes time; it is there on request"
         return request.on_request(why, saves, rule, details={"every": every})
 
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        return replace(facts, passed_by=self.name) if decision.active else facts
-
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
         blocks = _chosen(target.model, decision)
@@ -160,8 +156,8 @@ class Recomputed(Call):
         import torch
 
         for leaf in leaves:
-            own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
-            if own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
+            is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
+            if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
                 names = type(self.module).__name__, type(leaf).__name__
                 self.notes["activation_checkpointing"] = PASSED.format(*names)
                 return True

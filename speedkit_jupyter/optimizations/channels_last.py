@@ -146,20 +146,15 @@ def _laid_out(target: Target) -> list[torch.nn.Module]:
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
-    return [
-        module
-        for module in modules.values()
-        if users[weight_of(module).data_ptr()] == 1
-        and owns_its_storage(weight_of(module))
-        and not (target.search and _is_followed(module, target))
-    ]
-
-
-def _is_followed(module: torch.nn.Module, target: Target) -> bool:
-    """Return what was so at first: a plan that is hidden for a measurement comes back whole."""
-    if module not in target.memo.followed:
-        target.memo.followed[module] = is_followed(weight_of(module))
-    return target.memo.followed[module]
+    followed, found = target.memo.followed, []
+    for module in modules.values():
+        weight = weight_of(module)
+        if target.search:  # as it was at first: a plan that is hidden meanwhile comes back whole
+            followed.setdefault(module, is_followed(weight))
+        is_alone = users[weight.data_ptr()] == 1 and owns_its_storage(weight)
+        if is_alone and not followed.get(module, False):
+            found.append(module)
+    return found
 
 
 class _Explained(Call):

@@ -73,7 +73,7 @@ class Compile(Optimization):
         options = request.value
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
-        obstacle = _obstacle(hardware, facts, options) or ""
+        obstacle = _obstacle(hardware, facts, options)
         details = options.model_dump(exclude={"enabled"})
         gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
         is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
@@ -135,8 +135,8 @@ def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.n
     return [block for block in repeated_blocks(model) if not users_own(block)]
 
 
-def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str | None:
-    """Return why this can't be compiled here, or None."""
+def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
+    """Return why this can't be compiled here; empty where it can."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.passed_by:
@@ -147,13 +147,13 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
         return NO_BLOCKS
     if options.backend != INDUCTOR:
         is_cuda = facts.device_type == "cuda" or options.backend != "cudagraphs"
-        return None if is_cuda else f"CUDA graphs need CUDA, and the model is on {facts.device}"
+        return "" if is_cuda else f"CUDA graphs need CUDA, and the model is on {facts.device}"
     if why := no_triton(hardware, facts):
         return why
     if hardware.cxx is None:
         tools = {"Windows": "Visual Studio's C++ build tools", "Darwin": "Xcode's tools"}
         return f"no C++ compiler found: install {tools.get(hardware.system, 'g++')}"
-    return None
+    return ""
 
 
 def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,10 +196,7 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
 
 
 class CompiledCode:
-    """Compiled forward passes of one plan, shared by its modules; plain ones once that failed.
-
-    It holds none of the modules: what is kept of compiled code must not keep the model.
-    """
+    """Compiled forward passes of one plan, plain ones once that failed. It holds no module."""
 
     def __init__(self, options: Mapping[str, Any], modules: int, notes: dict[str, str]) -> None:
         self._compiled, self.failed = _compile(options, modules), False
@@ -262,10 +259,8 @@ class CompiledCall(Call):
 
 
 def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
-    """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes.
-
-    The module is an argument, so that modules that are alike share what is compiled; those that
-    are not (each with a number of its own, say) need room for a graph each.
+    """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes. Modules that
+    are alike share what is compiled; those that are not need room for a graph each.
     """
     import torch
 

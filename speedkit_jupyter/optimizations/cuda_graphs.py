@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +62,6 @@ class CudaGraphs(Optimization):
         elif facts.passed_by == "activation_checkpointing" or facts.own_checkpointing == "on":
             why = "activation checkpointing runs Python code in the backward pass"
         return request.on_request(why, "it is there on request", hint=HINT)
-
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        return replace(facts, passed_by=self.name) if decision.active else facts
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         is_on = bool(planned.value) if planned else around(target.model, Graphed)

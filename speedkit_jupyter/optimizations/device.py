@@ -83,9 +83,9 @@ class Device(Optimization):
             del overrides
             _to(target.model, decision.value)
             yield
-        if target.model is not None and {str(t.device) for t in _tensors(target.model)} == origins:
-            for origin in list(origins)[:1]:
-                _to(target.model, origin)
+        now = {str(t.device) for t in _tensors(target.model)} if target.model is not None else set()
+        if now == origins and len(now) == 1:
+            _to(target.model, now.pop())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         kind, _, index = facts.device.partition(":")
@@ -93,8 +93,14 @@ class Device(Optimization):
             move = f'.to("{facts.device}")'
             return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
         if form == "fabric":
-            arguments = _of_fabric(kind, index)
-            return Snippet(decision.why, batch=".to(fabric.device)", arguments=arguments)
+            device = devices.kind_of(kind)
+            if kind != "cpu" and (device is None or not device.in_fabric):
+                raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
+            which = {
+                "accelerator": f'"{kind}"',
+                "devices": f"[{index}]" if index.strip("0") else "1",
+            }
+            return Snippet(decision.why, batch=".to(fabric.device)", arguments=which)
         where = Snippet(decision.why, batch=".to(accelerator.device)")
         if kind == "cpu":
             return replace(where, arguments={"cpu" if form == "accelerate" else "use_cpu": "True"})
@@ -102,9 +108,8 @@ class Device(Optimization):
             return where
         if kind != "cuda":
             return replace(where, setup=(f"torch.{kind}.set_device({index})",))
-        seen = (
-            f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'  # both take the first that they see
-        )
+        # Both take the first GPU that they see.
+        seen = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
         return replace(where, imports=("import os",), setup=(seen,))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
@@ -126,13 +131,6 @@ def _check_that_it_is_here(device: str) -> None:
             f"the plan{whose} moves the model to {device}, which this machine has not (found: "
             f"{names}); with `device: cpu` it stays on the CPU"
         )
-
-
-def _of_fabric(kind: str, index: str) -> dict[str, str]:
-    device = devices.kind_of(kind)
-    if kind != "cpu" and (device is None or not device.in_fabric):
-        raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
-    return {"accelerator": f'"{kind}"', "devices": f"[{index}]" if index.strip("0") else "1"}
 
 
 def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:

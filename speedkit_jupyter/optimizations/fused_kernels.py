@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import devices
@@ -70,9 +69,6 @@ class FusedKernels(Optimization):
         details = request.value.model_dump(exclude={"enabled"})
         return request.on_request(why, f"{rule}: on request", rule, details=details)
 
-    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        return replace(facts, passed_by=self.name) if decision.active else facts
-
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         number = sum(map(_is_ligers, target.model.modules()))
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
@@ -101,13 +97,8 @@ class FusedKernels(Optimization):
         return (True,) * is_able
 
 
-def patched_by_liger(
-    model: torch.nn.Module, kinds: list[str]
-) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
-    """Return what Liger's patch of this instance puts on which module; nothing of it stays.
-
-    Raises SpeedKitError where Liger can't be imported.
-    """
+def patched_by_liger(model: Any, kinds: list[str]) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
+    """Return what Liger's patch of this instance puts on which module; nothing of it stays."""
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", "") not in TYPES:
         return {}
@@ -117,7 +108,9 @@ def patched_by_liger(
     wanted = {argument for kind in kinds for argument in ARGUMENTS[kind]}
     namespaces = [vars(sys.modules[kind.__module__]) for kind in type(model).__mro__[:-2]]
     modules = list(model.modules())
-    before = [(holder, dict(holder)) for holder in (*namespaces, *map(vars, modules))]
+    before: list[tuple[Any, Any]] = [
+        (holder, dict(holder)) for holder in (*namespaces, *map(vars, modules))
+    ]
     try:
         patch(**{name: name in wanted for name in named}, model=model)
         after = [dict(vars(module)) for module in modules]

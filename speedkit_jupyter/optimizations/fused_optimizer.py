@@ -86,10 +86,8 @@ class FusedOptimizer(Optimization):
             if _obstacle(facts, options) is not None:
                 return None
             layer.add(optimizer, True)
-            loaded = optimizer.register_load_state_dict_post_hook(layer.renew)
-            saved = optimizer.register_state_dict_post_hook(in_files)
-            stack.callback(loaded.remove)
-            stack.callback(saved.remove)
+            stack.callback(optimizer.register_load_state_dict_post_hook(layer.renew).remove)
+            stack.callback(optimizer.register_state_dict_post_hook(in_files).remove)
             return facts
 
         def welcome(optimizer: torch.optim.Optimizer) -> None:

@@ -66,6 +66,7 @@ class Gemm(Optimization):
     """
 
     name = "gemm"
+    flag, none = "gemm", gemm.BLAS
     effect = Effect.ROUNDING  # another order of summation
     excludes = frozenset({"precision", "tf32"})  # what is in bf16 goes to oneDNN anyway
     summary = "the engine of float32 matrix products on a CPU"
@@ -80,7 +81,7 @@ class Gemm(Optimization):
     Options = Literal["auto", "blas", "onednn"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        now = facts.flags.get("gemm", gemm.BLAS)
+        now = self.as_is(facts)
         if facts.device_type != "cpu":
             return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
         if request.value == gemm.BLAS:
@@ -110,9 +111,6 @@ class Gemm(Optimization):
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"gemm": decision.value}
 
-    def as_is(self, facts: Facts) -> Any:
-        return facts.flags.get("gemm", gemm.BLAS)
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         least = _least_here() if decision.value == gemm.ONEDNN else None
@@ -122,7 +120,8 @@ class Gemm(Optimization):
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         if decision.value == gemm.BLAS:
             return Snippet()
-        least = _least(Hardware.detect().cpu.gemm)
+        rates = Hardware.detect().cpu.gemm
+        least = (rates and rates.least) or gemm.LEAST
         lines = CODE.format(least=least, shortest=gemm.SHORTEST)
         return Snippet(setup=tuple(lines.splitlines()))
 
@@ -134,15 +133,12 @@ class Gemm(Optimization):
 
 @cache
 def _least_here() -> int:
-    """Measure it first: where oneDNN dies it must not be tried in here. Raises SpeedKitError."""
+    """Return the multiply-adds from which on oneDNN is given a product; they are measured in
+    another process, which oneDNN may kill. Raises SpeedKitError.
+    """
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
         raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")
-    return _least(rates)
-
-
-def _least(rates: GemmRates | None) -> int:
-    """Return the multiply-adds from which on oneDNN is given a product."""
     return (rates and rates.least) or gemm.LEAST
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -93,9 +94,5 @@ class GradScaler(Optimization):
 
 def _called_by_a_scaler() -> bool:
     """Return whether any GradScaler, ours or the user's, is among the callers."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+    callers = traceback.walk_stack(sys._getframe(1))
+    return any(frame.f_globals.get("__name__") == "torch.amp.grad_scaler" for frame, _ in callers)

@@ -109,10 +109,8 @@ class Unrecorded(Call):
 
         if not self.acts() or not torch.is_grad_enabled():
             return False
-        if self.module.training:
-            self.notes["inference"] = TRAINING
-            return False
-        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs)):
-            self.notes["inference"] = ASKED
-            return False
-        return True
+        asks = (isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs))
+        why = TRAINING if self.module.training else ASKED if any(asks) else ""
+        if why:
+            self.notes["inference"] = why
+        return not why

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.compression import Compression, true_is
+from speedkit_jupyter.optimizations.base.compression import Compression
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
 
-CONFIGS = {
-    "dynamic": "Int8DynamicActivationInt8WeightConfig",
-    "weights": "Int8WeightOnlyConfig",
-}
+CONFIGS = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8WeightOnlyConfig"}
 
 
 class Int8(Compression):
@@ -32,16 +27,11 @@ class Int8(Compression):
     risk = "another model, by about 1 % of its outputs; small layers lose"
     bare = "dynamic"
     since, units = (7, 5), "products of 8-bit integers (`int8: weights` does without them)"
-    Options = Annotated[
-        Literal["auto", False, "dynamic", "weights"],
-        true_is(bare),
-        Field(description="auto, false, dynamic, weights"),
-    ]
+    Options = Literal["auto", False, "dynamic", "weights"]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        if value != "dynamic" or facts.device_type == "cpu":
-            return ""
-        return super().missing_units(value, hardware, facts)
+        needs_none = value != "dynamic" or facts.device_type == "cpu"
+        return "" if needs_none else super().missing_units(value, hardware, facts)
 
     def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
         """Return the config, with 7 bits where sums of products of 8 would overflow."""

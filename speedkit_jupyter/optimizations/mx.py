@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.compression import FUSED, INFERENCE, Compression, true_is
+from speedkit_jupyter.optimizations.base.compression import FUSED, INFERENCE, Compression
 from speedkit_jupyter.optimizations.facts.model import Facts
 
 if TYPE_CHECKING:
@@ -31,11 +29,7 @@ class Mx(Compression):
     multiples, casts = (32, 32), True
     hint = f"{INFERENCE}; {FUSED}"
     since, units = (10, 0), "microscaling Tensor Cores (Blackwell's)"
-    Options = Annotated[
-        Literal["auto", False, "mxfp8", "mxfp4"],
-        true_is(bare),
-        Field(description="auto, false, mxfp8, mxfp4"),
-    ]
+    Options = Literal["auto", False, "mxfp8", "mxfp4"]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
         if facts.precision != "bf16" and "bfloat16" not in facts.dtypes:

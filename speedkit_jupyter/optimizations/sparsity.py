@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.compression import Compression, own_weight
+from speedkit_jupyter.optimizations.base.compression import FOR_GOOD, Compression, own_weight
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
 HALVES = ("bfloat16", "float16")
-PROTOTYPE = "The PyTorch API of SparseSemiStructuredTensor"
 CODE = """\
 for module in model.modules():
     if type(module) is torch.nn.Linear and not any(n % 16 for n in module.weight.shape):
@@ -59,15 +58,14 @@ class Sparsity(Compression):
 
         weight = own_weight(layer).detach()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", PROTOTYPE)
+            warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor")
             values = pruned(weight) if value == "prune" else weight
             return torch.sparse.to_sparse_semi_structured(values.contiguous())
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        text = CODE.format(line=PRUNE if decision.value == "prune" else TAKE)
+        lines = CODE.format(line=PRUNE if decision.value == "prune" else TAKE).splitlines()
         imports = ("from torch.sparse import to_sparse_semi_structured",)
-        comment = f"{decision.reason}; it takes the weights' place for good"
-        return Snippet(comment, imports=imports, model=tuple(text.splitlines()))
+        return Snippet(f"{decision.reason}; {FOR_GOOD}", imports=imports, model=tuple(lines))
 
 
 def is_sparse(weight: torch.Tensor) -> bool:
@@ -78,5 +76,4 @@ def is_sparse(weight: torch.Tensor) -> bool:
 def pruned(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight without the two of each four in a row that are smaller by magnitude."""
     groups = weight.reshape(-1, 4)
-    smaller = groups.abs().topk(2, largest=False).indices
-    return groups.scatter(1, smaller, 0).view(weight.shape)
+    return groups.scatter(1, groups.abs().topk(2, largest=False).indices, 0).view(weight.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 from speedkit_jupyter.machines import flags
@@ -23,6 +23,7 @@ class Tf32(Optimization):
 
     name = "tf32"
     bare = "high"
+    flag, none = "float32_matmul_precision", "highest"
     effect = Effect.ROUNDING
     lowers = True
     summary = "TF32 (on a CPU: bf16) inside float32 matrix products"
@@ -36,7 +37,7 @@ class Tf32(Optimization):
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on from compute capability 8.0; elsewhere only what was asked and exists."""
-        now = facts.flags.get("float32_matmul_precision", "highest")
+        now = self.as_is(facts)
         if request.value == "highest":
             if facts.device_type == "cpu" and now == "highest":
                 return request.leave("highest", "full float32, as it is", asked=True)
@@ -78,9 +79,6 @@ class Tf32(Optimization):
             values["cudnn.allow_tf32"] = on
         return values
 
-    def as_is(self, facts: Facts) -> Any:
-        return facts.flags.get("float32_matmul_precision", "highest")
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set both of torch's APIs in agreement, whatever state they were in."""
@@ -97,7 +95,7 @@ class Tf32(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's setting; cuDNN uses TF32 by itself, and Trainer where it compiles."""
-        now = facts.flags.get("float32_matmul_precision", "highest")
+        now = self.as_is(facts)
         full = (decision.value if decision.active else now) == "highest"
         if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):
             return Snippet(arguments={"tf32": str(not full)})
@@ -119,10 +117,9 @@ def _cudnn_tf32() -> bool | None:
     """Return whether convolutions use TF32; None while torch's two APIs disagree about it."""
     import torch
 
-    try:
+    with suppress(RuntimeError):
         return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return None
+    return None
 
 
 def _described(gpu: Accelerator | None, facts: Facts) -> str:

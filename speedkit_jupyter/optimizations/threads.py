@@ -21,6 +21,7 @@ class Threads(Optimization):
     name = "threads"
     effect = Effect.ROUNDING  # sums are split over the threads
     rivals = True
+    flag, none = "num_threads", "auto"
     free = "NUMBER"
     summary = "intra-op threads within cgroup quota and affinity"
     helps = "containers that show more cores than they may use; tiny models, fastest in one thread"
@@ -55,9 +56,6 @@ class Threads(Optimization):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {"num_threads": decision.value}
-
-    def as_is(self, facts: Facts) -> Any:
-        return facts.flags.get("num_threads", "auto")
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))

@@ -303,14 +303,14 @@ def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
 
 
 @contextmanager
-def hidden(model: torch.nn.Module) -> Iterator[None]:
-    """Have the model in its original state for the block; the plan in force returns after it."""
-    top = next(reversed(contexts_on(model)), None)
-    try:
-        hide(top)
+def hidden(*models: torch.nn.Module) -> Iterator[None]:
+    """Have the models in their original state for the block; plans in force return after it."""
+    with ExitStack() as stack:
+        for model in models:
+            top = next(reversed(contexts_on(model)), None)
+            stack.callback(show, top)
+            hide(top)
         yield
-    finally:
-        show(top)
 
 
 def hide(context: SpeedContext | None) -> None:

@@ -100,9 +100,7 @@ class Plan:
 
 @hide_internal_frames
 def plan(
-    config: SpeedConfig | None = None,
-    hardware: Hardware | None = None,
-    facts: Facts | None = None,
+    config: SpeedConfig | None = None, hardware: Hardware | None = None, facts: Facts | None = None
 ) -> Plan:
     """Decide about every optimization; changes nothing.
 

@@ -51,9 +51,7 @@ class Preview:
 
 
 def preview(
-    model: torch.nn.Module,
-    config: SpeedConfig,
-    optimizers: Sequence[torch.optim.Optimizer] = (),
+    model: torch.nn.Module, config: SpeedConfig, optimizers: Sequence[torch.optim.Optimizer] = ()
 ) -> Preview:
     """Plan from the model's original state, as applying would; touches nothing."""
     applied = applied_to(model)

@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 from pydantic import AliasChoices, ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.optimizations import CATALOG, find
@@ -145,19 +144,16 @@ def problems_of(
         if path in paths:  # each branch of a union complains by itself
             continue
         paths.add(path)
+        unknown = detail["type"] == "extra_forbidden"
+        word = path[-1] if unknown else detail["input"]
+        hint = did_you_mean(word, allowed.split(", ")) if isinstance(word, str) else ""
+        mistake = "unknown key" if unknown else f"{arguments.shown(word)} is not allowed"
+        mistake = f"{mistake}; allowed: {allowed}.{hint}"
+        if detail["type"] == "value_error":  # said by whoever knows what there is
+            mistake = str(detail["ctx"]["error"])
         variable = variables.get(path[0])
         where = f"environment variable {variable}: " if variable else origin.where(path)
-        yield f"{where}{'.'.join(path)}: {_mistake(detail, path, allowed)}"
-
-
-def _mistake(detail: ErrorDetails, path: KeyPath, allowed: str) -> str:
-    if detail["type"] == "value_error":  # said by whoever knows what there is
-        return str(detail["ctx"]["error"])
-    unknown = detail["type"] == "extra_forbidden"
-    word = path[-1] if unknown else detail["input"]
-    hint = did_you_mean(word, allowed.split(", ")) if isinstance(word, str) else ""
-    mistake = "unknown key" if unknown else f"{arguments.shown(word)} is not allowed"
-    return f"{mistake}; allowed: {allowed}.{hint}"
+        yield f"{where}{'.'.join(path)}: {mistake}"
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[KeyPath, str]:

@@ -63,7 +63,11 @@ class Urgent(str):
 
 def comparison_report(comparison: Comparison) -> Document:
     """Return the table of a benchmark, with what it means in one line."""
-    about = [line for record in comparison.records for line in _about(comparison, record)]
+    about = [
+        type(line)(f"{record.name}: {line}")  # an urgent line stays one
+        for record in comparison.records
+        for line in (*_lines(comparison, record), *_compilations(comparison, record))
+    ]
     lines = sorted(
         [*_runner_up(comparison), *about, *_legend(comparison)],
         key=lambda line: not isinstance(line, Urgent),
@@ -71,21 +75,18 @@ def comparison_report(comparison: Comparison) -> Document:
     open_lines = max(SHOWN, sum(isinstance(line, Urgent) for line in lines))
     if len(lines) == open_lines + 1:  # one line takes no more room than its summary
         open_lines += 1
+    ratios = [comparison.ratio(record) for record in comparison.records]
+    picture = Picture(
+        cache(lambda: plots.as_png(plots.speedups(comparison))),
+        "Speed-up of each variant with its interval, as in the table",
+    )
     content = [
         comparison_table(comparison),
-        _picture(comparison),
+        picture if any(gain and gain.low > 0 for gain in ratios) else None,
         "\n".join(lines[:open_lines]),
         Section("\n".join(lines[open_lines:]), folded=True),
     ]
     return Document(_headline(comparison), content, comparison.to_dict())
-
-
-def _picture(comparison: Comparison) -> Picture | None:
-    ratios = [comparison.ratio(record) for record in comparison.records]
-    if not any(gain and gain.low > 0 for gain in ratios):
-        return None
-    text = "Speed-up of each variant with its interval, as in the table"
-    return Picture(cache(lambda: plots.as_png(plots.speedups(comparison))), text)
 
 
 def _headline(comparison: Comparison) -> str:
@@ -237,11 +238,6 @@ def _in_short(record: Record) -> str:
 
 
 # --- the lines below ---
-
-
-def _about(comparison: Comparison, record: Record) -> Iterator[str]:
-    for line in (*_lines(comparison, record), *_compilations(comparison, record)):
-        yield type(line)(f"{record.name}: {line}")
 
 
 def _lines(comparison: Comparison, record: Record) -> Iterator[str]:

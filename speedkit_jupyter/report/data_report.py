@@ -1,4 +1,4 @@
-"""Reports about data and memory: loaders, batch sizes, and what holds memory."""
+"""Reports about a timed cell, loaders, batch sizes, and what holds memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from speedkit_jupyter.freeing.freed import Freed
 from speedkit_jupyter.loading.race import Candidate
 from speedkit_jupyter.loading.tuner import LoaderTuning
 from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Row, Section, Table
 from speedkit_jupyter.report.units import between, ratio, seconds, size
@@ -26,6 +27,42 @@ WARNING = (
 )
 COUNTED = "The table counts tensors and arrays that Python knows of; what graphs kept is gone too."
 GRAPHS = "with a graph: .detach() lets go of what it keeps"
+
+
+def timing_report(timing: Timing) -> Document:
+    """Return median with its interval, what `%timeit` prints, CPU and device time."""
+    runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
+    if not timing.all_runs:
+        return Document(f"Nothing was timed ({runs})")
+    ends, digits = timing.interval_s, timing.precision
+    values = {
+        "median": timing.median_s,
+        "best": timing.best,
+        "worst": timing.worst,
+        "CPU time": timing.cpu_s,
+        "device time": timing.device_s,
+        "first call": timing.first_call_s,
+    }
+    cells = {name: seconds(one, digits) for name, one in values.items() if one is not None}
+    between = " to ".join(seconds(end, digits) for end in ends) if ends else BLANK
+    mean = f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}"
+    median = cells.pop("median")
+    cells = {"median": median, INTERVAL: between, "mean ± std. dev.": mean, **cells}
+    table = Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
+    interval = f", {INTERVAL} {between}" if ends else ""
+    headline = f"{median} per loop{interval} ({runs})"
+    return Document(headline, [table, "\n".join(_lines(timing))], timing.to_dict())
+
+
+def _lines(timing: Timing) -> list[str]:
+    said = [f"{line[:1].upper()}{line[1:]}." for line in (timing.busy, timing.repeats) if line]
+    said += [f"Precision: {timing.unreached}."] if timing.unreached else []
+    device = " Device time lies between two CUDA events." if timing.device_s is not None else ""
+    lines = [*said, f"CPU time is summed over all cores.{device}"]
+    if timing.interval_s is None:
+        few = f"Fewer than {LEAST_RUNS} runs" if timing.repeat < LEAST_RUNS else "Such runs"
+        lines.append(f"{few} have no {INTERVAL}.")
+    return lines
 
 
 def loader_report(tuning: LoaderTuning) -> Document:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 Tone = Literal["plain", "good", "bad", "quiet"]
 # Legible on white and on near-black. A word always says what a colour says.
-GOOD, BAD, NEUTRAL = "#1f8838", "#da3633", "#737b84"
-GREY, CHANGED, PLANNED = "#808080", "#388bfd", "#1f6feb"
+GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 BLANK = "–"
 
 

@@ -11,19 +11,9 @@ from collections.abc import Sequence
 from html import escape
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.report.elements import (
-    BAD,
-    CHANGED,
-    GOOD,
-    GREY,
-    Cell,
-    Code,
-    Picture,
-    Row,
-    Section,
-    Table,
-)
+from speedkit_jupyter.report.elements import BAD, GOOD, Cell, Code, Picture, Row, Section, Table
 
+GREY, CHANGED = "#808080", "#388bfd"
 # Tooltips of column heads.
 HINTS = {
     "verdict": "faster, slower: proven by the interval; no gain: within 2 %; too noisy: open;"
@@ -37,8 +27,6 @@ HINTS = {
     "explains; wrong: off by more; changed: on purpose",
     "state": "on: in force; as is: left alone; declined: it was asked for and can't be done here",
     "by": "Who decided: auto (a rule), you, the environment, or a measurement (measured)",
-    "operations": "Floating-point operations of products, convolutions and attention",
-    "expected, whole step": "How many times as fast, by the share of the time that it concerns",
 }
 # Columns whose cells have the tooltip, too.
 ASKED = ("verdict", "accuracy", "of limit")

@@ -35,6 +35,10 @@ MOST = 8
 DEAR = 1.1
 TIME = ("of a step", "share")
 NUMBERS = ("times a step", *TIME, "backward", "operations", "moves")
+MODULES = ("module", "class", *TIME, "backward", "operations", "of limit")
+OPERATORS = ("operator", "times a step", *TIME, "operations", "moves", "of limit")
+# Columns that leave a narrow text, the last of them first.
+LEAVING = ("times a step", "backward", "class")
 # torch's range around the draw of a batch.
 LOADER = "enumerate(DataLoader)"
 NOTES = """\
@@ -116,68 +120,50 @@ def _costs(profile: Profile) -> list[Any]:
     outermost = [name for name in costs.tree if "." not in name]
     inclusive = ", ".join(f"{name} {share(costs.tree[name])}" for name in outermost)
     # A module is called by the path inside the model, where there is one model with parts.
-    models = [root for root in outermost if any(n.startswith(f"{root}.") for n in costs.tree)]
-    modules = [
-        {
-            "module": (len(models) == 1 and cost.name.partition(".")[2]) or cost.name,
-            "class": cost.kind,
-            **_time(profile, cost),
-            "backward": share(cost.backward / cost.share),
-            "operations": _operations(profile, cost),
-            "of limit": _limit(cost),
-        }
-        for cost in _listed(costs.modules)
-    ]
+    is_one = sum(any(n.startswith(f"{root}.") for n in costs.tree) for root in outermost) == 1
+    modules = [(is_one and cost.name.partition(".")[2]) or cost.name for cost in costs.modules]
     operators = [
-        {
-            "operator": _operator(cost.name),
-            "times a step": f"{cost.times / profile.steps:.3g}" if cost.times else "",
-            **_time(profile, cost),
-            "operations": _operations(profile, cost),
-            "moves": size(cost.moved_bytes / profile.steps) if cost.moved_bytes else "",
-            "of limit": _limit(cost),
-        }
-        for cost in _listed(costs.operators)
-    ]
+        "DataLoader" if cost.name.startswith(LOADER)
+        # `addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it.
+        else cost.name.rpartition("#")[2].removeprefix("aten::")
+        for cost in costs.operators
+    ]  # fmt: skip
     busy = ""
     if costs.busy is not None:
         busy = f"The device was busy {share(costs.busy)} of the time, and idle for the rest."
+    table = _cost_table(profile, MODULES, modules, costs.modules)
     return [
-        Section(_table(modules, "backward", "class"), "Modules, each without those inside of it"),
-        f"With all inside of them: {inclusive}." if modules else "",
-        Section(_table(operators, "times a step"), "Operators"),
+        Section(table, "Modules, each without those inside of it"),
+        f"With all inside of them: {inclusive}." if table else "",
+        Section(_cost_table(profile, OPERATORS, operators, costs.operators), "Operators"),
         busy,
         Section(NOTES, folded=True),
     ]
 
 
-def _table(rows: Sequence[dict[str, str]], *optional: str) -> Table:
-    columns = tuple(rows[0]) if rows else ()
-    return Table(columns, [tuple(row.values()) for row in rows], NUMBERS, columns[:1], optional)
-
-
-def _operator(name: str) -> str:
-    """Return `addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it."""
-    if name.startswith(LOADER):
-        return "DataLoader"
-    return name.rpartition("#")[2].removeprefix("aten::")
-
-
-def _listed(costs: Sequence[Cost]) -> list[Cost]:
-    return [cost for cost in costs[:MOST] if cost.share >= LEAST_COST]
-
-
-def _time(profile: Profile, cost: Cost) -> dict[str, str]:
-    return {TIME[0]: seconds(cost.share * profile.step_s), TIME[1]: share(cost.share)}
-
-
-def _operations(profile: Profile, cost: Cost) -> str:
-    return operations(cost.flops / profile.steps) if cost.flops else ""
-
-
-def _limit(cost: Cost) -> str:
-    """Without a place to break a line at: in a narrow page it is the last column."""
-    return "" if cost.limit is None else f"{share(cost.limit)} {cost.bound}".replace(" ", "\u00a0")
+def _cost_table(
+    profile: Profile, columns: tuple[str, ...], names: Sequence[str], costs: Sequence[Cost]
+) -> Table:
+    rows, steps = [], profile.steps
+    for name, cost in zip(names[:MOST], costs, strict=False):
+        if cost.share < LEAST_COST:
+            continue
+        limit = "" if cost.limit is None else f"{share(cost.limit)} {cost.bound}"
+        cells = {
+            columns[0]: name,
+            "class": cost.kind,
+            "times a step": f"{cost.times / steps:.3g}" if cost.times else "",
+            "of a step": seconds(cost.share * profile.step_s),
+            "share": share(cost.share),
+            "backward": share(cost.backward / cost.share),
+            "operations": operations(cost.flops / steps) if cost.flops else "",
+            "moves": size(cost.moved_bytes / steps) if cost.moved_bytes else "",
+            # In a narrow page it is the last column, and no line breaks in it.
+            "of limit": limit.replace(" ", "\u00a0"),
+        }
+        rows.append(tuple(cells[title] for title in columns))
+    optional = tuple(title for title in LEAVING if title in columns)
+    return Table(columns, rows, NUMBERS, columns[:1], optional)
 
 
 # --- advice ---

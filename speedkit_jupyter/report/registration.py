@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from speedkit_jupyter.measure.results.presentable import report_of
+from speedkit_jupyter.report import data_report, profile_report, tuning_report
 from speedkit_jupyter.report.comparison_report import comparison_report
-from speedkit_jupyter.report.data_report import batch_report, free_report, loader_report
-from speedkit_jupyter.report.profile_report import advice_report, profile_report
-from speedkit_jupyter.report.timing_report import timing_report
-from speedkit_jupyter.report.tuning_report import tuning_report
 from speedkit_jupyter.report.verification_report import verification_report
 
 for report in (
-    *(advice_report, batch_report, comparison_report, free_report, loader_report),
-    *(profile_report, timing_report, tuning_report, verification_report),
+    *(comparison_report, verification_report, tuning_report.tuning_report),
+    *(profile_report.profile_report, profile_report.advice_report),
+    *(data_report.batch_report, data_report.free_report),
+    *(data_report.loader_report, data_report.timing_report),
 ):
     report_of.register(report)

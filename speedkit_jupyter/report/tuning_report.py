@@ -85,6 +85,8 @@ def _peaks(tuning: Tuning) -> tuple[str, str] | None:
 # --- what is kept ---
 
 # Verdicts that are told beside a speed-up.
+# What another version has not kept.
+UNKNOWN = {"device": None, "torch": None}
 TOLD = ("accepted", "other model", "wrong", "not checked")
 
 
@@ -115,7 +117,7 @@ def history_report(results: Sequence[Saved]) -> Document:
             variant["name"],
             _median(variant) or BLANK,
             _speedup(variant) or BLANK,
-            _where(entry),
+            "{device}, torch {torch}".format(**UNKNOWN | entry.result.get("environment", {})),
         )
         for entry in reversed(results)
         for variant in entry.result["variants"]
@@ -138,11 +140,6 @@ def _speedup(row: Mapping[str, Any]) -> str:
         return "too few rounds"
     verdict = f" ({row['verdict']})" if row.get("verdict") in TOLD else ""
     return f"{ratio(speedup)} [{between(low, high)}]{verdict}"
-
-
-def _where(entry: Saved) -> str:
-    environment = entry.result.get("environment", {})  # another version has kept none
-    return f"{environment.get('device')}, torch {environment.get('torch')}"
 
 
 def tuned_list(plans: Sequence[Learned]) -> Document:

@@ -125,11 +125,14 @@ def score_table(score: Scored, name: str) -> Table:
     """Return the number with its interval, what is given up, and what is allowed."""
     sides = (score.before, score.after)
     rows: list[Row | tuple[str, ...]] = [(score.function, *(_cell(side) for side in sides))]
-    if any(side and side.interval for side in sides):
-        rows.append((INTERVAL, *map(_interval, sides)))
+    ends = [side.interval if side else None for side in sides]
+    if any(ends):
+        rows.append(
+            (INTERVAL, *("{:.3g} to {:.3g}".format(*one) if one else BLANK for one in ends))
+        )
     if score.others:
-        ends = dict.fromkeys(shown(end) for end in (min(score.others), max(score.others)))
-        rows.append(("other baselines", " to ".join(ends), ""))
+        others = dict.fromkeys(shown(end) for end in (min(score.others), max(score.others)))
+        rows.append(("other baselines", " to ".join(others), ""))
     tone: Tone = "good" if score.is_accepted else "bad"
     rows.append(Row((f"given up ({score.better} is better)", "", _lost(score)), tone))
     rows.append((f"allowed ({_why(score)})", "", f"{score.allowed:.2g}"))
@@ -156,7 +159,3 @@ def _cell(side: Score | None) -> str:
         return BLANK
     counted = "" if side.examples is None else f" ({side.right:,} of {side.examples:,})"
     return f"{shown(side.value)}{counted}"
-
-
-def _interval(side: Score | None) -> str:
-    return "{:.3g} to {:.3g}".format(*side.interval) if side and side.interval else BLANK

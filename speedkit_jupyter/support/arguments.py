@@ -10,12 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from speedkit_jupyter.support import lookup
-from speedkit_jupyter.support.exceptions import (
-    ArgumentError,
-    ConfigError,
-    SpeedKitError,
-    StepError,
-)
+from speedkit_jupyter.support.exceptions import ArgumentError, ConfigError, SpeedKitError, StepError
 from speedkit_jupyter.support.wrappers import is_optimizer
 
 _SHORT = reprlib.Repr()

@@ -107,10 +107,7 @@ def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
 
 
 def learned(setting: str | None = None, skipped: list[str] | None = None) -> list[Learned]:
-    """Return the plans that were kept, oldest first: all, or those of one setting.
-
-    A row that can't be read is left out; a line about it is added to `skipped`.
-    """
+    """Return the plans that were kept, as `saved` does: all, or those of one setting."""
     return [Learned(*row) for row in _rows("plan", setting, skipped)]
 
 

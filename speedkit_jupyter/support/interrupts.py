@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -114,14 +114,11 @@ def held_back() -> Iterator[None]:
 
     Other threads than the main one run no handlers: nothing is done there.
     """
-    if threading.current_thread() is not threading.main_thread():
+    block: AbstractContextManager[None] = nullcontext()
+    if threading.current_thread() is threading.main_thread():
+        block = _GATES[0].shut() if _GATES else Gate().in_place()
+    with block:
         yield
-    elif _GATES:
-        with _GATES[0].shut():
-            yield
-    else:
-        with Gate().in_place():
-            yield
 
 
 def interruptible(function: Callable[P, R]) -> Callable[P, R]:
@@ -133,9 +130,7 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         __tracebackhide__ = True
-        if _GATES or threading.current_thread() is not threading.main_thread():
-            return function(*args, **kwargs)
-        with Gate().in_place():
+        with nullcontext() if _GATES else held_back():
             return function(*args, **kwargs)
 
     return call

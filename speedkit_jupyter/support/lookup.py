@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
@@ -25,9 +25,27 @@ def canonical(text: str) -> str:
     return ast.unparse(_parsed(text))
 
 
-def value_of(names: Mapping[str, Any], text: str, known: Iterable[str] = (), kind: str = "") -> Any:
+def value_of(names: Mapping[str, Any], text: str, known: Sequence[str] = (), kind: str = "") -> Any:
     """Return what the word stands for. Raises SpeedKitError with the nearest that is `known`."""
-    return _followed(_parsed(text), names, text, list(known), kind or "name")
+    node, steps = _parsed(text), []
+    while not isinstance(node, ast.Name):
+        steps.append(node)
+        node = node.value  # type: ignore[attr-defined]
+    if node.id not in names:
+        here = f" Here: {', '.join(known)}." if known else ""
+        hint = did_you_mean(text, known) or did_you_mean(node.id, known)
+        raise SpeedKitError(f"there is no {kind or 'name'} {text!r}.{hint}{here}")
+    value = names[node.id]
+    for step in reversed(steps):
+        owner = value
+        try:
+            if isinstance(step, ast.Attribute):
+                value = getattr(owner, step.attr)
+            else:
+                value = owner[ast.literal_eval(step.slice)]  # type: ignore[attr-defined]
+        except Exception as error:  # a property or an index of the user's own may raise anything
+            raise SpeedKitError(_why(error, step, owner)) from None
+    return value
 
 
 def _parsed(text: str) -> ast.expr:
@@ -48,35 +66,18 @@ def _parsed(text: str) -> ast.expr:
     return tree
 
 
-def _followed(
-    node: ast.expr, names: Mapping[str, Any], text: str, known: Sequence[str], kind: str
-) -> Any:
-    if isinstance(node, ast.Name):
-        if node.id not in names:
-            here = f" Here: {', '.join(known)}." if known else ""
-            hint = did_you_mean(text, known) or did_you_mean(node.id, known)
-            raise SpeedKitError(f"there is no {kind} {text!r}.{hint}{here}")
-        return names[node.id]
-    assert isinstance(node, ast.Attribute | ast.Subscript)
-    owner = _followed(node.value, names, text, known, kind)
+def _why(error: Exception, node: Any, owner: Any) -> str:
     word = ast.unparse(node.value)
-    try:
-        if isinstance(node, ast.Attribute):
-            return getattr(owner, node.attr)
-        return owner[ast.literal_eval(node.slice)]
-    except Exception as error:  # a property or an index of the user's own may raise anything
-        raise SpeedKitError(_why(error, node, owner, word)) from None
-
-
-def _why(error: Exception, node: ast.Attribute | ast.Subscript, owner: Any, word: str) -> str:
     if not isinstance(error, AttributeError | LookupError):
         return f"{ast.unparse(node)} raises {type(error).__name__}"
     if isinstance(node, ast.Attribute):
         there = [*getattr(owner, "_modules", {}), *getattr(owner, "__dict__", {})]
         return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
     key, keys = ast.literal_eval(node.slice), [*owner] if isinstance(owner, Mapping) else []
+    if isinstance(error, IndexError):
+        return f"{word} has no element {key!r}: there are {len(owner)}"
     here = f" Here: {', '.join(map(repr, keys[:MOST_KEYS]))}." if keys else ""
-    return f"{word} has no {'key' if keys else 'element'} {key!r}.{did_you_mean(key, keys) or here}"
+    return f"{word} has no key {key!r}.{did_you_mean(key, keys) or here}"
 
 
 def is_a(value: Any, kind: Any) -> bool:

@@ -59,13 +59,9 @@ def is_wrapper(value: Any) -> bool:
 def _wrapped_model(model: torch.nn.Module) -> Any:
     """Return its part that has all its tensors: one with some of its own changes the model."""
     parts = model.__dict__.get("_modules")
-    if not isinstance(parts, dict):
-        return None
-    for name in PARTS:
-        part = parts.get(name)
-        if part is not None and _tensors(part) == _tensors(model):
-            return part
-    return None
+    named = [parts.get(name) for name in PARTS] if isinstance(parts, dict) else []
+    own = _tensors(model) if any(part is not None for part in named) else []
+    return next((part for part in named if part is not None and _tensors(part) == own), None)
 
 
 def _tensors(model: torch.nn.Module) -> list[int]:

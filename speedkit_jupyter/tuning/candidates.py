@@ -132,15 +132,9 @@ def _word(name: str, value: Any) -> str:
     for word, values in words().items():
         if values.keys() == {name} and _spelled_out(name, values[name]) == asked:
             return word
-    if not isinstance(value, Mapping):
-        return name if value is True else f"{name}:{value}"
-    first, *rest = defaults = optimizations.named(name).Options().model_dump()
-    other = {key: value[key] for key in rest if value.get(key, defaults[key]) != defaults[key]}
-    fields = [
-        key if one is True else f"without {key}" if one is False else str(one)
-        for key, one in other.items()
-    ]
-    return f"{name}:{'/'.join(fields) or value[first]}"
+    if isinstance(value, Mapping):
+        value = "/".join(f"{key}={one}" for key, one in value.items() if key != "enabled")
+    return name if value is True else f"{name}:{value}"
 
 
 def _spelled_out(name: str, value: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any, Literal
 
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
@@ -168,34 +168,29 @@ def _mean_of(tensor: Any) -> float:
 
 
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
-    """Return what can be compared in the runs of the baseline, of the plan, and of other baselines:
-    what the step returns, where that is a number at every step; else each loss that backward ran
-    on. `unit` is the rounding of the precision in which the plan computes.
+    """Return the curves of baseline, plan and other baselines: of what the step returns, where that
+    is always a number; else of each loss that backward ran on, or of their mean.
+
+    `unit` is the rounding of the precision in which the plan computes.
     """
     steps = [step for run in runs for step in run]
     if not steps:
         return []
-    returned = [step.returned for step in steps]
-    losses = _ran_on(steps) if None in returned else [(RETURNED, returned)]
+    kind = UNSCALED if any(step.was_scaled for step in steps) else RAN_ON
+    numbers = {len(step.ran_on) for step in steps}
+    names = [f"loss {i + 1} of {max(numbers)}: {kind}" for i in range(max(numbers))]
+    if all(step.returned is not None for step in steps):
+        names, losses = [RETURNED], lambda step: [step.returned]
+    elif len(numbers) > 1 or len(names) > MOST_LOSSES:
+        names, losses = [f"the mean over each step of {kind}"], lambda step: [_mean(step.ran_on)]
+    else:
+        names, losses = names if len(names) > 1 else [kind], lambda step: step.ran_on
     rounding = max(TYPICAL * unit, *(TERMS * step.unit for step in steps))
     curves = []
-    for kind, values in losses:
-        rest = iter(values)
-        baseline, planned, *others = [list(islice(rest, len(run))) for run in runs]
-        curves.append(Curve(kind, baseline, planned, others, rounding))
+    for at, name in enumerate(names):
+        baseline, planned, *others = [[losses(step)[at] for step in run] for run in runs]
+        curves.append(Curve(name, baseline, planned, others, rounding))
     return curves
-
-
-def _ran_on(steps: Sequence[Losses]) -> list[tuple[str, list[Any]]]:
-    """Return each loss by itself, where every step has as many; else their mean."""
-    number = len(steps[0].ran_on)
-    kind = UNSCALED if any(step.was_scaled for step in steps) else RAN_ON
-    if number > MOST_LOSSES or any(len(step.ran_on) != number for step in steps):
-        means = [_mean(step.ran_on) for step in steps]
-        return [(f"the mean over each step of {kind}", means)]
-    losses = zip(*(step.ran_on for step in steps), strict=True)
-    of = f" of {number}: " if number > 1 else ""
-    return [(f"loss {i}{of}{kind}" if of else kind, list(loss)) for i, loss in enumerate(losses, 1)]
 
 
 def _distance(losses: Sequence[float], other: Sequence[float]) -> float:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,13 +121,10 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
     """
     __tracebackhide__ = True
     inputs, stepped = _Inputs(), list[bool]()
-    with ExitStack() as stack:
-        for model in step.models:
-            stack.enter_context(hidden(model))
+    with hidden(*step.models), step.guarded() as guard:
         where = setting(step.models, hardware)
         facts = [Facts.read(model, step.holders(model)) for model in step.models]
         watched = step.models if facts[0].compiled == "no" else ()
-        start = stack.enter_context(step.guarded()).state
         contexts = [prepare(model, None, step.holders(model)) for model in step.models]
         runner = Runner(step, contexts, Record("baseline"))
         short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
@@ -144,9 +140,9 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
                 times_s.append(clock.timed(runner.once, runner.device))
             runner.warm = runner.state()
         if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
-            step.repeats = compared_calls(runner, start)
+            step.repeats = compared_calls(runner, guard.state)
         if step.afresh:
-            times_s = [runner.restarted(start)]
+            times_s = [runner.restarted(guard.state)]
     facts = [one.stepped_by(step.made) for one in facts]
     optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
     name = type(unwrapped(step.models[0])).__name__
@@ -173,9 +169,7 @@ def newest(
     """
     if not database.learned():  # a fingerprint takes time, too
         return None
-    with ExitStack() as stack:
-        for model in models:
-            stack.enter_context(hidden(model))
+    with hidden(*models):
         entries = database.learned(setting(models, hardware))
     entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.plan)]
     fitting = [e for e in entries if e.plan["trains"] == bool(optimizers)]

@@ -109,8 +109,7 @@ class Search:
             yield Progress(self.budget.share, self.budget.ahead())
             if tuning.learned is not None:
                 yield from self._check_learned(tuning.learned)
-            is_to_keep = not tuning.helped
-            if is_to_keep:
+            if not tuning.helped:
                 yield from self._search(looked.facts)
             why = self.known.why_unclear(self.budget.step_s)
         finally:
@@ -119,7 +118,7 @@ class Search:
             self.step.kept.clear()
             if tuning.is_settled:
                 current(notebook()).tuned(tuning.models, tuning.found)
-        if is_to_keep:
+        if tuning.learned is None:
             self._keep(looked)
 
     def _look(self) -> learning.Looked:
@@ -211,16 +210,16 @@ class Search:
         able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
         steps, seconds = self.tuning.steps, self.budget.seconds
         steps_s = math.inf if steps is None else steps * self.budget.step_s
-        why = ""
         if steps_s <= COMPILE_S:
             why = f"{steps} steps take {steps_s:.1f} s, compiling alone takes longer"
         elif seconds < COMPILE_S:
             short = f"{few_digits(seconds)} s are less than what compiling takes"
             why = f"{short}: --budget 30 tries it"
-        for plan in able.values():
-            if why and plan.costly:
-                self.known.refuse(plan.name, why)
-        return [plan for plan in able.values() if not (why and plan.costly)]
+        else:
+            return list(able.values())
+        for plan in filter(lambda plan: plan.costly, able.values()):
+            self.known.refuse(plan.name, why)
+        return [plan for plan in able.values() if not plan.costly]
 
     def _raced(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]

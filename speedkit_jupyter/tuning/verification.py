@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -134,7 +133,7 @@ class Verifier:
         self._scorer = None if accuracy is None else Scorer(accuracy, step)
         self._before: Score | None = None
         self._config, self.steps = config, steps
-        self._result = Verification(name)
+        self._result = Verification(name, runs=[[], []])
 
     def result(self) -> Verification:
         return self._result
@@ -148,10 +147,8 @@ class Verifier:
         """
         __tracebackhide__ = True
         result = self._result
-        with ExitStack() as stack:
-            for model in self.step.models:
-                stack.enter_context(hidden(model))
-            start = stack.enter_context(self.step.guarded()).state
+        with hidden(*self.step.models), self.step.guarded() as guard:
+            start = guard.state
             with optimizers_made(self.step.models) as made:
                 yield from self._train("baseline", None, 0)
                 if self._scorer is not None and self._before is None:
@@ -180,15 +177,13 @@ class Verifier:
         """Train a baseline with another seed; with other weights where the seed changes nothing."""
         __tracebackhide__ = True
         result, run = self._result, len(self._result.runs)
-        if not result.by_weights:
-            start.restore()
-            _seed_all(run)
-            yield from self._train(OTHER_SEED, None, run)
-        if result.by_weights:
-            start.restore()
-            _seed_all(run)
-            jitter(self.step.models)
-            yield from self._train("baseline, rounded weights", None, run)
+        for title, by_weights in ((OTHER_SEED, False), ("baseline, rounded weights", True)):
+            if result.by_weights is by_weights:
+                start.restore()
+                _seed_all(run)
+                if by_weights:
+                    jitter(self.step.models)
+                yield from self._train(title, None, run)
 
     def _train(self, title: str, config: SpeedConfig | None, run: int) -> Iterator[Progress]:
         """Train the baseline (`run` 0), the plan (1) or another baseline, with the same data."""
@@ -196,7 +191,7 @@ class Verifier:
         step, result = self.step, self._result
         contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
         runner, losses = Runner(step, contexts, Record(title)), list[Losses]()
-        result.runs[run:] = [losses]
+        result.runs[run : run + 1] = [losses]
         if run == 1:
             self._describe(contexts)
             result.unit = max(unit(runner.precision), _own_unit(step))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import math
-import time
 import warnings
 from typing import Any
 
@@ -41,17 +40,6 @@ class OwnNumbers(Squares):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.full((4,), self.numbers.random())
-
-
-class Parsed(Squares):
-    """Each sample is parsed anew, for a while: a step is taken to last a second in all."""
-
-    def __init__(self, random: bool = False) -> None:
-        self.random = random
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.04)
-        return torch.rand(4) if self.random else torch.zeros(4)
 
 
 class Moments(nn.Module):

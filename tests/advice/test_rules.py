@@ -21,9 +21,11 @@ from speedkit_jupyter import Facts, Hardware, plan
 from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.rules.data import padded
 from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.profiling.split import Line
 
 COMPUTING = {"forward": 0.4, "backward": 0.4}
+TRAINS = {"shares": COMPUTING}
 TRAIN = "opt.zero_grad(); model(x).sum().backward(); opt.step()"
 
 
@@ -105,15 +107,13 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
                         "lambda rows: torch.stack([r[0] for r in rows]))"), waiting(0.5), None),
     ("pin_memory", epoch("DataLoader(Squares(), 2)"),
      {"shares": {"host to device": 0.2}, "device": "cuda"}, "pin_memory=True"),
-    ("padding", trained("Table(8)", "words(8)"), {"shares": COMPUTING}, "75 %"),
-    ("padding", trained("Table(8)", "words(30)"), {"shares": COMPUTING}, None),
+    ("padding", trained("Table(8)", "words(8)"), TRAINS, "75 %"),
+    ("padding", trained("Table(8)", "words(30)"), TRAINS, None),
     # A mask of ones beside full words, and beside padded ones.
     ("padding", "model = Table(8); words = torch.randint(1, 8, (4, 32))\ndef step():\n"
-     "    model(words, attention_mask=torch.ones_like(words)).sum().backward()",
-     {"shares": COMPUTING}, None),
+     "    model(words, attention_mask=torch.ones_like(words)).sum().backward()", TRAINS, None),
     ("padding", "model = Table(8)\nwords = words(8)\ndef step():\n"
-     "    model(words, attention_mask=torch.ones_like(words)).sum().backward()",
-     {"shares": COMPUTING}, "75 %"),
+     "    model(words, attention_mask=torch.ones_like(words)).sum().backward()", TRAINS, "75 %"),
     ("tensor_of_list", "model(torch.tensor([[1.0] * 4] * 4))", {"lines": {"torch.tensor": 0.4}},
      "torch.tensor([[1.0] * 4] * 4)"),
     ("cleaning", "model(x)\ngc.collect()", {"lines": {"gc.collect()": 0.5}}, "50 %"),
@@ -132,48 +132,45 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      {"shares": COMPUTING, "modules": {"Moments.cell": 0.7}}, "nn.GRU over"),
     ("recurrent_cells", trained("Moments()", "torch.ones(2, 3, 4)"),
      {"shares": COMPUTING, "modules": {"Moments.cell": 0.7}}, None),
-    ("same_forward_twice", "model(x).sum().backward(); model(x)", {"shares": COMPUTING},
-     "use it twice"),
-    ("same_forward_twice", "model(x).sum().backward(); x.add_(1); model(x)", {"shares": COMPUTING},
-     None),
+    ("same_forward_twice", "model(x).sum().backward(); model(x)", TRAINS, "use it twice"),
+    ("same_forward_twice", "model(x).sum().backward(); x.add_(1); model(x)", TRAINS, None),
     ("same_forward_twice", "model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))\ndef step():\n"
-     "    model(x).sum().backward(); model(x)", {"shares": COMPUTING}, None),
+     "    model(x).sum().backward(); model(x)", TRAINS, None),
     ("slow_lines", "model(x)\nsum(i for i in range(10))", {"lines": {"sum(i": 0.6}}, "60 %"),
     ("no_grad", "model(x)", {"shares": {"forward": 0.9}}, "torch.no_grad()"),
     ("no_grad", "with torch.no_grad(): model(x)", {"shares": {"forward": 0.9}}, None),
     ("anomaly_mode", f"with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):\n"
-     f"    warnings.simplefilter('ignore'); {TRAIN}", {"shares": COMPUTING}, "80 %"),
+     f"    warnings.simplefilter('ignore'); {TRAIN}", TRAINS, "80 %"),
     ("graph_kept", "total, kept = 0.0, []\nloss = model(x).sum()\nloss.backward()\ntotal += loss",
-     {"shares": COMPUTING}, "`total += loss`"),
+     TRAINS, "`total += loss`"),
     ("graph_kept", "total, loss = 0.0, model(x).sum()\nloss += model(x).mean()\nloss.backward()\n"
-     "total += loss.item(); [].append(loss.detach())", {"shares": COMPUTING}, None),
+     "total += loss.item(); [].append(loss.detach())", TRAINS, None),
     ("graphs_of_graphs", "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
-     "    model(x).sum().backward(create_graph=True); opt.step()", {"shares": COMPUTING},
-     "without create_graph"),
+     "    model(x).sum().backward(create_graph=True); opt.step()", TRAINS, "without create_graph"),
     ("graphs_of_graphs", "model(x).sum().backward(retain_graph=True); opt.step()",
-     {"shares": COMPUTING}, "without retain_graph"),
+     TRAINS, "without retain_graph"),
     ("graphs_of_graphs", "y = model(x); y.sum().backward(retain_graph=True); y.mean().backward()",
-     {"shares": COMPUTING}, None),
+     TRAINS, None),
     ("set_to_none", TRAIN.replace("()", "(set_to_none=False)", 1),
      {"shares": COMPUTING, "operators": {"aten::zero_": 0.1}}, "up to 40 %"),
-    ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), {"shares": COMPUTING},
+    ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
      "4 parameters require gradients"),
-    ("frozen_gradients", TEACHER, {"shares": COMPUTING}, None),
+    ("frozen_gradients", TEACHER, TRAINS, None),
     ("frozen_gradients", "opt = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"  # made inside
-     "model(x).sum().backward(); opt.step()", {"shares": COMPUTING}, "2 parameters require"),
+     "model(x).sum().backward(); opt.step()", TRAINS, "2 parameters require"),
     ("frozen_in_optimizer", f"model[0].requires_grad_(False)\ndef step():\n    {TRAIN}",
      {"shares": {**COMPUTING, "optimizer": 0.1}}, "2 of its 4"),
     ("input_gradients", "y = torch.ones(8, 4, requires_grad=True)\nmodel(y).sum().backward()",
-     {"shares": COMPUTING}, "which no line reads"),
+     TRAINS, "which no line reads"),
     ("input_gradients", "y = torch.ones(8, 4, requires_grad=True)\nmodel(y).sum().backward()\n"
-     "y.grad", {"shares": COMPUTING}, None),
+     "y.grad", TRAINS, None),
     ("dense_embeddings", trained("Table()", "torch.arange(64)"), DENSE, "none with plain SGD"),
     ("dense_embeddings", trained("Table()", "torch.arange(64)", "torch.optim.Adam"), DENSE,
      "20,000 rows, of which a step asks 64"),
     ("dense_embeddings", trained("tied()", "torch.arange(64)"), DENSE, None),
     ("dense_embeddings", trained("Table()", "torch.arange(10_000)"), DENSE, None),
     ("double_precision", trained("net().double()", "torch.from_numpy(np.ones((8, 4)))"),
-     {"shares": COMPUTING}, "float64"),
+     TRAINS, "float64"),
     ("attention_by_hand", ATTENTION.format("torch.softmax(q @ k.transpose(-2, -1), -1) @ v"),
      {"operators": {"aten::bmm": 0.3, "aten::_softmax": 0.1}}, "40 %"),
     ("attention_by_hand", ATTENTION.format("torch.softmax(q + k, -1) * v"),
@@ -281,14 +278,16 @@ def test_waits_count_where_there_are_many_and_they_take_time(times, seconds, is_
     assert [f"{times} in a step" in one.evidence for one in said] == [True] * is_said
 
 
-@pytest.mark.real_time
-def test_samples_are_kept_that_are_the_same_each_time_and_cost_more_than_a_copy():
-    (one,) = found("kept_samples", epoch("DataLoader(Parsed(), 8)"), shares={"data": 0.8})
-    assert one.gain.high > one.gain.low > 1.2
-    assert "the first epoch takes as long as now" in one.risk
-    for data in ("Parsed(random=True)", "Squares()"):
-        step = epoch(f"DataLoader({data}, 8)")
-        assert found("kept_samples", step, shares={"data": 0.8}) == []
+@pytest.mark.parametrize(("draw_s", "is_random"), [(0.04, False), (0.04, True), (1e-5, False)])
+def test_samples_are_kept_that_are_the_same_each_time_and_cost_more_than_a_copy(
+    monkeypatch, draw_s, is_random
+):
+    monkeypatch.setattr(Situation, "samples", lambda *_: Samples(draw_s, 16, is_random))
+    said = found("kept_samples", epoch("DataLoader(Squares(), 8)"), shares={"data": 0.8})
+    assert len(said) == (draw_s > 1e-4 and not is_random)
+    for one in said:
+        assert one.gain.high > one.gain.low > 1.2
+        assert "the first epoch takes as long as now" in one.risk
 
 
 def test_what_the_catalog_would_turn_on_counts_by_the_part_that_it_is_about():

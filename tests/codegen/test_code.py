@@ -114,11 +114,6 @@ def test_without_an_optimizer_it_predicts_and_scales_no_loss(hardware):
         assert "scaler" not in text.replace("# grad_scaler", "")
 
 
-def test_an_unknown_form_is_one_line_with_the_nearest():
-    with pytest.raises(SpeedKitError, match=r"no form 'fabrik'.*Did you mean 'fabric'\?"):
-        code(plan(), "fabrik")
-
-
 @pytest.mark.parametrize(
     ("form", "moved", "stays"),
     [
@@ -212,18 +207,6 @@ def test_what_one_line_can_not_make_is_switched_in_place(kind):
     )
     assert not any(group["foreach"] for group in optimizer.param_groups)
     names["train_step"](torch.ones(1, 2), torch.ones(1, 2), nn.functional.mse_loss)
-
-
-def test_lbfgs_gets_its_closure():
-    torch.manual_seed(0)
-    model = nn.Linear(2, 2)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5)
-    text = code(planned(model, optimizer), "torch", [optimizer])
-    names = {"model": model, "optimizer": optimizer}
-    exec(text, names)
-    x, y = torch.rand(4, 2), torch.rand(4, 2)
-    losses = [names["train_step"](x, y, nn.functional.mse_loss).item() for _ in range(3)]
-    assert losses[2] < losses[0]
 
 
 def test_other_optimizers_than_the_plans_are_refused():

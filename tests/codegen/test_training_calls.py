@@ -186,16 +186,6 @@ def test_a_word_that_is_no_plain_name_is_said_first(word):
         names["train_step"](names["x"], names["y"], nn.functional.mse_loss)
 
 
-@pytest.mark.slow
-def test_a_real_model_of_transformers_is_called_with_its_batch():
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.BertConfig(vocab_size=20, intermediate_size=8, **sizes)
-    model = transformers.BertForSequenceClassification(config)
-    assert call_of(model).kind == "loss"
-    assert call_of(model.bert).kind == "batch"
-
-
 class LightningModule(nn.Linear):
     """By this name a model of Lightning is known."""
 

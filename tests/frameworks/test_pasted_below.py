@@ -71,7 +71,7 @@ def printed(names: dict[str, Any], form: str, words: list[str], file, config: Sp
     session = Session(names)
     session.config = config
     line = f"net --optimizer {','.join(words)} --as {form} --save {file} --force"
-    COMMANDS["code"].run(names, session, COMMANDS["code"].parser.parse_line(line))
+    COMMANDS["code"].run(names, session, COMMANDS["code"].parse_line(line))
     return file.read_text()
 
 

@@ -13,31 +13,19 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.freeing.freed import (
-    LAST,
-    Freed,
-    Held,
-    Holder,
-    free,
-    of_process,
-    reached,
-    size,
-)
+from speedkit_jupyter.freeing import freed as freeing
+from speedkit_jupyter.freeing.freed import LAST, Freed, Held, Holder, of_process
 
 MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
 def last_error() -> Iterator[None]:
-    before = {name: getattr(sys, name) for name in LAST if hasattr(sys, name)}
-    for name in before:
-        delattr(sys, name)
+    before = {name: vars(sys).pop(name) for name in LAST if hasattr(sys, name)}
     yield
     for name in LAST:
-        if hasattr(sys, name):
-            delattr(sys, name)
-    for name, value in before.items():
-        setattr(sys, name, value)
+        vars(sys).pop(name, None)
+    vars(sys).update(before)
 
 
 def fails(x: torch.Tensor) -> None:
@@ -54,7 +42,7 @@ def remember_error(call: Callable[[], object]) -> None:
 
 
 def freed(names: dict[str, Any], holders: list[Holder] | None = None) -> Freed:
-    return free(list(of_process()) if holders is None else holders, names, [names])
+    return freeing.free(list(of_process()) if holders is None else holders, names, [names])
 
 
 def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
@@ -65,10 +53,7 @@ def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
     assert found.let_go[0].bytes == 2 * MIB
     assert not hasattr(sys, "last_traceback")
     assert not hasattr(sys, "last_value")
-
-
-def test_an_error_that_holds_nothing_stays_for_the_debugger() -> None:
-    remember_error(lambda: 1 / 0)
+    remember_error(lambda: 1 / 0)  # holds nothing, and stays for the debugger
     assert freed({}).let_go == []
     assert isinstance(sys.last_value, ZeroDivisionError)
 
@@ -126,9 +111,9 @@ def test_figures_that_pyplot_keeps_open_are_closed() -> None:
 
 def test_views_of_one_piece_of_memory_count_once() -> None:
     x = torch.zeros(MIB)
-    assert size([x, x[:5], x.view(2, -1)]) == 4 * MIB
+    assert freeing.size([x, x[:5], x.view(2, -1)]) == 4 * MIB
     array = np.zeros(MIB, np.float32)
-    assert size([torch.from_numpy(array), array, array[:100_000]]) == 4 * MIB
+    assert freeing.size([torch.from_numpy(array), array, array[:100_000]]) == 4 * MIB
 
 
 def test_the_headline_says_no_less_than_what_came_back() -> None:
@@ -138,11 +123,6 @@ def test_the_headline_says_no_less_than_what_came_back() -> None:
     assert repr(Freed(held, process_bytes=(2 << 30, 2 << 30))).splitlines()[0] == "Let go of 1 GiB"
 
 
-def test_dead_proxies_are_passed_over():
-    class Bar:
-        pass
-
-    bar = Bar()
-    proxies = [weakref.proxy(bar)]
-    del bar
-    assert reached([proxies]) == []
+def test_dead_proxies_are_passed_over() -> None:
+    gone = weakref.proxy(type("Bar", (), {})())
+    assert freeing.reached([[gone]]) == []

@@ -50,22 +50,12 @@ def test_apply_begins_with_what_to_write_and_says_where_nothing_is(shell):
     assert "autocast():" not in shown
 
 
-def test_both_ways_to_measure_a_cell_as_it_stands_run_it_in_the_same_precision(shell, seen):
+@pytest.mark.parametrize("cell", [PLAIN, INSIDE], ids=["plain", "inside"])
+@pytest.mark.parametrize("line", ["-n 1 -r 2", "--compare current --budget 0.2 -v found"])
+def test_a_cell_as_it_stands_runs_in_its_own_precision(shell, seen, cell, line):
     shell.run("%speedkit apply model --precision bf16")
-    shown = shell.run(f"%%speedbench -n 1 -r 2\n{PLAIN}")
-    assert set(seen()) == {False}
-    assert "bf16 acts only inside `ctx.autocast()`" in shown
-    shown = shell.run(f"%%speedbench --compare current --budget 0.2 -v found\n{PLAIN}")
-    assert set(seen()) == {False}
-    assert "bf16 acts only inside `ctx.autocast()`" in shown
-    assert "precision" not in shell.names["found"].records[0].applied
-
-
-def test_a_cell_that_enters_autocast_is_measured_in_it_by_both(shell, seen):
-    shell.run("%speedkit apply model --precision bf16")
-    assert "acts only inside" not in shell.run(f"%%speedbench -n 1 -r 2\n{INSIDE}")
-    assert set(seen()) == {True}
-    shown = shell.run(f"%%speedbench --compare current --budget 0.2 -v found\n{INSIDE}")
-    assert set(seen()) == {True}
-    assert "acts only inside" not in shown
-    assert shell.names["found"].records[0].applied["precision"] == "bf16"
+    shown = shell.run(f"%%speedbench {line}\n{cell}")
+    assert set(seen()) == {cell is INSIDE}
+    assert ("bf16 acts only inside `ctx.autocast()`" in shown) == (cell is PLAIN)
+    if "compare" in line:
+        assert ("precision" in shell.names["found"].records[0].applied) == (cell is INSIDE)

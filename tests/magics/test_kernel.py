@@ -52,18 +52,6 @@ def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
     assert ready("print(model.training)")["text"] == "True\n"
 
 
-def test_the_stop_button_ends_a_timing_with_the_results_so_far(ready):
-    ready("before = [p.clone() for p in model.parameters()]")
-    ready.start(f"%%speedbench -n 1 -r 100000000\n{STEP}; print('step', flush=True)")
-    ready.wait_for("step\n" * 20)  # some runs are over, however busy the machine is
-    ready.interrupt()
-    reply = ready.finish()
-    assert reply["ename"] == "KeyboardInterrupt"
-    assert "per loop" in reply["text"]
-    same = ready("print(all(map(torch.equal, before, model.parameters())), len(optimizer.state))")
-    assert same["text"] == "True 0\n"
-
-
 def test_the_stop_button_ends_a_search_with_what_is_likely(ready):
     ready("before = [p.clone() for p in model.parameters()]")
     step = f"time.sleep(0.001 if optimizer.param_groups[0]['fused'] else 0.03); {STEP}"

@@ -39,7 +39,7 @@ def parsed(line: str) -> None:
         return
     command, _, arguments = rest.strip().partition(" ")
     if command != HOLE:
-        COMMANDS[command or "status"].parser.parse_line(arguments)
+        COMMANDS[command or "status"].parse_line(arguments)
 
 
 def check(text: str, where: str) -> int:

@@ -51,18 +51,15 @@ def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     assert not torch.backends.cuda.flash_sdp_enabled()
 
 
-def test_ctx_in_the_cell_is_the_variants_own(shell, seen):
-    inside = "seen.put(torch.is_autocast_enabled('cpu')); model(x)"
-    cell = f"with ctx.autocast(): {inside}"
-    shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
-    assert set(seen()) == {False, True}
-    assert "ctx" not in shell.names
-
-
-def test_a_plain_cell_gets_autocast_without_mentioning_it(shell, seen):
-    cell = "seen.put(model(x).dtype)\n" + STEP
+@pytest.mark.parametrize(
+    "cell",
+    ["with ctx.autocast(): seen.put(model(x).dtype)", "seen.put(model(x).dtype)\n" + STEP],
+    ids=["ctx", "plain"],
+)
+def test_a_cell_gets_the_variants_autocast_with_or_without_ctx(shell, seen, cell):
     shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
     assert set(seen()) >= {torch.float32, torch.bfloat16}
+    assert "ctx" not in shell.names
 
 
 def test_a_failing_variant_is_a_row_and_the_others_go_on(shell, machine):

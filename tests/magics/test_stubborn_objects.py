@@ -16,18 +16,14 @@ def a_class(**members):
 
 
 META = type("Meta", (type,), {"__eq__": refuses, "__hash__": type.__hash__})
-OF_DICTS = ("__len__", "__iter__", "__eq__", "items")
 WAYS = {
-    "__class__": a_class(__class__=property(refuses)),
-    "__getattribute__": a_class(__getattribute__=refuses),
-    "__len__": a_class(__len__=refuses),
-    "a dict's": type("Lazy", (dict,), dict.fromkeys(OF_DICTS, refuses)),
+    "__getattribute__": a_class(__getattribute__=refuses, __class__=property(refuses)),
+    "a dict's": type("Lazy", (dict,), dict.fromkeys(("__len__", "__iter__", "items"), refuses)),
     "a metaclass's": META("Lazy", (), {}),
     "all": a_class(
         **dict.fromkeys(("__getattribute__", "__eq__", "__hash__", "__repr__", "__len__"), refuses),
         **dict.fromkeys(("__bool__", "__iter__", "__call__", "__reduce_ex__"), refuses),
-        __class__=property(refuses),
-        __dict__=property(refuses),
+        **dict.fromkeys(("__class__", "__dict__"), property(refuses)),
     ),
 }  # fmt: skip
 LINES = ("status", "apply model", "apply model --optimizer optimizer", "report", "code model", "")
@@ -38,25 +34,17 @@ HELD = {"name": "stranger = one", "attribute": "stranger = types.SimpleNamespace
         "element": "stranger = [one, {'a': one}]"}  # fmt: skip
 
 
-@pytest.fixture
-def notebook(shell):
-    shell.run("import types\ndef train():\n    model(x).sum().backward(); optimizer.step()")
-    yield shell
-    for name in ("stranger", "one"):
-        shell.names.pop(name, None)
-    shell.run("%speedkit restore")
-
-
 @pytest.mark.sampled(24)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", HELD)
-def test_a_stranger_breaks_no_magic(notebook, way, place):
-    notebook.names["one"] = WAYS[way].__new__(WAYS[way])
-    notebook.run(HELD[place])
+def test_a_stranger_breaks_no_magic(shell, way, place):
+    shell.run("import types\ndef train():\n    model(x).sum().backward(); optimizer.step()")
+    shell.names["one"] = WAYS[way].__new__(WAYS[way])
+    shell.run(HELD[place])
     for line in LINES:
-        notebook.run(f"%speedkit {line}")
-    notebook.run("%speedkit restore")
+        shell.run(f"%speedkit {line}")
+    shell.run("%speedkit restore")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shown = notebook.run(f"%%speedbench {BENCH}\nstranger\ntrain()")
+        shown = shell.run(f"%%speedbench {BENCH}\nstranger\ntrain()")
     assert "fused_optimizer" in shown

@@ -44,8 +44,6 @@ def evaluate(net=None, data=None):
     return int((found == y).sum()), len(y)
 def of_the_model(net):
     return evaluate(net)[0] / 8
-def of_two(net, data):
-    return 0.5
 def step():
     with torch.no_grad():
         return model(x)
@@ -57,10 +55,6 @@ metrics = {"of": lambda: {"eval_loss": float(loss_fn(model(x), y).detach())}}
 def named(shell):
     shell.run(FUNCTIONS)
     return shell
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
 
 
 @pytest.mark.parametrize(
@@ -83,12 +77,11 @@ def test_a_comparison_takes_a_function_or_an_expression(named, accuracy, better)
 
 
 def test_verify_needs_no_step_beside_it(named):
-    shown = named.run("%speedkit verify --plan bf16 --accuracy evaluate -v found")
-    assert "`evaluate`: bf16: " in words(shown)
+    for function in ("of_the_model", "evaluate"):
+        shown = named.run(f"%speedkit verify --plan bf16 --accuracy {function} -v found")
+        assert f"`{function}`: bf16: " in " ".join(shown.split())
+        assert named.names["found"].curves == []
     assert "of 8)" in shown
-    assert named.names["found"].curves == []
-    shown = named.run("%speedkit verify --plan bf16 --accuracy of_the_model")
-    assert "`of_the_model`: bf16: " in words(shown)
     shown = named.run('%speedkit verify --plan bf16 --accuracy "evaluate(model)" --allowed 1')
     assert "accepted" in shown
     assert "as you said" in shown

@@ -127,20 +127,14 @@ def test_an_earlier_plan_is_in_force_again_if_a_later_one_fails(model, monkeypat
 
 
 def test_a_prepared_context_changes_nothing_until_it_is_in_force(model):
+    with apply_speedups(model, SpeedConfig(sdpa="math"))[1], hidden(model):
+        assert torch.backends.cuda.flash_sdp_enabled()
     context = prepare(model, SpeedConfig(sdpa="math"))
     assert torch.backends.cuda.flash_sdp_enabled()
     with context.in_force():
         assert not torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
     assert not any(decision.active for decision in prepare(model, None).plan)
-
-
-def test_hidden_gives_the_original_for_the_block(model):
-    _, context = apply_speedups(model, SpeedConfig(sdpa="math"))
-    with hidden(model):
-        assert torch.backends.cuda.flash_sdp_enabled()
-    assert not torch.backends.cuda.flash_sdp_enabled()
-    context.restore()
 
 
 SCRIPT = """

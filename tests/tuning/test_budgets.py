@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
@@ -22,30 +21,15 @@ from speedkit_jupyter.tuning.search import Search
 
 
 @pytest.fixture
-def work(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """`work(step_s, fused)`: a step of so many seconds, `fused` times as many where it is."""
-
-    def make(step_s: float, fused: float = 0.5) -> tuple[nn.Module, Any, Callable[[], None]]:
-        torch.manual_seed(0)
-        network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2 * 36, 2))
-        optimizer = torch.optim.AdamW(network.parameters())
-        x = torch.rand(2, 1, 8, 8)
-
-        def step() -> None:
-            made_time.sleep(step_s * (fused if optimizer.param_groups[0]["fused"] else 1.0))
-            network(x).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return network, optimizer, step
-
-    return make
+def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
+    """`timed(step_s, fused)`: a step of so many seconds, `fused` times as many where it is."""
+    return lambda step_s, fused=0.5: work(lambda on: step_s * (fused if on.fused else 1.0))
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("step_s", [0.1, 0.5, 2.0])
-def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(work, step_s):
-    network, optimizer, step = work(step_s)
+def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(timed, step_s):
+    network, optimizer, step = timed(step_s)
     search = Search(step_of(step, network, optimizer))
     said = [one.text for one in search.run()]
     expected = max(20.0, 120 * step_s)
@@ -57,8 +41,8 @@ def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(work
     assert "budget" not in comparison.baseline.notes
 
 
-def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
-    network, optimizer, step = work(0.5)
+def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
+    network, optimizer, step = timed(0.5)
     names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
     measured = [one.name for one in found.records if one.times_s]
@@ -70,8 +54,8 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(work):
 
 
 @pytest.mark.parametrize("longer_s", [0.0, 60.0])
-def test_an_examination_that_takes_longer_costs_no_rounds(work, made_time, monkeypatch, longer_s):
-    network, optimizer, step = work(0.1)
+def test_an_examination_that_takes_longer_costs_no_rounds(timed, made_time, monkeypatch, longer_s):
+    network, optimizer, step = timed(0.1)
     examined = Examination.late
 
     def slowly(self: Examination, *given: Any) -> Iterator[Any]:
@@ -87,9 +71,9 @@ def test_an_examination_that_takes_longer_costs_no_rounds(work, made_time, monke
 
 
 @pytest.mark.parametrize("others", ["", ",channels_last"])
-def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(work, others):
+def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(timed, others):
     """The others are timed all the same: as float32 is where bf16 is emulated."""
-    network, optimizer, step = work(0.5, fused=30.0)
+    network, optimizer, step = timed(0.5, fused=30.0)
     found = benchmark(
         step, f"baseline,fused_optimizer{others}", model=network, optimizer=optimizer, budget_s=40
     )
@@ -101,10 +85,10 @@ def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(work, o
 
 @pytest.mark.parametrize("is_disturbed", [False, True])
 def test_warm_up_steps_that_others_held_up_say_nothing_of_a_variant(
-    work, monkeypatch, is_disturbed
+    timed, monkeypatch, is_disturbed
 ):
     monkeypatch.setattr(clock.Interruptions, "seconds", lambda self, wall_s: wall_s * is_disturbed)
-    network, optimizer, step = work(0.5, fused=30.0)
+    network, optimizer, step = timed(0.5, fused=30.0)
     names = "baseline,fused_optimizer"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=40)
     why = found.records[1].why_not_measured
@@ -112,8 +96,8 @@ def test_warm_up_steps_that_others_held_up_say_nothing_of_a_variant(
     assert ("far slower" in why) is not is_disturbed
 
 
-def test_what_was_not_checked_for_lack_of_time_is_not_called_right(work):
-    network, optimizer, step = work(2.0)
+def test_what_was_not_checked_for_lack_of_time_is_not_called_right(timed):
+    network, optimizer, step = timed(2.0)
     found = benchmark(
         step, "baseline,fused_optimizer", model=network, optimizer=optimizer, budget_s=15
     )
@@ -148,17 +132,11 @@ def test_a_budget_within_another_ends_with_it(made_time):
 
 
 @pytest.mark.parametrize(("first_s", "later_s"), [(4.0, 0.2), (0.2, 0.6)])
-def test_a_default_budget_follows_the_steps_that_are_measured(made_time, first_s, later_s):
+def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, first_s, later_s):
     """What is looked at first may be disturbed; so may all that comes later."""
-    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-
-    def step() -> None:
-        made_time.sleep(first_s if made_time.now_s() < 2 else later_s)
-        network(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    network, optimizer, step = work(
+        lambda on: first_s if made_time.now_s() < 2 else later_s, linear=4
+    )
     search = Search(step_of(step, network, optimizer))
     began_s = made_time.now_s()
     for _ in search.run():
@@ -173,7 +151,7 @@ def test_a_default_budget_follows_the_steps_that_are_measured(made_time, first_s
 @pytest.mark.parametrize("takes_s", [2.5, 400.0])
 @pytest.mark.slow
 def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
-    work, made_time, takes_s, monkeypatch
+    timed, made_time, takes_s, monkeypatch
 ):
     patience = []
 
@@ -184,7 +162,7 @@ def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
         return GemmRates(blas=1.0, onednn=1.0, failure=why)
 
     monkeypatch.setattr(gemm_rates, "measured", measured)
-    network, optimizer, step = work(0.01)
+    network, optimizer, step = timed(0.01)
     search = Search(step_of(step, network, optimizer), 20.0)
     for _ in search.run():
         pass

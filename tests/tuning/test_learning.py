@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,31 +21,13 @@ LATE = 0.008  # seconds of a slow step
 
 
 @pytest.fixture
-def network_and_step(made_time) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """A network, its optimizer and its step."""
-    return partial(_network_and_step, made_time)
+def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
+    """A network, its optimizer and its step: faster where that is fused, or as `seconds(fused)`."""
 
+    def make(width=8, batch=4, seconds=lambda fused: LATE / 4 if fused else LATE):
+        return work(lambda on: seconds(on.fused), linear=width, batch=(batch,))
 
-def _network_and_step(
-    made: Any,
-    width: int = 8,
-    batch: int = 4,
-    seconds: Callable[[bool], float] | None = None,
-) -> tuple[nn.Module, Any, Callable[[], None]]:
-    """A network whose step takes less time where its optimizer is fused, or `seconds(fused)`."""
-    torch.manual_seed(0)
-    network = nn.Linear(width, 2)
-    optimizer = torch.optim.AdamW(network.parameters())
-    x = torch.rand(batch, width)
-    wait = seconds or (lambda fused: LATE / 4 if fused else LATE)
-
-    def step() -> None:
-        made.sleep(wait(bool(optimizer.param_groups[0]["fused"])))
-        network(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return network, optimizer, step
+    return make
 
 
 def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
@@ -54,12 +35,12 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
     return looked.setting, looked.task
 
 
-def test_a_second_search_checks_what_the_first_has_learned(network_and_step):
-    _, _, step = network_and_step()
+def test_a_second_search_checks_what_the_first_has_learned(made):
+    _, _, step = made()
     first = tune(step, budget_s=4)
     assert first.learned is None
     assert first.winner.name == "fused_optimizer"
-    _, optimizer, step = network_and_step()  # as after a restart: other objects
+    _, optimizer, step = made()  # as after a restart: other objects
     second = tune(step, budget_s=4)
     assert second.learned is not None
     assert second.confirmed
@@ -68,18 +49,18 @@ def test_a_second_search_checks_what_the_first_has_learned(network_and_step):
     assert "Learned before" in " ".join(repr(second).split())
 
 
-def test_a_fresh_search_does_not_look_at_what_was_learned(network_and_step):
-    _, _, step = network_and_step()
+def test_a_fresh_search_does_not_look_at_what_was_learned(made):
+    _, _, step = made()
     tune(step, budget_s=4)
     assert tune(step, budget_s=2, fresh=True).stages[0].title != "checking the learned plan"
 
 
 def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_anew(
-    network_and_step,
+    made,
 ):
-    tune(network_and_step()[2], budget_s=4)
+    tune(made()[2], budget_s=4)
     assert len(database.learned()) == 1
-    _, _, slower = network_and_step(seconds=lambda fused: 2 * LATE if fused else LATE)
+    _, _, slower = made(seconds=lambda fused: 2 * LATE if fused else LATE)
     tuning = tune(slower, budget_s=4)
     assert not tuning.helped
     assert [one.plan["values"] for one in database.learned()] == [{}]
@@ -94,11 +75,11 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
         pytest.param({"batch": 5}, id="another batch"),
     ],
 )
-def test_another_model_or_batch_finds_nothing(network_and_step, other):
-    known = identified(network_and_step()[2])
-    same = identified(network_and_step()[2])
+def test_another_model_or_batch_finds_nothing(made, other):
+    known = identified(made()[2])
+    same = identified(made()[2])
     assert same == known
-    assert identified(network_and_step(**other)[2]) != known
+    assert identified(made(**other)[2]) != known
 
 
 def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
@@ -118,8 +99,8 @@ def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
     assert learning.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
 
 
-def test_identifying_runs_one_step_and_undoes_it(network_and_step):
-    network, optimizer, step = network_and_step()
+def test_identifying_runs_one_step_and_undoes_it(made):
+    network, optimizer, step = made()
     before = [p.detach().clone() for p in network.parameters()]
     random = torch.get_rng_state()
     _, task = identified(step)
@@ -131,9 +112,9 @@ def test_identifying_runs_one_step_and_undoes_it(network_and_step):
     assert not network._forward_pre_hooks
 
 
-def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(network_and_step):
-    tune(network_and_step()[2], budget_s=4)
-    network, optimizer, _ = network_and_step()
+def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(made):
+    tune(made()[2], budget_s=4)
+    network, optimizer, _ = made()
     config = tuned(network, optimizer)
     _, context = apply_speedups(network, config, optimizer=optimizer)
     with context:
@@ -146,10 +127,10 @@ def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(ne
 
 
 def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search_goes_on(
-    network_and_step,
+    made,
 ):
-    tune(network_and_step(seconds=lambda fused: 2 * LATE if fused else LATE)[2], budget_s=4)
-    network, optimizer, step = network_and_step()
+    tune(made(seconds=lambda fused: 2 * LATE if fused else LATE)[2], budget_s=4)
+    network, optimizer, step = made()
     config = tuned(network, optimizer)
     _, context = apply_speedups(network, config, optimizer=optimizer)
     with context:
@@ -165,10 +146,10 @@ def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search
 
 
 def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(
-    network_and_step, monkeypatch, tmp_path
+    made, monkeypatch, tmp_path
 ):
     (tmp_path / "file").write_text("")
-    _, _, step = network_and_step()
+    _, _, step = made()
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "file" / "data"))
     tuning = tune(step, budget_s=4)
     assert tuning.helped

@@ -6,8 +6,6 @@ import random
 from queue import SimpleQueue
 
 import pytest
-import torch
-from torch import nn
 
 from speedkit_jupyter import benchmark, tune
 
@@ -21,53 +19,40 @@ KINDS = {
 }
 
 
-class Varying:
-    """A step of such a kind; keeps its longest time where no benchmark puts it back."""
+@pytest.fixture
+def varying(work, made_time):
+    """`varying(kind)`: the step's model and optimizer by name, the step, and its times so far."""
 
-    def __init__(self, kind, clock):
-        torch.manual_seed(0)
-        self.network = nn.Linear(4, 2)
-        self.optimizer = torch.optim.AdamW(self.network.parameters())
-        self.seen: SimpleQueue[float] = SimpleQueue()
-        x, chance, seconds = torch.rand(2, 4), random.Random(0), KINDS[kind]
+    def make(kind):
+        # The times lie where no benchmark puts them back; chance is drawn from a state of its own.
+        seen, chance = SimpleQueue(), random.Random(0)
 
-        def draw() -> float:  # from a state of its own: the benchmark puts back what it finds
-            chance.seed(self.seen.qsize())
-            fused = bool(self.optimizer.param_groups[0]["fused"])
-            return seconds(self.seen.qsize(), clock.now_s(), fused, chance)
+        def seconds(on):
+            chance.seed(seen.qsize())
+            took_s = KINDS[kind](seen.qsize(), made_time.now_s(), on.fused, chance)
+            seen.put(took_s)
+            return took_s
 
-        def step() -> None:
-            took = draw()
-            self.seen.put(took)
-            clock.sleep(took)
-            self.network(x).sum().backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+        network, optimizer, step = work(seconds, linear=4)
+        return step, {"model": network, "optimizer": optimizer}, seen
 
-        self.step = step
+    return make
 
-    @property
-    def longest_s(self) -> float:
-        """Of all that ran."""
-        return max(self.seen.get() for _ in range(self.seen.qsize()))
+
+def longest(seen: SimpleQueue[float]) -> float:
+    return max(seen.get() for _ in range(seen.qsize()))
 
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("budget_s", [2.0, 5.0, 15.0])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_comparison_of_varying_steps_ends_within_its_budget_and_the_longest(
-    made_time, kind, budget_s
+    varying, made_time, kind, budget_s
 ):
-    varying = Varying(kind, made_time)
+    step, parts, seen = varying(kind)
     began = made_time.now_s()
-    found = benchmark(
-        varying.step,
-        "baseline,fused_optimizer,bf16",
-        model=varying.network,
-        optimizer=varying.optimizer,
-        budget_s=budget_s,
-    )
-    assert made_time.now_s() - began <= 1.25 * budget_s + varying.longest_s
+    found = benchmark(step, "baseline,fused_optimizer,bf16", budget_s=budget_s, **parts)
+    assert made_time.now_s() - began <= 1.25 * budget_s + longest(seen)
     for one in found.records[1:]:
         told = one.times_s or one.failure or one.why_not_measured
         assert told or not found.baseline.times_s
@@ -77,12 +62,10 @@ def test_a_comparison_of_varying_steps_ends_within_its_budget_and_the_longest(
 @pytest.mark.parametrize("budget_s", [2.0, 15.0])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_search_among_varying_steps_ends_within_its_budget_and_the_longest(
-    made_time, kind, budget_s
+    varying, made_time, kind, budget_s
 ):
-    varying = Varying(kind, made_time)
+    step, parts, seen = varying(kind)
     began = made_time.now_s()
-    tuning = tune(
-        varying.step, model=varying.network, optimizer=varying.optimizer, budget_s=budget_s
-    )
-    assert made_time.now_s() - began <= 1.25 * budget_s + varying.longest_s
+    tuning = tune(step, budget_s=budget_s, **parts)
+    assert made_time.now_s() - began <= 1.25 * budget_s + longest(seen)
     assert not (tuning.helped and kind.startswith("30 times") and "fused" in tuning.winner.name)

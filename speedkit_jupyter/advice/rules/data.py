@@ -118,12 +118,11 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
 
 
 def _gain_of_workers(seen: Situation, data: float, many: int) -> Gain:
-    """Return at best what hides loading behind computing; each loop's first batch is waited for.
+    """Return at best what hides loading behind computing.
 
-    On a CPU computing loses cores to the workers, at worst half of its speed, since its threads
-    wait for the one whose core a worker has, and then loading is hidden behind nothing. (Measured:
-    loading took about half of a small CNN's step on two cores, and one or two workers made it 0.82
-    to 0.87 times as fast.)
+    On a CPU computing loses cores to the workers, at worst half of its speed, and then loading is
+    hidden behind nothing: a small CNN on two cores, half of whose step was loading, was 0.82 to
+    0.87 times as fast with one or two workers. Each loop's first batch is waited for.
     """
     computing = 1 - data
     loops = max(len(draws.begun_s) for draws in seen.watched.draws.values())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from speedkit_jupyter.advice import trials
-from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, Trial, amdahl
+from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl
 from speedkit_jupyter.advice.code import Part, dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.profiling.lines import Spot
@@ -27,17 +27,11 @@ class _Line(NamedTuple):
     taken: float
 
     def says(
-        self,
-        title: str,
-        gain: Gain,
-        remedy: str,
-        risk: str,
-        words: str = "",
-        trial: Trial | None = None,
+        self, title: str, gain: Gain, remedy: str, risk: str, words: str = "", **more: Any
     ) -> Opportunity:
         """Return what is to be said of it; `words` tell what it does."""
         evidence = f"{self.place}: {words}{share(self.taken)} of the step"
-        return Opportunity(title, evidence, gain, remedy, risk, spots=self.spots, trial=trial)
+        return Opportunity(title, evidence, gain, remedy, risk, spots=self.spots, **more)
 
 
 def _costly(seen: Situation, nodes: Nodes, least: float = LEAST) -> Iterator[_Line]:
@@ -93,10 +87,9 @@ def growing_copies(seen: Situation) -> Iterator[Opportunity]:
 def _grows(node: ast.Assign) -> bool:
     """Return whether it joins what it is assigned to with something."""
     target, call = dotted(node.targets[0]), node.value
-    if len(node.targets) > 1 or "?" in target or not isinstance(call, ast.Call):
+    if len(node.targets) > 1 or "?" in target or not is_called(call, *JOINING):
         return False
-    held = (one for argument in call.args for one in ast.walk(argument))
-    return is_called(call, *JOINING) and any(dotted(one) == target for one in held)
+    return any(dotted(one) == target for one in ast.walk(call))
 
 
 ITERATED = ("parameters", "named_parameters", "buffers")
@@ -125,12 +118,9 @@ def _iterated(node: ast.AST) -> ast.AST:
 
 def _is_over_all(node: ast.AST) -> bool:
     """Return whether it goes through parameters, and not for NumPy, which has no call for all."""
-    iterated, every = (
-        [dotted(call.func) for call in ast.walk(one) if isinstance(call, ast.Call)]
-        for one in (_iterated(node), node)
-    )
-    is_over = any(call.rpartition(".")[2] in ITERATED for call in iterated)
+    every = (dotted(call.func) for call in ast.walk(node) if isinstance(call, ast.Call))
     for_numpy = any(call.startswith(("np.", "numpy.")) or call.endswith(".numpy") for call in every)
+    is_over = any(is_called(one, *ITERATED) for one in ast.walk(_iterated(node)))
     return is_over and not for_numpy
 
 

@@ -86,8 +86,8 @@ def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
     for part in seen.code.parts if taken >= 0.05 else ():
         calls = [*part.nodes(ast.Call)]
         softmax = next((call for call in calls if is_called(call, "softmax")), None)
-        signs = sum(isinstance(node.op, ast.MatMult) for node in part.nodes(ast.BinOp))
-        products = signs + sum(is_called(call, "matmul", "bmm", "einsum") for call in calls)
+        products = sum(is_called(call, "matmul", "bmm", "einsum") for call in calls)
+        products += sum(isinstance(node.op, ast.MatMult) for node in part.nodes(ast.BinOp))
         if softmax is None or products < 2:
             continue
         yield Opportunity(

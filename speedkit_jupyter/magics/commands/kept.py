@@ -14,16 +14,8 @@ from IPython.display import display
 
 from speedkit_jupyter.freeing import freed
 from speedkit_jupyter.freeing.freed import Holder, of_process
-from speedkit_jupyter.magics.options import (
-    Command,
-    Names,
-    Option,
-    command,
-    configs,
-    saved,
-    speedbench_parser,
-    switch,
-)
+from speedkit_jupyter.magics import options
+from speedkit_jupyter.magics.options import Command, Names, Option, command, switch
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code, Section, Table
@@ -44,7 +36,7 @@ from speedkit_jupyter.support.words import count
         choices=("show", "load", "save", "reset"),
         default="show",
     ),
-    Option("file", "FILE", "a YAML file, for load and save", configs, nargs="?"),
+    Option("file", "FILE", "a YAML file, for load and save", options.configs, nargs="?"),
 )
 def config(names: Names, session: Session, arguments: Namespace) -> None:
     """Show, load, save or reset what apply starts from."""
@@ -89,7 +81,7 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command(
     "saved benchmarks",
-    Option("name", "NAME", "that of %%speedbench --save; without it all", saved, nargs="?"),
+    Option("name", "NAME", "that of %%speedbench --save; without it all", options.saved, nargs="?"),
     switch("--forget", "delete what has this name"),
 )
 def history(names: Names, session: Session, arguments: Namespace) -> None:
@@ -105,7 +97,7 @@ def history(names: Names, session: Session, arguments: Namespace) -> None:
         return
     kept = database.saved(name, skipped)
     if not (kept or skipped):
-        raise UsageError(f"nothing is saved as {name!r}.{did_you_mean(name, saved(names))}")
+        raise UsageError(f"nothing is saved as {name!r}.{did_you_mean(name, options.saved(names))}")
     nothing = Document(f"{name}: no result that can be read")
     display((history_report(kept) if kept else nothing).and_lines(skipped))
 
@@ -216,16 +208,16 @@ def help_command(commands: Mapping[str, Command]) -> Command:
 def help_page(commands: Mapping[str, Command], topic: str | None = None) -> Document:
     """Return all subcommands and options, or those of one."""
 
-    def options(topic: str) -> Table:
-        parser = speedbench_parser() if topic == SPEEDBENCH else commands[topic].parser
+    def described(topic: str) -> Table:
+        parser = options.speedbench_parser() if topic == SPEEDBENCH else commands[topic]
         return Table(("option", "what it does"), parser.described(), wraps=("option",))
 
     if topic is not None:
         summary = commands[topic].summary if topic in commands else BENCHES["%%speedbench"]
-        return Document(f"{_magic(topic)}: {summary}", [options(topic) or "It has no options."])
+        return Document(f"{_magic(topic)}: {summary}", [described(topic) or "It has no options."])
     magics = {_magic(name): entry.summary for name, entry in commands.items()} | BENCHES
     table = Table(("magic", "what it does"), list(magics.items()))
-    every = [Section(options(name), _magic(name)) for name in (SPEEDBENCH, *commands)]
+    every = [Section(described(name), _magic(name)) for name in (SPEEDBENCH, *commands)]
     return Document(TITLE, [table, SPELLING, *every])
 
 

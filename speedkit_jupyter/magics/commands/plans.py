@@ -24,15 +24,8 @@ from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.plans.sources import from_word
+from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.plan_report import (
-    applied_report,
-    catalog_report,
-    context_report,
-    explain_report,
-    plan_report,
-    status_report,
-)
 from speedkit_jupyter.session import CTX, Session
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
@@ -52,7 +45,7 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
         (name, namespace.planned_for(names, session, name)[2], session.found_for(model))
         for name, model in islice(models.items(), MOST_MODELS)
     ]
-    display(status_report(Hardware.current(), applied, plans, session))
+    display(reports.status_report(Hardware.current(), applied, plans, session))
 
 
 # --- apply and restore ---
@@ -116,7 +109,7 @@ def show_applied(
 ) -> None:
     """Put the context of an applied plan into the namespace, and show what was applied."""
     variable = session.keep(name, context)
-    document = applied_report(context, Words(name, optimizers, variable, names))
+    document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
     display(document.and_lines([taken]))
 
@@ -151,16 +144,16 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
         name, context, plan = namespace.planned_for(names, session, wanted)
         if context is None:
             _, model = namespace.find_model(names, name)
-            display(plan_report(plan, f"`{name}` (not applied)", session.found_for(model)))
+            display(reports.plan_report(plan, f"`{name}` (not applied)", session.found_for(model)))
         else:
             found, variable = session.found_for(context.model), session.variable_of(context)
-            display(context_report(context, f"`{name}`", variable, found))
+            display(reports.context_report(context, f"`{name}`", variable, found))
 
 
 @command("all there is: what would be on, as is or declined", options.MODEL)
 def catalog(names: Names, session: Session, arguments: Namespace) -> None:
     """Show the catalog for one model, or for any on this machine where there is none yet."""
-    display(catalog_report(*namespace.planned_or_plain(names, session, arguments.model)))
+    display(reports.catalog_report(*namespace.planned_or_plain(names, session, arguments.model)))
 
 
 @command(
@@ -177,7 +170,7 @@ def explain(names: Names, session: Session, arguments: Namespace) -> None:
         hint = owner or did_you_mean(word, options.catalog(names))
         raise UsageError(f"no {word!r} in the catalog.{hint}")
     plan, name = namespace.planned_or_plain(names, session, arguments.model)
-    display(explain_report(optimization, plan[optimization.name], name))
+    display(reports.explain_report(optimization, plan[optimization.name], name))
 
 
 @command(

@@ -31,19 +31,12 @@ def last_cell(session: Session) -> MeasuredCell:
     return session.measured
 
 
-def _number_or_rule(text: str) -> int | str:
-    return text if text.isidentifier() else int(whole_number(text))
-
-
-_number_or_rule.__name__ = "whole number"
-
-
 @command(
     "what would make a step faster: evidence, expected gain, risk",
     options.MODEL,
     options.step("the function to look at; without it the last %%speedbench cell"),
     options.LOADER,
-    Option("--try", "NUMBER", "measure this one, or a rule", type=_number_or_rule, dest="wanted"),
+    Option("--try", "NUMBER", "measure this one, or a rule", dest="wanted"),
     options.budget("for all of it (10)"),
     options.RESULT,
 )
@@ -56,7 +49,8 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
         last = session.last_advice = _advised(names, session, arguments, asked)
     if arguments.wanted:
         text = f"%speedkit advise --try {arguments.wanted}"
-        trial = last.benchmark(arguments.wanted, arguments.budget, text)
+        wanted = int(arguments.wanted) if arguments.wanted.isdecimal() else arguments.wanted
+        trial = last.benchmark(wanted, arguments.budget, text)
         measured(trial, "trying", names, arguments.v)
 
 

@@ -36,10 +36,11 @@ class Scorer:
         """Write the numbers into the records, the baseline's first; their time is no budget's."""
         __tracebackhide__ = True
         for runner in runners:
-            accuracy, begun_s = runner.record.accuracy, clock.now()
+            accuracy = runner.record.accuracy
             if accuracy is not None and accuracy.verdict == "wrong":
                 continue
             yield Progress(0.0, f"{self.accuracy.name} of {runner.record.name}")
+            begun_s = clock.now()
             start.restore()  # before the plan is applied: settings are part of the state
             try:
                 with runner.applied():

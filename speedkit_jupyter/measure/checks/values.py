@@ -107,8 +107,8 @@ def _without_numpy(value: Any) -> Any:
     array = numpy.asarray(value)
     if array.dtype.kind not in "fciub":
         return repr(array.tolist())
-    wide = array.astype("int64") if array.dtype.kind in "iub" else array
-    return torch.from_numpy(numpy.array(wide, dtype=wide.dtype.newbyteorder("=")))
+    dtype = "int64" if array.dtype.kind in "iub" else array.dtype.newbyteorder("=")
+    return torch.from_numpy(numpy.array(array, dtype=dtype))
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:

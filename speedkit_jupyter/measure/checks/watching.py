@@ -85,8 +85,8 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
 
 
 def _around(
-    before: Callable[[Any, Any], None] | None = None,
-    after: Callable[[Any, Any, Any], None] | None = None,
+    before: Callable[[Any, Any], None] = lambda *_: None,
+    after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return what makes of a function one with calls around it; `only` with these first arguments.
@@ -102,14 +102,14 @@ def _around(
             nonlocal depth
             if only is not None and id(args[0]) not in only:
                 return function(*args, **kwargs)
-            if before is not None and not depth:
+            if not depth:
                 before(args, kwargs)
             depth += 1
             try:
                 result = function(*args, **kwargs)
             finally:
                 depth -= 1
-            if after is not None and not depth:
+            if not depth:
                 after(args, kwargs, result)
             return result
 

@@ -176,7 +176,6 @@ class Comparison(Shown):
         return 0.0 if ratio is None else ratio.median
 
     def _row(self, record: Record) -> dict[str, Any]:
-        """Return what was measured, and what follows from it."""
         ratio, seconds = self.ratio(record), self.times_s(record)
         times = spread(seconds) if seconds else None
         return {

@@ -85,7 +85,6 @@ class Shown:
 
 
 def _csv(result: Any) -> str:
-    """Return the table alone."""
     rows, text = result.rows(), io.StringIO()
     table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     table.writeheader()

@@ -118,7 +118,6 @@ class Benchmark:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every block. Closing the generator ends it and puts all back."""
-        __tracebackhide__ = True
         step = self.step
         # No method of this object, which would hold itself, and with it the user's model.
         pauses: list[Callable[[], float]] = []
@@ -149,8 +148,6 @@ class Benchmark:
                 step.kept.clear()  # as large as the model: only the stages of a search share it
 
     def _warm_up(self, start: Snapshot) -> Generator[Progress, None, list[Runner]]:
-        """Return a runner for each variant, those that work warm."""
-        __tracebackhide__ = True
         step, first = self.step, self._runner(0)
         self._environment = environment(first.device)
         warm_up = WarmUp(step, self.budget, self._policy, len(self.variants))
@@ -214,7 +211,6 @@ class Benchmark:
 
     def _weigh(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Measure memory, and drop what is too heavy: that needs neither rounds nor checks."""
-        __tracebackhide__ = True
         first, *others = runners
         with compiling_excluded(self.budget, sum(runner.worst_s for runner in runners)):
             yield from Examination(runners, start).memory()
@@ -239,12 +235,10 @@ class Benchmark:
         return kept
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
-        """Return how long rounds enough to tell anything take."""
         rounds = self._policy.least_rounds(len(runners) - 1)
         return LATEST * rounds * sum(runner.worst_s for runner in runners)
 
     def _checks_s(self, runners: Sequence[Runner]) -> float:
-        """Return about how long the checks of these take."""
         first, others, most = runners[0], runners[1:], self._policy.checked
         number = len(others) if most is None else min(len(others), most)
         lowered = {runner.precision for runner in others} - {first.precision}
@@ -253,7 +247,6 @@ class Benchmark:
 
     def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
         """Take the rounds; what they leave over of the budget is reserved for the checks."""
-        __tracebackhide__ = True
         budget, reserve_s = self.budget, 0.0
         if runners:
             spare_s = budget.left_s - self._rounds_s(runners)
@@ -269,7 +262,6 @@ class Benchmark:
 
     def _check(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Check what the policy names; what there is no time for is not checked, and says so."""
-        __tracebackhide__ = True
         first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
         check, is_sure = Examination(runners, start, self._check_names), self._policy.checks_winner
         needed_s = REFERENCE * first.worst_s
@@ -288,7 +280,6 @@ class Benchmark:
 
     def _examine(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Measure memory and limits, from untimed steps, where there is time."""
-        __tracebackhide__ = True
         if not self._policy.has_limits:
             return
         needed_s = LIMITS_S + 3 * sum(runner.worst_s for runner in runners)

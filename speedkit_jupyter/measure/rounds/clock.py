@@ -26,7 +26,6 @@ def now() -> float:
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
     """Return the wall-clock seconds of one step, synchronized before and after."""
-    __tracebackhide__ = True
     synchronize(device)
     start = time.perf_counter()
     step()
@@ -107,7 +106,6 @@ def _ticks_of_children(process: str) -> Iterator[int]:
 
 
 def _cores() -> int:
-    """Return how many this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -55,7 +55,6 @@ class Router:
     @user_code_boundary
     def run(self, step: Callable[[], Any]) -> Any:
         """Run one step; update the scaler once at its end, if any optimizer stepped in it."""
-        __tracebackhide__ = True
         with nullcontext() if self._context is None else self._context.autocast():
             result = step()
         if self._steps is not None:

@@ -79,7 +79,6 @@ class Runner:
 
     def applied(self) -> ExitStack:
         """Put the variant in force; what the step does not ask its context for is routed."""
-        __tracebackhide__ = True
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -97,11 +96,9 @@ class Runner:
 
     def once(self, rewind: bool = True) -> object:
         """Run one step, on the same data as every other if it is to `rewind`."""
-        __tracebackhide__ = True
         return interrupts.in_a_window(partial(self._run, rewind))
 
     def _run(self, rewind: bool) -> object:
-        __tracebackhide__ = True
         if rewind:
             self.step.rewind()
         try:
@@ -113,7 +110,6 @@ class Runner:
 
     def timed(self) -> float:
         """Return the seconds of one step, from its own state if a later call does less."""
-        __tracebackhide__ = True
         if self.step.afresh and self.warm is not None:
             self.warm.restore()
         return clock.timed(self.once, self.device)
@@ -121,7 +117,6 @@ class Runner:
     @user_code_boundary
     def _first(self) -> object:
         """Run the first step of all, and note what its code asks a context for."""
-        __tracebackhide__ = True
         for context in self.contexts:
             context.asked.clear()
         result = self.step.run(self.contexts[0])
@@ -195,7 +190,6 @@ class Runner:
 
     def restarted(self, start: Snapshot) -> float:
         """Let each call begin in the state `start` under this plan; return the seconds of one."""
-        __tracebackhide__ = True
         start.restore()  # before the plan is applied: settings are part of the state
         with self.applied():
             self.warm = self.state()
@@ -217,7 +211,6 @@ class Runner:
 
 def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
     """Judge by two more calls of a warm variant whether a later one does less."""
-    __tracebackhide__ = True
     step, warm = runner.step, runner.warm
     assert warm is not None
     with runner.applied():
@@ -230,7 +223,6 @@ def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
 
 def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
     """Judge the same of a step as it stands, which ran before."""
-    __tracebackhide__ = True
     later = _work(step, start, run)
     start.restore()
     return judged(_work(step, start, run), later)
@@ -238,7 +230,6 @@ def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Rep
 
 def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:
     """Count a call's work, with the user's random numbers: a step may draw its length."""
-    __tracebackhide__ = True
     start.restore_randomness()
     with counted(step.models) as work:
         run()

@@ -212,7 +212,6 @@ class Sampler:
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
 
     def _drop(self, hopeless: Sequence[Record]) -> bool:
-        """Take variants out; return whether there were any."""
         gone = {id(record) for record in hopeless}
         self.runners[1:] = [runner for runner in self.runners[1:] if id(runner.record) not in gone]
         return bool(gone)

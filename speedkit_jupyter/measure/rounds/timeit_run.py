@@ -74,7 +74,6 @@ class Timer:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every run. What the step changed is put back at the end."""
-        __tracebackhide__ = True
         is_exact = self.loops is not None and self.runs is not None
         budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
         self._budget = Budget(budget_s, begun_s=self.begun_s)
@@ -170,7 +169,6 @@ class Timer:
 
     def _once(self, loops: int) -> Stopwatch:
         """Time a run, without garbage collection, as `timeit` does."""
-        __tracebackhide__ = True
         watch, window = Stopwatch(self.device, self.timer, self._interruptions), interrupts.window()
         collects = gc.isenabled()
         gc.disable()

@@ -42,7 +42,6 @@ class WarmUp:
 
     def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
         """Warm up what the others are compared with; see what the step makes, and if it repeats."""
-        __tracebackhide__ = True
         step = self.step
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
         try:
@@ -74,7 +73,6 @@ class WarmUp:
         What is far slower is dropped by its fastest step, unless other processes disturbed that, or
         the baseline itself has taken as long.
         """
-        __tracebackhide__ = True
         for number, runner in enumerate(others, 2):
             if not self.budget.allows(2 * first.worst_s):
                 leave_out(runner, first, self.budget)
@@ -105,7 +103,6 @@ class WarmUp:
         with the state after the first step that no scaler skipped, since warm-ups differ in length.
         Raises what the step raises, and StepError if a GradScaler goes on skipping.
         """
-        __tracebackhide__ = True
         budget, record = self.budget, runner.record
         now, skipped, compiled = self._step(runner, usual_s)
         record.first_call_s = spent = last = now

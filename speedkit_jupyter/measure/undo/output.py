@@ -108,6 +108,5 @@ def _widgets() -> dict[str, Any]:
 
 
 def _figures() -> dict[int, Any]:
-    """Return pyplot's open figures by their numbers."""
     gcf = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
     return getattr(gcf, "figs", {})

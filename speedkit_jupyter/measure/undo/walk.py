@@ -142,7 +142,6 @@ class Walk:
 
 
 def _models_in(attributes: dict[str, Any]) -> list[Any]:
-    """Return the models and optimizers among attributes."""
     import torch
 
     kinds = (torch.nn.Module, torch.optim.Optimizer)

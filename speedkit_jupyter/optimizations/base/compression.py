@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
@@ -32,6 +32,8 @@ DTYPES = ("float32", "bfloat16", "float16")
 # The first torchao whose int8 products stay right on CPUs that would overflow.
 SINCE = (0, 18)
 INFERENCE = "no gradients go through these layers"
+FOR_GOOD = "it takes the weights' place for good"
+IMPORT = "from torchao.quantization import quantize_"
 FUSED = "`compile` fuses the casts, without which it may be slower"
 
 
@@ -55,6 +57,14 @@ class Compression(Optimization):
     since: ClassVar[tuple[int, int]] = (0, 0)
     units: ClassVar[str] = ""
 
+    def __init_subclass__(cls) -> None:
+        if word := cls.bare:  # which `true` stands for, as a shell may spell it
+            spelled = (True, "true", "on", "yes")
+            cls.Options = Annotated[
+                cls.Options, BeforeValidator(lambda value: word if value in spelled else value)
+            ]
+        super().__init_subclass__()
+
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Decide for it by request, where the device can and nothing trains the weights."""
         is_auto = request.value == "auto"
@@ -63,7 +73,6 @@ class Compression(Optimization):
         return request.on_request(why, "it changes the results: ask for it", rule, hint=self.hint)
 
     def _obstacle(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return why this model's linear layers can't multiply by others; empty where they can."""
         if facts.optimizers and not self.for_training:
             trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
             return f"{trained} trains this model, and this is for inference: take a deepcopy of it"
@@ -111,15 +120,14 @@ class Compression(Optimization):
         module, name, arguments = self.config(decision.value, torch.device(facts.device_type))
         rows, columns = self.multiples
         sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
-        lines = [f"fits = lambda module, _: type(module) is torch.nn.Linear and {sizes}"]
-        if self.casts:
-            lines += ["for module in filter(lambda module: fits(module, None), model.modules()):"]
-            lines += ["    module.weight.data = module.weight.data.bfloat16()"]
-        lines.append(f"quantize_(model, {call(name, **arguments)}, filter_fn=fits)")
-        comment = f"{decision.reason}; it takes the weights' place for good"
-        quantize = "from torchao.quantization import quantize_"
-        imports = f"from torchao.{module} import {name}", quantize
-        return Snippet(comment, imports=imports, model=tuple(lines))
+        model = (
+            "for module in model.modules():",
+            f"    if type(module) is torch.nn.Linear and {sizes}:",
+            *["        module.weight.data = module.weight.data.bfloat16()"] * self.casts,
+            f"        quantize_(module, {call(name, **arguments)})",
+        )
+        imports = f"from torchao.{module} import {name}", IMPORT
+        return Snippet(f"{decision.reason}; {FOR_GOOD}", imports=imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
         """Return what stands in for every layer that fits, but for those that optimizers step."""
@@ -142,8 +150,6 @@ class Compression(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Refuse optimizers that would train what is rounded, beside the stand-ins."""
-
         def refuse(optimizer: torch.optim.Optimizer) -> None:
             if not self.for_training:
                 raise SpeedKitError(
@@ -159,15 +165,13 @@ class Compression(Optimization):
         return not any(n % one for n, one in zip(weight.shape, self.multiples, strict=True))
 
     def _layers(self, value: Any, target: Target) -> list[Any]:
-        live = () if self.for_training else target.live_optimizers()
-        stepped = {id(p) for one in live for group in one.param_groups for p in group["params"]}
-        return [
-            layer
-            for layer in _linears(target)
-            if _is_plain(layer, stepped)
-            and self.fits(value, own_weight(layer))
-            and not (self.for_training and layer is target.model)
-        ]
+        trains, live = self.for_training, target.live_optimizers()
+        groups = [group for one in live if not trains for group in one.param_groups]
+        stepped = {id(p) for group in groups for p in group["params"]}
+        model = target.model
+        layers: list[Any] = [m for m in model.modules() if not (trains and m is model)]
+        plain = [m for m in layers if is_linear(m) and _is_plain(m, stepped)]
+        return [layer for layer in plain if self.fits(value, own_weight(layer))]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
         """Return what was made of the same bits before the plan was hidden, or make it anew."""
@@ -175,7 +179,7 @@ class Compression(Optimization):
 
         weights = [own_weight(layer)]
         before, known = target.memo.quantized.get(layer, (None, None))
-        if before is not None and not are_changed(weights, before):
+        if before and not are_changed(weights, before):
             return known
         with torch.no_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
             made = self.made(value, layer)
@@ -190,7 +194,8 @@ class Compression(Optimization):
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         ours = {id(v) for v, word in SWAPPED.in_model(target.model) if word == self.name}
         number = len(self._layers(planned.value, target) if planned else ours)
-        return {f"model.{self.name}": f"{number} of {len(_linears(target))} linear layers"}
+        every = sum(map(is_linear, target.model.modules()))
+        return {f"model.{self.name}": f"{number} of {every} linear layers"}
 
 
 def torchao(module: str = "quantization") -> Any:
@@ -201,15 +206,6 @@ def torchao(module: str = "quantization") -> Any:
         return imported(f"torchao.{module}")
     finally:
         logger.disabled = before
-
-
-def true_is(word: str) -> BeforeValidator:
-    """Return the validator by which `true`, as a shell may spell it, stands for this word."""
-    return BeforeValidator(lambda value: word if value in (True, "true", "on", "yes") else value)
-
-
-def _linears(target: Target) -> list[Any]:
-    return list(filter(is_linear, target.model.modules()))
 
 
 def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
@@ -226,5 +222,5 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
     weight = own_weight(layer) if "weight" in layer._parameters else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False
-    known = str(weight.dtype).removeprefix("torch.") in DTYPES and not weight.is_meta
-    return known and weight.numel() > 0 and id(weight) not in stepped and not is_watched(layer)
+    is_known = str(weight.dtype).endswith(DTYPES) and weight.numel() > 0 and not weight.is_meta
+    return is_known and id(weight) not in stepped and not is_watched(layer)

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -55,6 +56,7 @@ class Optimization(ABC):
     library: ClassVar[str] = ""  # the optional one that it calls, by its name on PyPI
     bare: ClassVar[str] = ""  # the word that the name alone stands for, where it is not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
+    flag: ClassVar[str] = ""  # the switch whose value is that, where there is one
 
     def __init_subclass__(cls) -> None:
         if "Options" not in vars(cls):
@@ -108,11 +110,12 @@ class Optimization(ABC):
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that stands for leaving everything as it is."""
-        return self.none
+        return facts.flags.get(self.flag, self.none)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """Return the facts that later optimizations decide upon."""
-        return facts
+        passes_by = decision.active and "compile" in self.excludes
+        return replace(facts, passed_by=self.name) if passes_by else facts
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         """Return what it writes to its switches, of which `now` are the values in force."""
@@ -220,9 +223,8 @@ def dotted(version: Iterable[int]) -> str:
 def decided(
     optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
 ) -> Decision:
-    """Return its decision; declined where torch has moved one of its switches, or what it asks.
-
-    No rule turns on, or offers, what changes the model's arithmetic.
+    """Return its decision; declined where torch has moved what it stands on. No rule turns on, or
+    offers, what changes the model's arithmetic.
     """
     try:
         optimization.switches()

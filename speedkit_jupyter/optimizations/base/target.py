@@ -101,10 +101,8 @@ class Target:
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return every optimizer in the process that holds a parameter of the model.
-
-        Some state must follow the parameters' layout and device although the user did not
-        hand that optimizer over; so the garbage collector is asked (60 ms of 450,000 objects).
+        """Return every optimizer in the process that holds a parameter of the model, also one that
+        was not handed over: the garbage collector is asked (60 ms of 450,000 objects).
         """
         if self._found is not None:
             return list(self._found)

@@ -70,7 +70,8 @@ class Facts:
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
         """Return the facts with such optimizers beside its own; alike ones count once."""
-        return replace(self, optimizers=tuple(dict.fromkeys((*self.optimizers, *optimizers))))
+        union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
+        return replace(self, optimizers=union) if optimizers else self
 
     def moved(self, device: str) -> Facts:
         """Return the facts on another device, for the decisions that follow a move."""
@@ -93,8 +94,10 @@ class Facts:
         convolutions = [m for m in modules if is_convolution(m)]
         weights = {id(weight): weight for weight in map(weight_of, convolutions)}
         devices = Counter(tensor.device for tensor in tensors)
-        layered, repeated = layers(model), repeated_blocks(model)
-        blocks = _blocks(layered[-1], repeated if layered[-1] is model else None)
+        layered = layers(model)
+        inner, repeated = layered[-1], repeated_blocks(layered[-1])
+        ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
+        blocks = {name: m for name, m in inner.named_modules() if ids and id(m) in ids}
         return cls(
             device=str(devices.most_common(1)[0][0]) if devices else "cpu",
             devices=words(devices) or ("cpu",),
@@ -112,7 +115,7 @@ class Facts:
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
-            model_type=_model_type(layered[-1]),
+            model_type=_model_type(inner),
             block_names=tuple(blocks),
             blocks_of_torch=any(
                 str(getattr(type(block).forward, "__module__", "")).startswith("torch.")
@@ -133,17 +136,6 @@ def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
     if any("_orig_mod" in layer._modules for layer in layered):
         return "wrapper"
     return "in place" if any(map(compiled_by_the_user, layered)) else "no"
-
-
-def _blocks(
-    inner: torch.nn.Module, repeated: Sequence[torch.nn.Module] | None
-) -> dict[str, torch.nn.Module]:
-    """Return the blocks by name, as in the model behind its wrappers."""
-    repeated = repeated_blocks(inner) if repeated is None else repeated
-    ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
-    if not ids:
-        return {}
-    return {name: module for name, module in inner.named_modules() if id(module) in ids}
 
 
 def _model_type(model: torch.nn.Module) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """One optimizer. `fused` and `foreach` hold the distinct values of its groups, as the user set
-    them: what a plan on another model of the same optimizer put there does not count.
-    `sparse_gradients` says that it holds a parameter whose gradients are sparse.
-    """
+    """One optimizer, as the user set it: what plans have put there does not count."""
 
     name: str = "AdamW"
     has_fused: bool = True
-    fused: tuple[bool | None, ...] = (None,)
+    fused: tuple[bool | None, ...] = (None,)  # the distinct values of its groups
     foreach: tuple[bool | None, ...] = (None,)
     differentiable: bool = False
     capturable: bool = False
@@ -35,9 +32,14 @@ class OptimizerFacts:
         cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
     ) -> OptimizerFacts:
         """Read the facts of one, which steps parameters of these models."""
+        import torch
+
         groups = optimizer.param_groups
         parameters = [p for group in groups for p in group["params"]]
-        sparse = {id(p) for model in models for p in _with_sparse_gradients(model)}
+        modules = [module for model in models for module in model.modules()]
+        layers = [module for module in modules if attribute(module, "sparse") is True]
+        sparse = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        gradients = [p.grad for p in parameters if p.is_leaf and p.grad is not None]
         settings = [users_own(optimizer, group) for group in groups]
         own_step = type(optimizer).step.__module__.startswith("torch.optim")
         return cls(
@@ -49,23 +51,9 @@ class OptimizerFacts:
             capturable=any(group.get("capturable") for group in groups),
             devices=words(p.device for p in parameters),
             dtypes=words(p.dtype for p in parameters),
-            sparse_gradients=any(id(p) in sparse or _has_sparse_gradient(p) for p in parameters),
+            sparse_gradients=any(id(p) in sparse for p in parameters)
+            or any(gradient.layout is not torch.strided for gradient in gradients),
         )
-
-
-def _with_sparse_gradients(model: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-    """Yield the weights of `Embedding(sparse=True)` and of all that has such a switch."""
-    for module in model.modules():
-        if attribute(module, "sparse") is True:
-            yield from module.parameters(recurse=False)
-
-
-def _has_sparse_gradient(parameter: torch.Tensor) -> bool:
-    """Return whether it is so now: a function can make it so, without a module."""
-    import torch
-
-    gradient = parameter.grad if parameter.is_leaf else None
-    return gradient is not None and gradient.layout is not torch.strided
 
 
 def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:

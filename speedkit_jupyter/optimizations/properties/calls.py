@@ -1,7 +1,5 @@
-"""What plans put around the call of a module: in layers, and gone from it without a trace.
-
-torch keeps such a thing in `_compiled_call_impl`, which `module(...)` goes through, and which
-neither copies nor files of the module contain.
+"""What plans put around the call of a module: in layers, in `_compiled_call_impl`, which
+`module(...)` goes through, and which neither copies nor files of the module contain.
 """
 
 from __future__ import annotations

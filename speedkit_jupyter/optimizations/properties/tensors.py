@@ -33,8 +33,7 @@ def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
 class Layout(Property):
     """The strides of a module's weight, with its gradient and its optimizers' state after it.
 
-    Modules are remembered and not their weights, which may be replaced; and
-    `torch.utils.swap_tensors` refuses tensors that something refers to weakly.
+    Modules are remembered: weights may be replaced, and `swap_tensors` refuses weak references.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
@@ -97,9 +96,8 @@ def is_followed(tensor: torch.Tensor) -> bool:
 def companions(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the gradient and the optimizer state that lie with a parameter, each with a name.
-
-    All but `step`, whose place has rules that are the fused optimizer's business.
+    """Yield the gradient and the optimizer state that lie with a parameter, each with a name; all
+    but `step`, whose place has rules of its own.
     """
     import torch
 

@@ -34,12 +34,6 @@ def with_noise(model, x):
     return vmap(lambda one: model(one + torch.randn(FEATURES)), randomness="different")(x)
 
 
-def second(model, x):
-    return torch.autograd.functional.jacobian(
-        lambda a: model(a).sum(0), x, create_graph=True, vectorize=True
-    )
-
-
 TRANSFORMS = {
     "vmap": lambda model, x: vmap(model)(x),
     "vmap, random": with_noise,
@@ -47,7 +41,6 @@ TRANSFORMS = {
     "jvp": lambda model, x: jvp(model, (x,), (torch.ones_like(x),))[1],
     "jacrev": lambda model, x: vmap(jacrev(model))(x),
     "dual numbers": dual,
-    "vectorized jacobian": second,
 }
 
 

@@ -203,14 +203,3 @@ def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_eno
     assert "--budget" in said[warned]
     first_round = next(n for n, text in enumerate(said) if text.startswith("round 1"))
     assert warned < first_round
-
-
-def test_a_python_benchmark_knows_the_command_that_repeats_it():
-    network, _, x = small()
-
-    def step() -> None:
-        network(x)
-
-    comparison = benchmark(step, "baseline,auto", budget_s=0.1)
-    assert "network(x)" in comparison.command
-    assert "benchmark(step, 'baseline,auto', budget_s=0.1)" in comparison.command

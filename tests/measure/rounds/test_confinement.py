@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -18,28 +17,15 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Any:
-    """What the other thread does."""
-    return KINDS[request.param]
-
-
-def step_of_ours() -> Callable[[], None]:
-    """A training step to be measured."""
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step() -> None:
-        clipped(model, optimizer)
-
-    return step
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_benchmark_leaves_another_threads_training_alone(kind):
-    with training(*kind):
-        found = benchmark(step_of_ours(), "baseline,bf16,fp16,fused_optimizer", budget_s=0.1)
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    names = "baseline,bf16,fp16,fused_optimizer"
+    with training(*KINDS[kind]):
+        found = benchmark(lambda: clipped(model, optimizer), names, budget_s=0.1)
     assert [one.failure for one in found.records] == [None] * 4
     # Its backward passes are no part of the accuracy check.
     assert {one.accuracy.verdict for one in found.records} <= {"exact", "rounding"}

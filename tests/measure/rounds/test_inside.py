@@ -1,8 +1,4 @@
-"""What is in force inside each variant's timed steps: dtype, switches, layout, kernels, scaling.
-
-However the step gets hold of its context, or has none: a baseline is the model without a plan, and
-a variant is what its name says.
-"""
+"""What is in force inside each variant's timed steps, however they get hold of their context."""
 
 from __future__ import annotations
 

@@ -72,18 +72,12 @@ def adversarial() -> Made:
     return step, [of_drawing, of_judging], {}
 
 
-def one_optimizer() -> Made:
-    first, second = net(), net()
-    optimizer = adam(first, second)
-    return lambda: stepped(optimizer, second(first(X)).pow(2).mean()), [optimizer], {}
-
-
 LACKING = {
     "distilled": distilled,
     "teacher first": lambda: taught(False),
     "teacher found first": lambda: taught(True),
 }
-KINDS = LACKING | {"adversarial": adversarial, "one optimizer": one_optimizer}
+KINDS = LACKING | {"adversarial": adversarial}
 
 
 @pytest.mark.sampled(9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import warnings
 
@@ -54,12 +53,6 @@ def runs_it():
     plain()
 
 
-def made():
-    loop = asyncio.new_event_loop()
-    loop.close()
-    return loop.create_future()
-
-
 FUNCTIONS = {
     "async": coroutine,
     "generator": generator,
@@ -73,7 +66,6 @@ RESULTS = {
     "coroutine": lambda: coroutine(),
     "generator": lambda: generator(),
     "async generator": lambda: asynchronous_generator(),
-    "future": made,
 }
 TAKEN = {
     "object": Working(),
@@ -82,7 +74,6 @@ TAKEN = {
     "wrapper": runs_it,
     "list": lambda: list(generator()),
     "expression over results": lambda: (one.sum() for one in [model(batch)]),
-    "map over results": lambda: map(torch.sum, [model(batch)]),
     "with a context": lambda ctx: plain(),
 }
 MEASURES = {

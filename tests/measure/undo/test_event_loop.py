@@ -122,13 +122,11 @@ def test_whenever_a_turn_is_given_up_everything_is_in_place(kind, plan, trained,
     assert all(seen)
     assert notebook.state() == before
     assert run.result.records[1].times_s
-    while applied_to(notebook.model) is not None:
-        restored(notebook.model)
+    restored(notebook.model)
 
 
 def restored(model: nn.Module) -> None:
-    applied = applied_to(model)
-    if applied is not None:
+    while (applied := applied_to(model)) is not None:
         applied.restore()
 
 
@@ -178,8 +176,7 @@ def test_what_a_cell_changes_meanwhile_ends_the_run_and_stays(changing_flags, wh
     assert message in run.message
     assert "That stays" in run.message
     assert notebook.state() == after[0]
-    while applied_to(notebook.model) is not None:
-        restored(notebook.model)
+    restored(notebook.model)
 
 
 def test_random_numbers_drawn_meanwhile_stay_drawn_and_do_not_end_the_run():

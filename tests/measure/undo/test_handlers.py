@@ -161,9 +161,8 @@ def test_tensors_keep_their_memory_and_their_graphs() -> None:
 def test_gradients_behind_a_graph_of_before_come_back() -> None:
     hidden = nn.Linear(2, 2)
     features = hidden(torch.ones(1, 2))
-    del_me = features.sum()
     with isolated([features]):
-        del_me.backward(retain_graph=True)
+        features.sum().backward()
         assert hidden.weight.grad is not None
     assert hidden.weight.grad is None
 
@@ -178,11 +177,10 @@ def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
     assert "could not be put back (ValueError" in next(iter(state.failed.values()))
 
 
-def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", [torch.zeros(1000), np.zeros(1000)], ids=["tensor", "array"])
+def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
     monkeypatch.setattr(base, "MOST_BYTES", 100)
-    for data in (torch.zeros(1000), np.zeros(1000)):
-        state = Snapshot(Walk([{"data": data}]))
-        assert any("data" in one for one in state.too_large)
+    assert any("data" in one for one in Snapshot(Walk([{"data": data}])).too_large)
 
 
 def test_parameters_and_optimizer_state_are_copied_whatever_their_size(

@@ -148,18 +148,13 @@ def in_a_variable(loader: DataLoader[Any]) -> Callable[[], Any]:
     return draw
 
 
-def in_a_dict(loader: DataLoader[Any]) -> Callable[[], Any]:
-    table = {"train": iter(loader)}
-    return lambda: next(table["train"])
-
-
 def of_a_trainer(loader: DataLoader[Any]) -> Callable[[], Any]:
     class Trainer:
         def __init__(self) -> None:
-            self.batches = iter(loader)
+            self.batches = {"train": iter(loader)}
 
     trainer = Trainer()
-    return lambda: next(trainer.batches)
+    return lambda: next(trainer.batches["train"])
 
 
 def endless(loader: DataLoader[Any]) -> Callable[[], Any]:
@@ -187,7 +182,7 @@ def of_lightning(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(batches)[0]["a"]
 
 
-WAYS = [in_a_variable, in_a_dict, of_a_trainer, endless, looped_over, of_lightning, cycled]
+WAYS = [in_a_variable, of_a_trainer, endless, looped_over, of_lightning, cycled]
 
 
 def drawn(draw: Callable[[], Any]) -> list[Any]:

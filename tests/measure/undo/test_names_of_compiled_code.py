@@ -10,8 +10,6 @@ import torch
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 
-pytestmark = pytest.mark.usefixtures("clean_dynamo")
-
 SOURCE = """
 def work(t):
     global n
@@ -22,14 +20,11 @@ def work(t):
 """
 
 
-@pytest.fixture
-def clean_dynamo() -> Any:
+def test_code_that_a_step_compiles_runs_after_a_turn_and_after_the_end(
+    request: pytest.FixtureRequest,
+) -> None:
+    request.addfinalizer(torch._dynamo.reset)
     torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def test_code_that_a_step_compiles_runs_after_a_turn_and_after_the_end() -> None:
     space: dict[str, Any] = {"torch": torch, "n": 0, "seen": [], "__name__": "__main__"}
     exec(SOURCE, space)
     compiled = torch.compile(space["work"], backend="eager")

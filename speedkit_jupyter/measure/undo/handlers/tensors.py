@@ -219,7 +219,6 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as integers."""
     import torch
 
     if tensor.is_complex():
