@@ -39,7 +39,7 @@ def layers(value: T) -> list[T]:
 
 def each_once(values: Iterable[T]) -> list[T]:
     """Return what is behind them, each object once, in the order of their first appearance."""
-    return list({id(value): value for value in map(unwrapped, values)}.values())
+    return [*{id(value): value for value in map(unwrapped, values)}.values()]
 
 
 def is_optimizer(value: Any) -> bool:
