@@ -93,7 +93,7 @@ def candidates(
     """Return the single changes that do something to one of the models, in the catalog's order.
 
     `others` are the facts of further models; optimizations in `keep` are left out, as is what
-    changes the results. Where the `objective` is memory, what saves some for time is offered too.
+    changes the results. For the `objective` memory, what saves some for time is offered too.
     """
     every, found = (facts, *others), dict[str, Candidate]()
     for entry in CATALOG:
@@ -113,15 +113,15 @@ def candidates(
 def strongest(singles: Sequence[Candidate]) -> Candidate:
     """Return the combination that the machine suggests: the first value of all that may be joined.
 
-    Without what is a choice among equals (how many threads, which attention kernel), without what
-    the rest excludes, and without a second lowering of precision.
+    It has no choice among equals (how many threads, which attention kernel), and lowers precision
+    once at most.
     """
     whole = BASELINE
     for single in singles:
         (name,) = single.values
         lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
-        joins = not optimizations.named(name).rivals and not lowers_twice
-        if joins and name not in whole.values and (whole + single).is_consistent:
+        is_choice = optimizations.named(name).rivals or name in whole.values
+        if not is_choice and not lowers_twice and (whole + single).is_consistent:
             whole = whole + single
     return whole
 

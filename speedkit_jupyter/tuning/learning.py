@@ -61,9 +61,7 @@ class Task:
 
 
 class Looked(NamedTuple):
-    """What single steps show: the `setting`, the task, the seconds of the fastest one, and the
-    facts of each model.
-    """
+    """What single steps show; `step_s` are the seconds of the fastest, `facts` of each model."""
 
     setting: str
     task: Task
@@ -164,9 +162,7 @@ def newest(
     optimizers: Sequence[torch.optim.Optimizer],
     hardware: Hardware,
 ) -> database.Learned | None:
-    """Return the last plan that was learned for these models of a step, of training ones where
-    there is an optimizer.
-    """
+    """Return the last plan learned for these models; of a training step with an optimizer."""
     if not database.learned():  # a fingerprint takes time, too
         return None
     with hidden(*models):
@@ -186,10 +182,7 @@ def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
 def keep(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Remember a plan (its config values and variant name) with its proof.
-
-    No values say that nothing helped. Raises SpeedKitError where the store can't be written.
-    """
+    """Remember a plan with its proof; no values say that nothing helped. Raises SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     high = None if ratio is None or math.isinf(ratio.high) else ratio.high
@@ -235,10 +228,7 @@ def or_learned(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> SpeedConfig:
-    """Return the config to apply: the learned plan where nothing definite is asked for.
-
-    Raises SpeedKitError where the store can't be read.
-    """
+    """Return the learned plan where nothing definite is asked for. Raises SpeedKitError."""
     return (tuned(model, optimizers) if config.is_auto else None) or config
 
 

@@ -148,10 +148,9 @@ def _is_early(records: Sequence[Record]) -> bool:
 
 
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
-    """Return those that the fastest leaves behind; all have as many times.
+    """Return those that the fastest leaves behind, by times that are paired within the rounds.
 
-    Times are paired within the rounds. Rounds that others held up are left out if enough remain.
-    The scatter of one round is taken from all records together.
+    Rounds that others held up are left out if enough remain.
     """
     import numpy as np
 
