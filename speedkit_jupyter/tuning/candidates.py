@@ -128,18 +128,14 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
 
 def _word(name: str, value: Any) -> str:
     """Return the variant's word for a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
-    asked = _spelled_out(name, value)
+    entry = optimizations.named(name)
+
+    def spelled_out(value: Any) -> Any:  # `compile` is its default mode, too
+        return entry.Options.model_validate(value) if entry.fields else (type(value), value)
+
     for word, values in words().items():
-        if values.keys() == {name} and _spelled_out(name, values[name]) == asked:
+        if values.keys() == {name} and spelled_out(values[name]) == spelled_out(value):
             return word
     if isinstance(value, Mapping):
         value = "/".join(f"{key}={one}" for key, one in value.items() if key != "enabled")
     return name if value is True else f"{name}:{value}"
-
-
-def _spelled_out(name: str, value: Any) -> Any:
-    """Return all fields of a value, since `compile` is its default mode too."""
-    optimization = optimizations.named(name)
-    return (
-        optimization.Options.model_validate(value) if optimization.fields else (type(value), value)
-    )

@@ -56,7 +56,6 @@ class Task:
     kept: tuple[str, ...] = ()
 
     def key(self) -> str:
-        """Return the same for the same task."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
@@ -185,10 +184,10 @@ def keep(
     """Remember a plan with its proof; no values say that nothing helped. Raises SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
-    high = None if ratio is None or math.isinf(ratio.high) else ratio.high
-    speedup, low = (None, None) if ratio is None else (ratio.median, ratio.low)
-    found |= {"speedup": speedup, "low": low, "high": high, "torch": measured_on.torch}
-    found |= {"device": describe(measured_on, plan.facts.device), **asdict(task)}
+    speedup, low, high = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
+    found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
+    found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
+    found |= asdict(task)
     database.learn(where, task.key(), found)
 
 

@@ -224,7 +224,6 @@ class Tuning(Shown):
 
     @property
     def aim(self) -> str:
-        """What is to be less, in words that tell one search from another."""
         return self.objective if self.within is None else f"{self.objective} within {self.within:g}"
 
     @property

@@ -127,9 +127,9 @@ class Verifier:
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "
                 "other data: draw from an iterator that the cell names"
             )
+        self._config, self.steps = config, steps
         self._scorer = None if accuracy is None else Scorer(accuracy, step)
         self._before: Score | None = None
-        self._config, self.steps = config, steps
         self._result = Verification(name, runs=[[], []])
 
     def result(self) -> Verification:
