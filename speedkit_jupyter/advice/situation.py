@@ -122,19 +122,17 @@ class Situation:
         """
         import torch
 
-        pairs: list[tuple[float, float]] = []
+        def pair_s() -> tuple[float, float]:
+            return clock.timed(first, self.device), clock.timed(second, self.device)
+
         self.settle()
         try:
             with torch.no_grad():
-                while len(pairs) <= PAIRS and (
-                    len(pairs) != 1 or self.affords(PAIRS * sum(pairs[0]))
-                ):
-                    first_s = clock.timed(first, self.device)
-                    pairs.append((first_s, clock.timed(second, self.device)))
+                if not self.affords(PAIRS * sum(pair_s())):  # which warms up
+                    return None
+                first_s, second_s = zip(*(pair_s() for _ in range(PAIRS)), strict=True)
         except Exception:  # a model for this input alone
             return None
         finally:
             self.settle()
-        if len(pairs) == 1:
-            return None
-        return median(one for one, _ in pairs[1:]) / median(two for _, two in pairs[1:])
+        return float(median(first_s) / median(second_s))
