@@ -84,7 +84,9 @@ class Timer:
             self._budget.reserved_s = guard.taking_s  # to put it back takes as long
             if not is_exact:
                 yield Progress(0.0, "first call")
-                first = self._first_call()
+                graphs, first = compilations.graphs(), self._once(1)
+                if compilations.graphs() > graphs:
+                    self._budget.exclude(first.wall_s)
                 if not self._budget.allows(0.0):  # it has to do
                     self._note(first)
                     yield Progress(1.0, "the budget was short: one run")
@@ -115,13 +117,6 @@ class Timer:
         if self.runs is not None:
             return number >= self.runs
         return number >= RUNS and (self.budget_s is None or self._budget.left_s <= 0)
-
-    def _first_call(self) -> Stopwatch:
-        """Run the first call, whose compiling is no part of the budget."""
-        graphs, first = compilations.graphs(), self._once(1)
-        if compilations.graphs() > graphs:
-            self._budget.exclude(first.wall_s)
-        return first
 
     def _note(self, run: Stopwatch) -> None:
         timing = self.timing
