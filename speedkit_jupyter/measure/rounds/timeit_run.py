@@ -39,10 +39,8 @@ Loop = Callable[[int, Stopwatch], object]
 class Timer:
     """Drain `run()`, then read `timing`.
 
-    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then RUNS.
-    With `budget_s` it makes as many runs as fit, and loops so that RUNS do; the budget begins when
-    it runs, or at `begun_s` on the clock. Where `loops` and `runs` are given, the step runs exactly
-    so often.
+    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then RUNS; or
+    as many runs as fit into `budget_s`, which begins when it runs, or at `begun_s` on the clock.
     """
 
     step: Step
