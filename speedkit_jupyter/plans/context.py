@@ -143,9 +143,7 @@ class SpeedContext:
         return torch.device("cpu") if parameter is None else parameter.device
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the block for the forward pass: autocast of the plan's dtype; nothing once
-        restored.
-        """
+        """Return the block for the forward pass: the plan's autocast; nothing once restored."""
         return Entering(self._autocast)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -145,9 +145,7 @@ def together(plans: Sequence[Plan]) -> Plan:
 
 
 def describe(hardware: Hardware, device: str) -> str:
-    """Return one line: the device's name, or the processor's with its usable cores; and who chose
-    it, where it is not this machine's.
-    """
+    """Return the device's name, or the processor's with its cores; and who chose it, if pinned."""
     gpu, cores = hardware.accelerator(device), hardware.cpu.usable_cores
     cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
     name = cpu if gpu is None else gpu.name

@@ -1,6 +1,4 @@
-"""Whether there is memory behind a tensor: to read one without ends the process. And whether it was
-written to.
-"""
+"""Whether there is memory behind a tensor, without which reading ends the process, and writes."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of its elements; of one whose memory was given back, those that are left; of
-    one that consists of others, theirs.
-    """
+    """Return the bytes of its elements that are there; of one made of other tensors, theirs."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
         parts = [getattr(tensor, name) for name in names()[0]]  # a DTensor's mesh is one, too

@@ -124,13 +124,14 @@ class Known:
 
     def why_unclear(self, step_s: float) -> str:
         """Return why the time was too short to tell anything; empty where it was not."""
-        rows = self.rows()
+        rows = {row.record.name: row for row in self.rows()}
         if not rows and (self.tried or self.left):
             return f"one step takes {step_s:.2g} s"
-        if 2 * sum(row.is_undecided for row in rows) > len(rows):
-            return "too few undisturbed rounds for most of the plans"
-        left = len(self.left)
-        return f"{left} plans were left out" if left > len(self.tried) else ""
+        if len(self.left) > len(self.tried):
+            return f"{len(self.left)} plans were left out"
+        decided = sum(name in rows and not rows[name].is_undecided for name in self.tried)
+        is_open = 2 * decided < len(self.tried)
+        return "too few undisturbed rounds for most of the plans" if is_open else ""
 
     def is_new(self, plan: Candidate) -> bool:
         """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
