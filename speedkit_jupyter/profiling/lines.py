@@ -134,8 +134,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         return
     before_s = time.perf_counter()
 
-    @torch.compiler.disable  # it would trace what interrupts compiled code
-    def handler(*_: object) -> None:
+    def sample(*_: object) -> None:
         nonlocal before_s
         now_s = time.perf_counter()
         if recorder.part != "overhead":
@@ -143,6 +142,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
             recorder.split.samples.append(found)
         before_s = now_s  # also between two calls: the first sample counts as much as any
 
+    handler = torch.compiler.disable(sample)  # it would trace what interrupts compiled code
     before = signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
     try:
