@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Part as PartOfStep
-from speedkit_jupyter.support.database import Learned
+from speedkit_jupyter.support.database import Kept
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class Situation:
     loaders: Sequence[DataLoader[Any]] = ()
     lasting: int | None = None
     plans: Sequence[Plan] = ()
-    learned: Learned | None = None
+    learned: Kept | None = None
     in_force: frozenset[str] = frozenset()
     names: Mapping[int, str] = field(default_factory=dict)
     settle: Callable[[], object] = lambda: None

@@ -147,9 +147,9 @@ def recompiling(seen: Situation) -> Iterator[Opportunity]:
 
 def learned(seen: Situation) -> Iterator[Opportunity]:
     """Find a plan that tuning has proven for these models, and that is not in force."""
-    if seen.learned is None or not seen.learned.plan["values"] or seen.in_force:
+    if seen.learned is None or not seen.learned.value["values"] or seen.in_force:
         return
-    plan = seen.learned.plan
+    plan = seen.learned.value
     low, speedup = plan["low"] or 1.0, plan["speedup"] or 1.0
     yield Opportunity(
         f"the plan that tuning found: {plan['name']}",
