@@ -233,10 +233,7 @@ def listed(optimizers: Optimizers) -> list[torch.optim.Optimizer]:
 
 
 def named(plan: Plan, optimizers: Optimizers) -> Named:
-    """Return them by name: the user's own, `optimizer`, or `optimizer_1` and so on.
-
-    None stands for one that only the facts know.
-    """
+    """Return them, or None for those unknown, by the user's names or `optimizer_1` and so on."""
     number = len(plan.facts.optimizers)
     given = optimizers if isinstance(optimizers, Mapping) else each_once(optimizers)
     if given and len(given) != number:
@@ -249,10 +246,7 @@ def named(plan: Plan, optimizers: Optimizers) -> Named:
 
 
 def words_of(optimizers: Optimizers, names: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the user's word for each that has one, by the code's name for it.
-
-    `names` is the notebook, where that is known: what it does not have has no word.
-    """
+    """Return the user's words by the code's names, of what `names`, the notebook's, have."""
     words = {}
     for name in optimizers if isinstance(optimizers, Mapping) else ():
         with suppress(SpeedKitError):  # no word, or none of anything here
@@ -273,9 +267,7 @@ def _variable(name: str) -> str:
 
 
 def taken_as_they_are(script: Script, given: Mapping[str, str]) -> frozenset[str]:
-    """Return the `given` optimizers, those that the plan changes nothing about, and those that one
-    line can't make.
-    """
+    """Return the `given` optimizers, those without a change, and those that one line can't make."""
     return frozenset(
         name
         for name in script.optimizers

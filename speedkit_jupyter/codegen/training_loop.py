@@ -125,9 +125,7 @@ def _is_a(model: Any, name: str) -> bool:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:
-    """Return whether its step can't do without a function that computes the loss; `name` is its
-    class.
-    """
+    """Return whether its step demands a function that computes the loss; `name` is its class."""
     if optimizer is None:
         return name == "LBFGS"
     try:

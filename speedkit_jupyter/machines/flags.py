@@ -21,9 +21,7 @@ Values = Mapping[str, Any]
 
 
 class Switch(NamedTuple):
-    """How one process-wide setting is read and written; `others` are values to try it with, beside
-    those of a fresh process.
-    """
+    """How one process-wide setting is read and written; `others` are further values for tests."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]

@@ -14,9 +14,7 @@ from pathlib import Path
 
 
 def features(capabilities: dict[str, object]) -> tuple[str, ...]:
-    """Return the instructions that matter here, by torch's `capabilities` (2.11 and later) or by
-    Linux.
-    """
+    """Return the instructions that matter here, by torch's `capabilities` (2.11) or by Linux."""
     known = dict(capabilities or dict.fromkeys(_in_cpuinfo("(?:flags|Features)").split(), True))
     known["avx512_f"] = known.get("avx512_f") or known.get("avx512f")
     known["arm_bf16"] = known.get("arm_bf16") or known.get("bf16")

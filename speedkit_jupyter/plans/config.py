@@ -101,9 +101,7 @@ class SpeedConfig(FromCatalog):
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """Return the same options and no others: rules decide nothing. `why` is the reason for
-        what is left as it is, where there is a better one than that.
-        """
+        """Return the same options and no others, `why` with a reason: rules decide nothing."""
         twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin

@@ -123,10 +123,6 @@ class SpeedContext:
         """The flags that the user changed meanwhile, and that were therefore left alone."""
         return tuple(dict.fromkeys(self.target.kept))
 
-    @property
-    def autocast_entered(self) -> bool:
-        return self.target.memo.autocast_entered
-
     def changes(self) -> tuple[Change, ...]:
         """Return flags and state of model and optimizers that differ from those found before."""
         now = self.before if self.model is None else observed(self.target)
@@ -143,9 +139,7 @@ class SpeedContext:
         return torch.device("cpu") if parameter is None else parameter.device
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the block for the forward pass: autocast of the plan's dtype; nothing once
-        restored.
-        """
+        """Return the block for the forward pass: the plan's autocast; nothing once restored."""
         return Entering(self._autocast)
 
     def _autocast(self) -> AbstractContextManager[Any]:

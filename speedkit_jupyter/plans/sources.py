@@ -92,9 +92,7 @@ def from_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Origin]:
 def prepared(
     values: Mapping[str, Any], origin: Origin, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values under their names, with the environment laid over, and the variables that
-    were; add wrong keys to `problems`.
-    """
+    """Return values by name, the environment's first, and its variables; add to `problems`."""
     known: dict[str, Any] = {}
     for key, value in values.items():
         optimization = find(key)

@@ -1,6 +1,4 @@
-"""Whether there is memory behind a tensor: to read one without ends the process. And whether it was
-written to.
-"""
+"""Whether there is memory behind a tensor, without which reading ends the process, and writes."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of its elements; of one whose memory was given back, those that are left; of
-    one that consists of others, theirs.
-    """
+    """Return the bytes of its elements that are there; of one made of other tensors, theirs."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
         parts = [getattr(tensor, name) for name in names()[0]]  # a DTensor's mesh is one, too
@@ -46,11 +42,8 @@ def _reach(tensor: torch.Tensor) -> int:
     count, size = tensor.numel(), tensor.element_size()
     if tensor.is_nested or not count:
         return int(count * size)
-    if tensor.is_contiguous():
-        return int(tensor.storage_offset() + count) * size
-    last = sum(
-        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((length - 1) * stride for length, stride in sides)
     return int(tensor.storage_offset() + last + 1) * size
 
 
@@ -85,9 +78,8 @@ def _some(tensor: torch.Tensor) -> Any:
     import torch
 
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    if not is_plain or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
-    if not is_in_memory(tensor) or not tensor.numel():
+    on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not (is_plain and on_cpu and is_in_memory(tensor) and tensor.numel()):
         return None
     some = tensor.detach()
     if some.is_contiguous():

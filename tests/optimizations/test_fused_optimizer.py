@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 
 
 def applied(model, optimizer, **values):
@@ -211,3 +211,11 @@ def test_an_optimizer_that_was_not_given_is_said_to_stay_as_it_is():
     with apply_speedups(model)[1] as context:
         assert "your AdamW was not given" in context.notes["fused_optimizer"]
         assert optimizer.param_groups[0]["fused"] is None
+
+
+def test_of_two_alike_optimizers_each_is_fused_and_in_the_code():
+    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
+    both = [torch.optim.AdamW(layer.parameters()) for layer in model]
+    with applied(model, both) as context:
+        assert [one.param_groups[0]["fused"] for one in both] == [True, True]
+        assert "optimizer_2.step()" in code(context)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,18 +12,10 @@ from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Recorder, Split
 
 
-class Clock:
-    """Seconds that pass when they are told to."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock_and_recorder() -> tuple[SimpleNamespace, Recorder]:
+    """Return a clock whose seconds pass as the test says, and a recorder that goes by it."""
+    clock = SimpleNamespace(now_s=0.0)
+    return clock, Recorder(lambda: clock.now_s)
 
 
 @given(
@@ -30,8 +24,7 @@ def clock() -> Clock:
     )
 )
 def test_whatever_begins_and_ends_the_parts_sum_to_the_whole(events):
-    clock, begun = Clock(), []
-    recorder = Recorder(clock)
+    (clock, recorder), begun = clock_and_recorder(), []
     with recorder.run() as split:
         for event, part in events:
             if event == "enter":
@@ -58,8 +51,8 @@ def test_whatever_begins_and_ends_the_parts_sum_to_the_whole(events):
         ("compiling", "forward", "compiling"),
     ],
 )
-def test_what_happens_within_a_part_is_its_own_or_the_part_s(clock, outer, inner, counts):
-    recorder = Recorder(clock)
+def test_what_happens_within_a_part_is_its_own_or_the_part_s(outer, inner, counts):
+    clock, recorder = clock_and_recorder()
     with recorder.run() as split, recorder.within(outer):
         clock.now_s += 1
         with recorder.within(inner):
@@ -69,8 +62,8 @@ def test_what_happens_within_a_part_is_its_own_or_the_part_s(clock, outer, inner
     assert split.seconds[outer] == (12 if counts == outer else 2)
 
 
-def test_what_never_said_that_it_ended_ends_with_what_is_around_it(clock):
-    recorder = Recorder(clock)
+def test_what_never_said_that_it_ended_ends_with_what_is_around_it():
+    recorder = Recorder()
     with recorder.run():
         begun = recorder.begin("optimizer")
         recorder.begin("forward")
@@ -78,8 +71,8 @@ def test_what_never_said_that_it_ended_ends_with_what_is_around_it(clock):
         assert recorder.part == "rest"
 
 
-def test_time_that_turns_out_to_be_another_part_s_is_moved(clock):
-    recorder = Recorder(clock)
+def test_time_that_turns_out_to_be_another_part_s_is_moved():
+    clock, recorder = clock_and_recorder()
     with recorder.run() as split:
         clock.now_s += 1
         mark = recorder.mark()

@@ -47,33 +47,22 @@ def test_a_second_search_checks_what_the_first_has_learned(made):
     assert [one.title for one in second.stages] == ["checking the learned plan"]
     assert optimizer.param_groups[0]["fused"] is None
     assert "Learned before" in " ".join(repr(second).split())
-
-
-def test_a_fresh_search_does_not_look_at_what_was_learned(made):
-    _, _, step = made()
-    tune(step, budget_s=4)
     assert tune(step, budget_s=2, fresh=True).stages[0].title != "checking the learned plan"
 
 
-def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_anew(
-    made,
-):
+def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_anew(made):
     tune(made()[2], budget_s=4)
     assert len(database.learned()) == 1
     _, _, slower = made(seconds=lambda fused: 2 * LATE if fused else LATE)
     tuning = tune(slower, budget_s=4)
     assert not tuning.helped
-    assert [one.plan["values"] for one in database.learned()] == [{}]
+    assert [one.value["values"] for one in database.learned()] == [{}]
     assert tuning.notes[0] == "The learned plan fused_optimizer was dropped"
     assert len(tuning.stages) > 1
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        pytest.param({"width": 9}, id="another shape of the parameters"),
-        pytest.param({"batch": 5}, id="another batch"),
-    ],
+    "other", [{"width": 9}, {"batch": 5}], ids=["another shape of the parameters", "another batch"]
 )
 def test_another_model_or_batch_finds_nothing(made, other):
     known = identified(made()[2])

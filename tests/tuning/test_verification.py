@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -63,22 +64,15 @@ def test_without_random_numbers_the_second_baseline_starts_from_rounded_weights(
     assert "rounded" in " ".join(repr(found).split())
 
 
-@pytest.mark.parametrize(
-    ("spoil", "verdict"),
-    [
-        pytest.param(lambda p: p.grad.mul_(-1), "worse", id="ascends"),
-        pytest.param(lambda p: p.grad.mul_(float("nan")), "worse", id="not a number"),
-        pytest.param(lambda p: p.grad.zero_(), "worse", id="learns nothing"),
-    ],
-)
-def test_a_plan_that_spoils_training_is_seen(spoil, verdict):
+@pytest.mark.parametrize("factor", [-1.0, math.nan, 0.0])
+def test_a_plan_that_spoils_training_is_seen(factor):
     def spoiled(optimizer: Any) -> None:
         if optimizer.param_groups[0]["fused"]:
             for parameter in optimizer.param_groups[0]["params"]:
-                spoil(parameter)
+                parameter.grad.mul_(factor)
 
     found = verify(training(spoiled=spoiled)[2], "fused_optimizer", steps=20)
-    assert found.verdict == verdict
+    assert found.verdict == "worse"
 
 
 def test_every_run_gets_the_same_data_and_each_step_new_data():

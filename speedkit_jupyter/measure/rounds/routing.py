@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import is_here, is_pythons
+from speedkit_jupyter.support.interrupts import is_pythons
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class ScaledSteps:
         @wraps(step)  # learning rate schedulers look for their mark on it
         def routed(this: torch.optim.Optimizer, closure: Any = None) -> Any:
             # The losses of another thread of the user's were never scaled.
-            if key in self._inside or (not is_here(here) and is_pythons()):
+            if key in self._inside or (threading.get_ident() != here and is_pythons()):
                 return step() if closure is None else step(closure)
             if closure is not None:
                 raise StepError("fp16: an optimizer with a closure can't be scaled")
