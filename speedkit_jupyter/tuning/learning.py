@@ -56,14 +56,11 @@ class Task:
     kept: tuple[str, ...] = ()
 
     def key(self) -> str:
-        """Return the same for the same task."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
 class Looked(NamedTuple):
-    """What single steps show: the `setting`, the task, the seconds of the fastest one, and the
-    facts of each model.
-    """
+    """What single steps show; `step_s` are the seconds of the fastest, `facts` of each model."""
 
     setting: str
     task: Task
@@ -153,7 +150,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
 # --- what is kept ---
 
 
-def find(where: str, task: Task) -> database.Learned | None:
+def find(where: str, task: Task) -> database.Kept | None:
     """Return the plan that was learned for this very setting and task. Raises SpeedKitError."""
     entries = database.learned(where)
     return next((e for e in entries if e.task == task.key() and not e.is_earlier), None)
@@ -163,18 +160,16 @@ def newest(
     models: Sequence[torch.nn.Module],
     optimizers: Sequence[torch.optim.Optimizer],
     hardware: Hardware,
-) -> database.Learned | None:
-    """Return the last plan that was learned for these models of a step, of training ones where
-    there is an optimizer.
-    """
+) -> database.Kept | None:
+    """Return the last plan learned for these models; of a training step with an optimizer."""
     if not database.learned():  # a fingerprint takes time, too
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
-    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.plan)]
-    fitting = [e for e in entries if e.plan["trains"] == bool(optimizers)]
+    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.value)]
+    fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
-    return next(reversed(fitting or [e for e in entries if e.plan["values"]]), None)
+    return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
 def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
@@ -186,37 +181,34 @@ def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
 def keep(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Remember a plan (its config values and variant name) with its proof.
-
-    No values say that nothing helped. Raises SpeedKitError where the store can't be written.
-    """
+    """Remember a plan with its proof; no values say that nothing helped. Raises SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
-    high = None if ratio is None or math.isinf(ratio.high) else ratio.high
-    speedup, low = (None, None) if ratio is None else (ratio.median, ratio.low)
-    found |= {"speedup": speedup, "low": low, "high": high, "torch": measured_on.torch}
-    found |= {"device": describe(measured_on, plan.facts.device), **asdict(task)}
+    speedup, low, high = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
+    found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
+    found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
+    found |= asdict(task)
     database.learn(where, task.key(), found)
 
 
-def config_of(learned: database.Learned) -> SpeedConfig:
+def config_of(learned: database.Kept) -> SpeedConfig:
     """Return the plan as a config: what it names and no more, its decisions `measured`."""
-    if not learned.plan["values"]:
+    if not learned.value["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
-    config = named(learned.plan["name"], learned.plan["values"]).config
+    config = named(learned.value["name"], learned.value["values"]).config
     assert config is not None
     return config.with_source("measured", why(learned))
 
 
-def why(learned: database.Learned) -> str:
+def why(learned: database.Kept) -> str:
     """Return the number behind it, when it was found and for which inputs."""
-    name, *numbers = (learned.plan[key] for key in ("name", "speedup", "low", "high"))
+    name, *numbers = (learned.value[key] for key in ("name", "speedup", "low", "high"))
     return f"{proof(name, *numbers)} {_when(learned)}"
 
 
-def _when(learned: database.Learned) -> str:
-    inputs = ", ".join(learned.plan["inputs"]) or "inputs unknown"
-    return f"on {learned.learned_at.astimezone().date().isoformat()} ({inputs})"
+def _when(learned: database.Kept) -> str:
+    inputs = ", ".join(learned.value["inputs"]) or "inputs unknown"
+    return f"on {learned.saved_at.astimezone().date().isoformat()} ({inputs})"
 
 
 def proof(
@@ -235,10 +227,7 @@ def or_learned(
     model: torch.nn.Module | Sequence[torch.nn.Module],
     optimizers: Sequence[torch.optim.Optimizer] = (),
 ) -> SpeedConfig:
-    """Return the config to apply: the learned plan where nothing definite is asked for.
-
-    Raises SpeedKitError where the store can't be read.
-    """
+    """Return the learned plan where nothing definite is asked for. Raises SpeedKitError."""
     return (tuned(model, optimizers) if config.is_auto else None) or config
 
 
