@@ -132,6 +132,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
     if not is_free:
         yield
         return
+    before_s = 0.0
 
     def sample(*_: object) -> None:
         nonlocal before_s
