@@ -132,7 +132,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
     if not is_free:
         yield
         return
-    before_s = time.perf_counter()
+    before_s = 0.0
 
     def sample(*_: object) -> None:
         nonlocal before_s
@@ -143,7 +143,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         before_s = now_s  # also between two calls: the first sample counts as much as any
 
     handler = torch.compiler.disable(sample)  # it would trace what interrupts compiled code
-    before = signal.signal(signal.SIGALRM, handler)
+    before, before_s = signal.signal(signal.SIGALRM, handler), time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
     try:
         yield
