@@ -87,7 +87,7 @@ class Gemm(Optimization):
             return request.obey(gemm.BLAS)
         if tuple(map(int, hardware.torch.split(".")[:2])) < SINCE:
             return request.decline(now, f"needs torch {dotted(SINCE)}; this is {hardware.torch}")
-        gemm.check_torch()
+        gemm.kernels(gemm.LEAST)  # raises where torch has moved a name that this needs
         if facts.precision != "fp32":
             return request.decline(now, f"no float32 product inside {facts.precision} autocast")
         if own := facts.no_float32:
