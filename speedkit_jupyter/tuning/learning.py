@@ -151,7 +151,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
 # --- what is kept ---
 
 
-def find(where: str, task: Task) -> database.Learned | None:
+def find(where: str, task: Task) -> database.Kept | None:
     """Return the plan that was learned for this very setting and task. Raises SpeedKitError."""
     entries = database.learned(where)
     return next((e for e in entries if e.task == task.key() and not e.is_earlier), None)
@@ -159,16 +159,16 @@ def find(where: str, task: Task) -> database.Learned | None:
 
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
-) -> database.Learned | None:
+) -> database.Kept | None:
     """Return the last plan learned for these models; of a training step with an optimizer."""
     if not database.learned():  # a fingerprint takes time, too
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
-    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.plan)]
-    fitting = [e for e in entries if e.plan["trains"] == bool(optimizers)]
+    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.value)]
+    fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
-    return next(reversed(fitting or [e for e in entries if e.plan["values"]]), None)
+    return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
 def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
@@ -190,24 +190,24 @@ def keep(
     database.learn(where, task.key(), found)
 
 
-def config_of(learned: database.Learned) -> SpeedConfig:
+def config_of(learned: database.Kept) -> SpeedConfig:
     """Return the plan as a config: what it names and no more, its decisions `measured`."""
-    if not learned.plan["values"]:
+    if not learned.value["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
-    config = named(learned.plan["name"], learned.plan["values"]).config
+    config = named(learned.value["name"], learned.value["values"]).config
     assert config is not None
     return config.with_source("measured", why(learned))
 
 
-def why(learned: database.Learned) -> str:
+def why(learned: database.Kept) -> str:
     """Return the number behind it, when it was found and for which inputs."""
-    name, *numbers = (learned.plan[key] for key in ("name", "speedup", "low", "high"))
+    name, *numbers = (learned.value[key] for key in ("name", "speedup", "low", "high"))
     return f"{proof(name, *numbers)} {_when(learned)}"
 
 
-def _when(learned: database.Learned) -> str:
-    inputs = ", ".join(learned.plan["inputs"]) or "inputs unknown"
-    return f"on {learned.learned_at.astimezone().date().isoformat()} ({inputs})"
+def _when(learned: database.Kept) -> str:
+    inputs = ", ".join(learned.value["inputs"]) or "inputs unknown"
+    return f"on {learned.saved_at.astimezone().date().isoformat()} ({inputs})"
 
 
 def proof(

@@ -18,7 +18,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
-from speedkit_jupyter.support.database import Learned
+from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.words import count
@@ -177,7 +177,7 @@ class Tuning(Shown):
     parts_found: list[Part] = field(default_factory=list)
     likely: str = ""
     unclear: str = ""
-    learned: Learned | None = None
+    learned: Kept | None = None
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     compiling_s: float = 0.0
@@ -327,7 +327,7 @@ class Tuning(Shown):
                 }
                 for word, ratio in self.parts()
             ],
-            "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
+            "learned_at": None if self.learned is None else self.learned.saved_at.isoformat(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],

@@ -129,14 +129,14 @@ class Search:
         self.budget.follow(looked.step_s)
         task = replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(looked.setting, task)
-        if learned is not None and learned.plan["values"]:  # where nothing helped, search again
+        if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
         return looked._replace(task=task)
 
-    def _check_learned(self, learned: database.Learned) -> Iterator[Progress]:
+    def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
         __tracebackhide__ = True
-        plan, tuning = Candidate(learned.plan["values"]), self.tuning
+        plan, tuning = Candidate(learned.value["values"]), self.tuning
         yield from self.prove(plan, "checking the learned plan", with_parts=False)
         if tuning.helped:
             return

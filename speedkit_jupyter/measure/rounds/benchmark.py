@@ -56,10 +56,9 @@ class Benchmark:
     `budget_s` are the seconds for all of it but compiling: if they are short, fewer variants are
     measured; None is enough for a clear answer. It begins when the benchmark runs, or at `begun_s`
     on the clock, and ends `within` another budget. The device is synchronized around each step, or
-    with `throughput` around blocks of steps. `check` names what the step leaves in its namespace
-    for the accuracy check. The user's `accuracy` decides about what changes the results; its time
-    comes on top. The `policy` says which variants leave the rounds, when these end, and what is
-    checked. All that the step changes is put back. Raises StepError.
+    with `throughput` around blocks of steps. `check` names what the step leaves for the accuracy
+    check. The user's `accuracy` decides about what changes the results; its time comes on top.
+    Raises StepError.
     """
 
     def __init__(

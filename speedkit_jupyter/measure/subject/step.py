@@ -41,10 +41,6 @@ def _warn(line: str) -> None:
     warnings.warn(line, StateWarning, stacklevel=2)
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass
 class Step:
     """What is measured, and what it may change.
@@ -67,7 +63,7 @@ class Step:
     assigned: Sequence[str] = ()
     others: Sequence[Any] = ()
     iterators: Sequence[str] = ()
-    rewind: Callable[[], None] = _nothing
+    rewind: Callable[[], None] = lambda: None
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
     unread: frozenset[int] = frozenset()
@@ -114,7 +110,7 @@ class Step:
             try:
                 yield guard
             finally:
-                self._begun, self.rewind = None, _nothing
+                self._begun, self.rewind = None, lambda: None
 
     def tell(self, lines: Sequence[str]) -> None:
         """Say each line once."""

@@ -24,9 +24,9 @@ NAMED = (dict, list, tuple, Names, CellType)
 class Walk:
     """All objects behind `roots` that are no plain values, by identity.
 
-    `near` are those that are reached without passing through a class: its methods name much that
-    no step calls. `cut` are objects that were not looked into; `holders` says what holds each
-    iterator; `elsewhere` are names of objects with a thread or process of their own.
+    `near` are reached without passing through a class, whose methods name much that no step calls.
+    `cut` are not looked into; `holders` says what holds each iterator; `elsewhere` are names of
+    objects with a thread or process of their own.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
