@@ -66,10 +66,6 @@ class Timed:
         return found or Ratio(0.0, 0.0, 0.0, 0)
 
     @property
-    def words(self) -> set[str]:
-        return set(self.record.name.split("+"))
-
-    @property
     def range(self) -> tuple[float, float]:
         """The interval of the speed-up, or the range of its rounds where there is none."""
         if self.ratio.is_bounded:
@@ -142,14 +138,18 @@ class Known:
 
     def likeliest(self, by_memory: bool) -> Timed | None:
         """Return what may help most, of equals that of fewest parts; None without one."""
-        rows = self.rows()
-        refused = [row.words for row in rows if is_out(row.comparison, row.record)]
-        rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
-        if by_memory:
-            rows = [row for row in rows if memory_saved(row.comparison.baseline, row.record) > 1]
-        most = max((row.ratio.median for row in rows), default=0.0)
-        equal = [row for row in rows if row.ratio.median * (1 + SAME) >= most]
-        return min(equal, key=lambda row: len(row.words), default=None)
+        rows = {frozenset(row.record.name.split("+")): row for row in self.rows()}
+        refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
+        able = {
+            parts: row.ratio.median
+            for parts, row in rows.items()
+            if row.may_help
+            and not any(other <= parts for other in refused)
+            and not (by_memory and memory_saved(row.comparison.baseline, row.record) <= 1)
+        }
+        most = max(able.values(), default=0.0)
+        equal = [parts for parts, speedup in able.items() if speedup * (1 + SAME) >= most]
+        return rows[min(equal, key=len)] if equal else None
 
 
 @dataclass(repr=False)
@@ -224,7 +224,6 @@ class Tuning(Shown):
 
     @property
     def aim(self) -> str:
-        """What is to be less, in words that tell one search from another."""
         return self.objective if self.within is None else f"{self.objective} within {self.within:g}"
 
     @property
@@ -307,9 +306,7 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Return each part that was measured, with how many times as fast the plan is with it as
-        without it; all from the rounds that confirmed.
-        """
+        """Return each part, and how many times as fast the plan is with it as without it."""
         return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:

@@ -41,16 +41,12 @@ class Router:
         lowered = [context for context in contexts if context.plan["precision"].active]
         scaled = [context for context in contexts if context.plan["grad_scaler"].active]
         self._context = lowered[0] if lowered and "autocast" not in asked else None
+        self.lowers = self._context is not None  # whether autocast surrounds the step
         self._optimizers = list(optimizers)
         self._steps: ScaledSteps | None = None
         if scaled and "grad_scaler" not in asked:
             models = [context.model for context in contexts]
             self._steps = ScaledSteps(scaled[0].grad_scaler, optimizers, models)
-
-    @property
-    def lowers(self) -> bool:
-        """Return whether autocast surrounds the step."""
-        return self._context is not None
 
     @user_code_boundary
     def run(self, step: Callable[[], Any]) -> Any:
