@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S, Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.repeats import ended
@@ -34,9 +34,8 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 if TYPE_CHECKING:
     import torch
 
-# Seconds without a budget of the user's; how many profiled calls are enough; about how often plain
-# and profiled calls take turns.
-DEFAULT_S, ENOUGH, TURNS = 10.0, 100, 10
+# How many profiled calls are enough; about how often plain and profiled calls take turns.
+ENOUGH, TURNS = 100, 10
 # A call that takes more than the first share of the budget is the profile; one that takes less than
 # the second is made once more before each call that counts.
 LONG, SHORT = 0.5, 0.02

@@ -32,7 +32,8 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
-    import torch
+    from torch.nn import Module
+    from torch.optim import Optimizer
 
 # A step is run again until its calls took this long, or this often, or this share of the budget.
 SHORT_S, MOST_LOOKS, LOOKING = 1.0, 5, 0.1
@@ -68,7 +69,7 @@ class Looked(NamedTuple):
     facts: list[Facts]
 
 
-def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
+def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
     torch; the same for each order of the models, which must be in their original state.
 
@@ -83,7 +84,7 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _structure(model: torch.nn.Module) -> str:
+def _structure(model: Module) -> str:
     try:
         text = repr(model)
     except Exception:  # the user's own code: a fingerprint is no reason to fail
@@ -157,9 +158,7 @@ def find(where: str, task: Task) -> database.Kept | None:
 
 
 def newest(
-    models: Sequence[torch.nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    hardware: Hardware,
+    models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
     """Return the last plan learned for these models; of a training step with an optimizer."""
     if not database.learned():  # a fingerprint takes time, too
@@ -223,9 +222,7 @@ def proof(
 
 
 def or_learned(
-    config: SpeedConfig,
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer] = (),
+    config: SpeedConfig, model: Module | Sequence[Module], optimizers: Sequence[Optimizer] = ()
 ) -> SpeedConfig:
     """Return the learned plan where nothing definite is asked for. Raises SpeedKitError."""
     return (tuned(model, optimizers) if config.is_auto else None) or config
@@ -233,13 +230,11 @@ def or_learned(
 
 @hide_internal_frames
 def tuned(
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    model: Module | Sequence[Module], optimizer: Optimizer | Sequence[Optimizer] = ()
 ) -> SpeedConfig | None:
     """Return the plan that tuning learned for this model on this machine, or None.
 
-    For several models it is the plan of a step that uses them together. It changes nothing where a
-    search found that nothing helps.
+    For several models it is that of a step that uses them all. Where nothing helped it is empty.
     `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
     Raises SpeedKitError where the store can't be read, ArgumentError for what is no model.
     """

@@ -16,6 +16,7 @@ from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
     CHECKED,
+    DEFAULT_S,
     LATEST,
     LONGER,
     OVERHEAD_S,
@@ -40,8 +41,8 @@ from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.words import count
 
-# Without a budget of the user's it takes so long; up to the second where a step is long.
-DEFAULT_S, MOST_GROWN_S = 10.0, 600.0
+# A budget that is not the user's grows up to this many seconds where a step is long.
+MOST_GROWN_S = 600.0
 # What is measured of the machine takes so long: products in each precision, a copy.
 LIMITS_S = 0.8
 # A variant that is so many times slower is the first that is left out where time is short.

@@ -1,8 +1,7 @@
 """What a measurement patches or hooks acts in its own thread: others train on undisturbed.
 
-torch keeps `torch.autograd.backward` and the hooks of all optimizers in one place for the whole
-process. Autocast is each thread's own already; a switch of the process (TF32, SDPA) can't be
-confined, and changes no more than rounding elsewhere.
+Autocast is each thread's own already; a switch of the process (TF32, SDPA) can't be confined, and
+changes no more than rounding elsewhere.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ RECENT = 8
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, `recent_s` how long the latest ones took, `fastest_s`
-    the fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
-    makes what is in force beside the plan. A variant that `is_planned` has a config. One that is
-    not `is_routed` gets of its plan only what the step asks its context for.
+    `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
+    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
+    makes what is in force beside the plan. One that `is_planned` has a config; one that is not
+    `is_routed` gets of its plan only what the step asks its context for.
     """
 
     step: Step

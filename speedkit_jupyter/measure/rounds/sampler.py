@@ -150,12 +150,14 @@ class Sampler:
                 break
             if comparison is not None:
                 self._statuses = statuses(comparison)
-            is_over = policy.is_over(self._racing(), comparison)
-            gone = [] if is_over else [*map(id, policy.leaving(self._racing(), comparison))]
+            racing = [runner.record for runner in self.runners]
+            is_over = policy.is_over(racing, comparison)
+            gone = [] if is_over else [*map(id, policy.leaving(racing, comparison))]
             if gone:
                 rest = [runner for runner in self.runners[1:] if id(runner.record) not in gone]
                 self.runners[1:] = rest
-                is_over = len(self.runners) == 1 or policy.is_over(self._racing(), comparison)
+                racing = [runner.record for runner in self.runners]
+                is_over = len(racing) == 1 or policy.is_over(racing, comparison)
                 self._plan_anew()
             if is_over:
                 # At a planned look the interval pays for looking; else this is the run's end.
@@ -200,9 +202,6 @@ class Sampler:
                 runner.record.failure = OVERFLOW
         self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
         self.runners = [runner for runner in self.runners if not runner.record.failure]
-
-    def _racing(self) -> list[Record]:
-        return [runner.record for runner in self.runners]
 
     def _fits(self, runner: Runner) -> bool:
         """Return whether its block ends within the budget; else the round is left out."""

@@ -47,11 +47,10 @@ class Step:
 
     `run` is called with the context of the variant at hand. A step gets the parts of a plan that it
     has `asked` its context for by itself, and the rest by routing. `models` and `optimizers` get
-    the variants' plans; `bystanders` are the others that the step reaches, `others` what else its
-    code begins from. A cell runs in the namespace `names`, where it assigns the names `assigned`
-    and draws from the `iterators`. `around_blocks` makes what surrounds each block of steps. Copies
-    are kept in main memory if `off_device` is set. Gradients of parameters whose ids are `unread`
-    are not compared. `say` tells the user a line.
+    the variants' plans; it also reaches `bystanders`, and begins from `others`. A cell runs in the
+    namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
+    surrounds blocks of steps. Copies are in main memory if `off_device`. Gradients of parameters
+    whose ids are `unread` are not compared. `say` tells the user a line.
     """
 
     run: Callable[[SpeedContext], object]

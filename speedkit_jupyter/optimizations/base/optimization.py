@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.options import choices, described, fields_of
+from speedkit_jupyter.optimizations.base.options import Fields, choices, described
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target, newcomers, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -43,6 +43,7 @@ class Optimization(ABC):
     undone: ClassVar[str]
     page: ClassVar[str]
     Options: ClassVar[Any]  # type of the config field: a pydantic model, or an annotation
+    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # the bare word's first; none for one value
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
     variable: ClassVar[str | None]  # environment variable that wins; `SPEEDKIT_<NAME>`, or none
@@ -64,15 +65,10 @@ class Optimization(ABC):
             return
         if "variable" not in vars(cls):
             cls.variable = f"SPEEDKIT_{cls.name.upper()}"
-        if fields_of(cls.Options):
-            cls.default = cls.Options()
+        if isinstance(cls.Options, type) and issubclass(cls.Options, Fields):
+            cls.default, cls.fields = cls.Options(), cls.Options.model_fields
         else:
             cls.Options = described(cls.Options)
-
-    @property
-    def fields(self) -> dict[str, FieldInfo]:
-        """Return the fields of its option by name, the bare word's first; none for one value."""
-        return fields_of(self.Options)
 
     @property
     def paths(self) -> dict[str, Any]:
