@@ -135,14 +135,14 @@ def _trained(
 
 def _plan(session: Session, step: Step) -> Any:
     from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
-    from speedkit_jupyter.plans.applying import plan_applied_to
+    from speedkit_jupyter.plans.applying import applied_to
     from speedkit_jupyter.tuning import learning
 
     if not step.models:
         return AUTO
     if (found := session.found_for(step.models[0])) and found.is_newer and found.proof:
         return found.config
-    if any(plan_applied_to(model) is not None for model in step.models):
+    if any(applied_to(model) is not None for model in step.models):
         return CURRENT
     return learning.tuned(step.models, step.optimizers) or AUTO
 
