@@ -173,9 +173,9 @@ def named_accuracy(
         if better is not None or allowed is not None:
             raise StepError("better and allowed belong to an accuracy: accuracy=evaluate")
         return None
-    if not callable(function) or isinstance(function, type):
-        kind = "a class" if isinstance(function, type) else f"of class {type(function).__name__}"
-        raise StepError(f"the accuracy must be a function that gives a number; this is {kind}")
+    if not callable(function):
+        kind = type(function).__name__
+        raise StepError(f"the accuracy must be a function that gives a number, not {kind}")
     name = name or _name(function)
     return NamedAccuracy(name, function, better or by_its_name(name), allowed)
 
