@@ -124,12 +124,10 @@ def _tried(
     __tracebackhide__ = True
     begun_s = clock.now()
     for one in found:
-        if one.trial is None or one.part == "data":  # workers take long until they work
-            yield one
-            continue
         most = math.inf
-        with suppress(Exception):  # what the step does not allow is not refuted by that
-            most = _most(isolated, partial(one.trial, subject), begun_s)
+        if one.trial is not None and one.part != "data":  # workers take long until they work
+            with suppress(Exception):  # what the step does not allow is not refuted by that
+                most = _most(isolated, partial(one.trial, subject), begun_s)
         yield replace(one, gain=one.gain.within(max(most, 1.0)))
     isolated.settle()
 

@@ -105,10 +105,6 @@ class Watched:
     _inside: bool = False
     _iterators: dict[int, int] = field(default_factory=dict)
 
-    def of_models(self) -> list[ModelCall]:
-        """Return the calls of what has parameters: no loss, no activation."""
-        return [call for call in self.calls if any(True for _ in call.module.parameters())]
-
     def module(self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         """See a module called."""
         import torch

@@ -184,8 +184,7 @@ class Race:
         """Let only this one go on beside the user's own."""
         for one in self.racing[1:]:
             if one is not rival:
-                led = rival.words if rival is not None else "your own"
-                one.leave("not the fastest by median" if one.times_s else f"not timed: {led} led")
+                one.leave("not the fastest by median" if one.times_s else "no time was left for it")
 
     def ratio(self, one: Candidate, baseline: Candidate | None = None) -> Ratio | None:
         """Return how many times as fast it is as the user's own, or as another."""

@@ -48,6 +48,9 @@ NO_LOOP = (
 )
 
 
+END = object()
+
+
 class WindowClosed(BaseException):
     """Ends a call of the step once the batches of its window were timed.
 
@@ -104,21 +107,20 @@ class Draw:
             # A subclass's own is in the user's loop already.
             iterator = DataLoader.__iter__(loader)
         self.begun_s += clock.now() - begun_s
-        given, has_ended = 0, False
+        given, batch = 0, None
         try:
-            while (batch := self._next(iterator)) is not None:
+            while (batch := self._next(iterator)) is not END:
                 given += 1
                 self.longest = max(self.longest, given)
-                yield batch[0]
-            has_ended = True
+                yield batch
         finally:
-            self.was_left |= not has_ended
+            self.was_left |= batch is not END
             if not loader.persistent_workers:
                 with held_back():
                     end_workers(iterator)
 
-    def _next(self, iterator: Iterator[Any]) -> tuple[Any] | None:
-        """Return the next batch in a tuple; None at the end."""
+    def _next(self, iterator: Iterator[Any]) -> Any:
+        """Return the next batch, or END."""
         if self.timed >= self.most or (self.timed >= LEAST and clock.now() > self.until_s):
             self.was_cut = True
             self.close()
@@ -126,18 +128,14 @@ class Draw:
         if self.opened_s is None and self.drawn >= self.lead:
             synchronize(self.device)
             self.opened_s = clock.now()
-        asked_s = clock.now()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            if not self.drawn:
-                raise StepError(EMPTY) from None
-            return None
-        finally:
-            self.waited_s += (clock.now() - asked_s) * (self.opened_s is not None)
-        self.drawn += 1
-        self.timed += self.opened_s is not None
-        return (batch,)
+        is_open, asked_s = self.opened_s is not None, clock.now()
+        batch = next(iterator, END)
+        self.waited_s += (clock.now() - asked_s) * is_open
+        if batch is END and not self.drawn:
+            raise StepError(EMPTY)
+        self.drawn += batch is not END
+        self.timed += is_open and batch is not END
+        return batch
 
     def close(self) -> None:
         """Close the window, if it is open."""

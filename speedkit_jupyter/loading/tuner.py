@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import samples
-from speedkit_jupyter.loading.race import Candidate, Race
+from speedkit_jupyter.loading.race import GAIN, Candidate, Race
 from speedkit_jupyter.loading.samples import Samples, why_no_workers
 from speedkit_jupyter.loading.settings import (
     Settings,
@@ -46,8 +46,6 @@ PREFETCH_FACTORS = (4, 8)
 # The share of the budget that is kept for variations of the best of the first race, and then for
 # the proof: the fastest beside the user's own alone.
 NEAR, PROOF = 0.65, 0.35
-# What looks faster by less than this is not worth a longer search.
-WORTH_KNOWING = 1.03
 
 
 @dataclass(repr=False)
@@ -87,21 +85,23 @@ class LoaderTuning(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each way to load."""
-        return [self._row(one) for one in self.race.candidates]
-
-    def _row(self, one: Candidate) -> dict[str, Any]:
-        ratio = self.race.ratio(one)
-        return {
-            "settings": one.words,
-            "batch_s": one.batch_s if one.times_s else None,
-            "waiting": one.waiting if one.times_s else None,
-            "ratio": None if ratio is None else ratio.median,
-            "low": None if ratio is None else ratio.low,
-            "high": None if ratio is None else ratio.high,
-            "rounds": len(one.times_s),
-            "chosen": one is self.chosen,
-            "note": one.failure or one.why_out,
-        }
+        rows = []
+        for one in self.race.candidates:
+            ratio = self.race.ratio(one)
+            rows.append(
+                {
+                    "settings": one.words,
+                    "batch_s": one.batch_s if one.times_s else None,
+                    "waiting": one.waiting if one.times_s else None,
+                    "ratio": ratio and ratio.median,
+                    "low": ratio and ratio.low,
+                    "high": ratio and ratio.high,
+                    "rounds": len(one.times_s),
+                    "chosen": one is self.chosen,
+                    "note": one.failure or one.why_out,
+                }
+            )
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -246,7 +246,7 @@ def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress
 
 
 def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
-    """Give what the choice changes beside time; and what looked faster, and how to know."""
+    """Give what the choice changes beside time, and what looked faster."""
     settings = chosen.settings
     if settings.num_workers != race.own.settings.num_workers and seen.is_random:
         yield (
@@ -256,7 +256,7 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
     if settings.whole_batches:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
     best, ratio = race.best(), race.ratio(race.best())
-    if best is not chosen and ratio is not None and ratio.median >= WORTH_KNOWING:
+    if best is not chosen and ratio is not None and ratio.median >= GAIN:
         yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {LONGER}"
 
 

@@ -1,8 +1,4 @@
-"""Applying a plan to a model, what is applied to it, and what its precision needs in the loop.
-
-All else that a plan decides acts on the model, its optimizers or the process, whoever runs the
-loop. Autocast surrounds a block of code, and that code is the user's, or a library's trainer's.
-"""
+"""Applying a plan to a model, what is applied to it, and what its precision needs in the loop."""
 
 from __future__ import annotations
 
@@ -100,9 +96,7 @@ def applied_to(model: torch.nn.Module) -> SpeedContext | None:
 
 def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
     """Return the context in force on the first model, or one of no plan, for code that asks one."""
-    for model in models:
-        return applied_to(model) or prepare(model, None)
-    return None
+    return (applied_to(models[0]) or prepare(models[0], None)) if models else None
 
 
 def plan_applied_to(model: torch.nn.Module) -> Plan | None:

@@ -123,10 +123,6 @@ class SpeedContext:
         """The flags that the user changed meanwhile, and that were therefore left alone."""
         return tuple(dict.fromkeys(self.target.kept))
 
-    @property
-    def autocast_entered(self) -> bool:
-        return self.target.memo.autocast_entered
-
     def changes(self) -> tuple[Change, ...]:
         """Return flags and state of model and optimizers that differ from those found before."""
         now = self.before if self.model is None else observed(self.target)

@@ -38,10 +38,7 @@ class Plan:
 
     def __getitem__(self, name: str) -> Decision:
         """Return the decision about one optimization; raises KeyError for an unknown name."""
-        for decision in self.decisions:
-            if decision.name == name:
-                return decision
-        raise KeyError(name)
+        return {decision.name: decision for decision in self.decisions}[name]
 
     def __str__(self) -> str:
         return "\n".join(f"{d.name}: {d.value} [{d.source}] {d.reason}" for d in self.decisions)
@@ -71,7 +68,13 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        return {decision.name: _asked(decision) for decision in self.decisions if decision.active}
+        """Return the config's values: words, or mappings where details go with them."""
+        values = {decision.name: decision.value for decision in self.decisions if decision.active}
+        for decision in self.decisions:
+            if decision.active and decision.details:
+                first = next(iter(named(decision.name).fields))
+                values[decision.name] = {first: decision.value, **decision.details}
+        return values
 
     def changes_model(self) -> dict[str, Any]:
         """Return what of it makes another model, in the config's words: no speed decides that."""
@@ -150,11 +153,3 @@ def describe(hardware: Hardware, device: str) -> str:
     cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
     name = cpu if gpu is None else gpu.name
     return f"{name} ({machines.as_for(hardware.pinned)})" if hardware.pinned else name
-
-
-def _asked(decision: Decision) -> Any:
-    """Return the config's value for a decision: a word, or a mapping where details go with it."""
-    if not decision.details:
-        return decision.value
-    first = next(iter(named(decision.name).fields))
-    return {first: decision.value, **decision.details}

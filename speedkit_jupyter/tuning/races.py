@@ -17,10 +17,9 @@ from speedkit_jupyter.tuning.candidates import Candidate
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 # After this many rounds those left are equally fast; or once intervals are as narrow as this share.
 MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 40, 0.08
-# Nothing leaves before all steps together took this long: else a moment's disturbance decides.
-LEAST_RACE_S = 0.25
-# A standard error is never taken to be smaller: three rounds may agree by chance.
-LEAST_SCATTER = 0.005
+# Nothing leaves before all steps together took this long, and no standard error is taken to be
+# smaller: else a moment's disturbance decides, or three rounds that agree by chance.
+LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
 # What is this many times slower than the baseline in each of some rounds leaves a proof.
 BEHIND = 1.1
 # The interval of the whole plan has to be as narrow as the larger of these shares: of its median,
@@ -30,10 +29,9 @@ PRECISE, PRECISE_GAIN = 0.05, 0.1
 ENOUGH_STEPS = 120
 # The default budget: at least this many seconds, and at most as many as MOST_GROWN_S.
 DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
-# The most candidates of one race. Each takes CANDIDATE_S, however short the step is.
-MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
-# A step in a race takes this many times as long as the fastest one that was looked at.
-SLOWER = 1.5
+# The most candidates of one race. Each takes CANDIDATE_S, however short the step is, and a step of
+# it SLOWER times as long as the fastest one that was looked at.
+MOST_CANDIDATES, CANDIDATE_S, SLOWER = 10, 0.06, 1.5
 # A race may take RACE of the budget. A proof is of about PROVEN variants. A default budget leaves
 # at least PROOF of a clear answer's time for it.
 RACE, PROVEN, PROOF = 0.35, 3, 0.35
@@ -148,10 +146,9 @@ def _is_early(records: Sequence[Record]) -> bool:
 
 
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
-    """Return those that the fastest leaves behind; all have as many times.
+    """Return those that the fastest leaves behind, by times that are paired within the rounds.
 
-    Times are paired within the rounds. Rounds that others held up are left out if enough remain.
-    The scatter of one round is taken from all records together.
+    Rounds that others held up are left out if enough remain.
     """
     import numpy as np
 

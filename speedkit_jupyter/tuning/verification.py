@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
@@ -44,8 +44,6 @@ DONE = (
 # Where no random number is drawn, the second baseline starts from weights that were rounded once
 # as bf16 rounds: this relative step; or, in units in the last place, from 3/4 to 3/2 of one.
 ROUNDING, STEP = 2.0**-9, 0.75
-
-Outcome = Literal["same", "different", "worse", "failed", "accepted", "other model"]
 
 
 @dataclass(repr=False)
@@ -83,15 +81,14 @@ class Verification(Shown):
         return next(iter(self.curves), Curve())
 
     @property
-    def verdict(self) -> Outcome:
+    def verdict(self) -> str:
         """The score's, where there is one; else that of the curve that agrees least."""
         if self.failure:
             return "failed"
         if self.score is not None:
             return "accepted" if self.score.is_accepted else "other model"
         agreements = {curve.agreement for curve in self.curves}
-        outcomes: tuple[Outcome, ...] = ("worse", "different")
-        return next((outcome for outcome in outcomes if outcome in agreements), "same")
+        return next((word for word in ("worse", "different") if word in agreements), "same")
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for curve in self.curves for row in curve.rows()]
@@ -108,8 +105,8 @@ class Verification(Shown):
 class Verifier:
     """Drain `run()`, then read `result()`. Everything ends as it began. Raises StepError.
 
-    With an `accuracy` that the user names it decides, asked at the end of each run; a step that
-    does not train is nothing to compare then, and neither are 0 `steps`.
+    An `accuracy` that the user names decides, asked at the end of each run; then a step need not
+    train, and `steps` may be 0.
     """
 
     def __init__(
@@ -130,8 +127,8 @@ class Verifier:
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "
                 "other data: draw from an iterator that the cell names"
             )
-        self._scorer = None if accuracy is None else Scorer(accuracy, step)
         self._config, self.steps = config, steps
+        self._scorer = None if accuracy is None else Scorer(accuracy, step)
         self._result = Verification(name, runs=[[], []])
 
     def result(self) -> Verification:
@@ -141,9 +138,7 @@ class Verifier:
         return bool(self._result.score or any(self._result.runs[1:]))
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train three times from the user's state, or more where the plan lies far from the
-        baseline; yields after every step.
-        """
+        """Train three times or more from the user's state; yields after every step."""
         __tracebackhide__ = True
         result = self._result
         with hidden(*self.step.models), self.step.guarded() as guard:

@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.options import Names, Option, command, names_of, whole_number
 from speedkit_jupyter.magics.progress import measured
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of
@@ -37,7 +38,7 @@ def last_cell(session: Session) -> MeasuredCell:
     options.step("the function to look at; without it the last %%speedbench cell"),
     options.LOADER,
     Option("--try", "NUMBER", "measure this one, or a rule", dest="wanted"),
-    options.budget("for all of it (10)"),
+    options.budget(f"for all of it ({DEFAULT_S:g})"),
     options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:

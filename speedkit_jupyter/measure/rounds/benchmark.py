@@ -16,6 +16,7 @@ from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
     CHECKED,
+    DEFAULT_S,
     LATEST,
     LONGER,
     OVERHEAD_S,
@@ -40,8 +41,8 @@ from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.words import count
 
-# Without a budget of the user's it takes so long; up to the second where a step is long.
-DEFAULT_S, MOST_GROWN_S = 10.0, 600.0
+# A budget that is not the user's grows up to this many seconds where a step is long.
+MOST_GROWN_S = 600.0
 # What is measured of the machine takes so long: products in each precision, a copy.
 LIMITS_S = 0.8
 # A variant that is so many times slower is the first that is left out where time is short.
@@ -56,10 +57,9 @@ class Benchmark:
     `budget_s` are the seconds for all of it but compiling: if they are short, fewer variants are
     measured; None is enough for a clear answer. It begins when the benchmark runs, or at `begun_s`
     on the clock, and ends `within` another budget. The device is synchronized around each step, or
-    with `throughput` around blocks of steps. `check` names what the step leaves in its namespace
-    for the accuracy check. The user's `accuracy` decides about what changes the results; its time
-    comes on top. The `policy` says which variants leave the rounds, when these end, and what is
-    checked. All that the step changes is put back. Raises StepError.
+    with `throughput` around blocks of steps. `check` names what the step leaves for the accuracy
+    check. The user's `accuracy` decides about what changes the results; its time comes on top.
+    Raises StepError.
     """
 
     def __init__(

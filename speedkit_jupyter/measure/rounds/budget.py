@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds import clock
 
+# Seconds of a comparison or a profile without a budget of the user's.
+DEFAULT_S = 10.0
 # Nothing is begun that would end later than this many times the budget.
 LATEST = 1.1
 # What a measurement of the shortest step takes anyway: imports, copies, checks. A budget below that

@@ -43,10 +43,10 @@ RECENT = 8
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, `recent_s` how long the latest ones took, `fastest_s`
-    the fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
-    makes what is in force beside the plan. A variant that `is_planned` has a config. One that is
-    not `is_routed` gets of its plan only what the step asks its context for.
+    `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
+    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
+    makes what is in force beside the plan. One that `is_planned` has a config; one that is not
+    `is_routed` gets of its plan only what the step asks its context for.
     """
 
     step: Step
@@ -136,8 +136,7 @@ class Runner:
 
     def scale(self) -> float:
         """Return the GradScaler's factor, which falls when a step is skipped; 1 without one."""
-        scalers = self._scalers()
-        return float(scalers[0].get_scale()) if scalers else 1.0
+        return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
     def observed(
         self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
@@ -167,11 +166,10 @@ class Runner:
     def precision(self) -> str:
         """Return the lowest precision that the variant multiplies in."""
         plan = together([context.plan for context in self.contexts])
-        acts = self.is_routed or "autocast" in (self.step.asked or ())
-        if plan["precision"].active and acts:
+        if plan["precision"].active and (self.is_routed or "autocast" in (self.step.asked or ())):
             return str(plan["precision"].value)
         if plan["tf32"].active and plan["tf32"].value != "highest":
-            return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"
+            return "bf16" if self.device.type == "cpu" else "tf32"
         return "fp32"
 
     @property

@@ -7,8 +7,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
@@ -42,8 +42,7 @@ WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
 Block = tuple[float, float] | None
 
 
-@dataclass(frozen=True)
-class VariantStatus:
+class VariantStatus(NamedTuple):
     """One variant so far: `speedup` over baseline with its interval, if known, and its state."""
 
     name: str
@@ -53,8 +52,7 @@ class VariantStatus:
     state: str
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """Where a benchmark is: `done` of the budget (0 to 1), in words, and the known of variants."""
 
     done: float
@@ -152,9 +150,14 @@ class Sampler:
                 break
             if comparison is not None:
                 self._statuses = statuses(comparison)
-            is_over = policy.is_over(self._racing(), comparison)
-            if not is_over and self._drop(policy.leaving(self._racing(), comparison)):
-                is_over = len(self.runners) == 1 or policy.is_over(self._racing(), comparison)
+            racing = [runner.record for runner in self.runners]
+            is_over = policy.is_over(racing, comparison)
+            gone = [] if is_over else [*map(id, policy.leaving(racing, comparison))]
+            if gone:
+                rest = [runner for runner in self.runners[1:] if id(runner.record) not in gone]
+                self.runners[1:] = rest
+                racing = [runner.record for runner in self.runners]
+                is_over = len(racing) == 1 or policy.is_over(racing, comparison)
                 self._plan_anew()
             if is_over:
                 # At a planned look the interval pays for looking; else this is the run's end.
@@ -200,9 +203,6 @@ class Sampler:
         self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
         self.runners = [runner for runner in self.runners if not runner.record.failure]
 
-    def _racing(self) -> list[Record]:
-        return [runner.record for runner in self.runners]
-
     def _fits(self, runner: Runner) -> bool:
         """Return whether its block ends within the budget; else the round is left out."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
@@ -210,11 +210,6 @@ class Sampler:
             return True
         blocks_s = self._blocks_s.get(id(runner))
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
-
-    def _drop(self, hopeless: Sequence[Record]) -> bool:
-        gone = {id(record) for record in hopeless}
-        self.runners[1:] = [runner for runner in self.runners[1:] if id(runner.record) not in gone]
-        return bool(gone)
 
     def _plan_anew(self) -> None:
         """Plan for shorter rounds, by the last one's times of the variants that are left."""

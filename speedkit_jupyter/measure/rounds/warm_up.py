@@ -17,14 +17,13 @@ from speedkit_jupyter.support.exceptions import StepError
 
 # All of it takes at most this part of the budget.
 SHARE = 0.1
-# A first step that takes so many times the usual and this share of the budget, and compiled
-# nothing, is enough for a search to choose by.
+# A first step of so many times the usual and this share of the budget tells a search enough.
 HOPELESS, HOPELESS_SHARE = 30.0, 0.1
-# It ends when two neighbouring steps differ by less than this and nothing was compiled in the
-# last one, or after so many steps; a GradScaler may need more until it skips none.
+# It ends when two neighbouring steps differ by less than this and the last one compiled nothing, or
+# after so many; a GradScaler may need more until it skips none.
 STABLE, MOST_STEPS, MOST_SKIPPED = 0.2, 12, 30
-# If each of its steps was slower than any of the baseline's, other processes may have been in the
-# way: it takes further ones, for this share of the budget at most.
+# If all steps were slower than any of the baseline's, it takes more for this share of the budget:
+# other processes may have been in the way.
 IN_THE_WAY = 0.02
 # Other processes disturbed a step if they may have held it up for more than this share of it.
 DISTURBED = 0.1

@@ -41,21 +41,16 @@ def _warn(line: str) -> None:
     warnings.warn(line, StateWarning, stacklevel=2)
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass
 class Step:
     """What is measured, and what it may change.
 
     `run` is called with the context of the variant at hand. A step gets the parts of a plan that it
     has `asked` its context for by itself, and the rest by routing. `models` and `optimizers` get
-    the variants' plans; `bystanders` are the others that the step reaches, `others` what else its
-    code begins from. A cell runs in the namespace `names`, where it assigns the names `assigned`
-    and draws from the `iterators`. `around_blocks` makes what surrounds each block of steps. Copies
-    are kept in main memory if `off_device` is set. Gradients of parameters whose ids are `unread`
-    are not compared. `say` tells the user a line.
+    the variants' plans; it also reaches `bystanders`, and begins from `others`. A cell runs in the
+    namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
+    surrounds blocks of steps. Copies are in main memory if `off_device`. Gradients of parameters
+    whose ids are `unread` are not compared. `say` tells the user a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -67,7 +62,7 @@ class Step:
     assigned: Sequence[str] = ()
     others: Sequence[Any] = ()
     iterators: Sequence[str] = ()
-    rewind: Callable[[], None] = _nothing
+    rewind: Callable[[], None] = lambda: None
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
     unread: frozenset[int] = frozenset()
@@ -114,7 +109,7 @@ class Step:
             try:
                 yield guard
             finally:
-                self._begun, self.rewind = None, _nothing
+                self._begun, self.rewind = None, lambda: None
 
     def tell(self, lines: Sequence[str]) -> None:
         """Say each line once."""

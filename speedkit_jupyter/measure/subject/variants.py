@@ -62,7 +62,7 @@ def variant(name: str) -> Variant:
     skipped: list[str] = []
     if name not in words() and (kept := database.saved(name, skipped)):
         # The plan of the fastest that was proven faster; of none the baseline.
-        ahead = [row for row in kept[-1].result["variants"] if row.get("verdict") in WON]
+        ahead = [row for row in kept[-1].value["variants"] if row.get("verdict") in WON]
         best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
         return Variant(name) if best is None else named(name, best.get("plan", {}))
     if skipped:

@@ -67,7 +67,7 @@ def is_machinery(home: Any) -> bool:
 
 def is_elsewhere(cls: type) -> bool:
     """Return whether the state of its instances lies partly in another thread or process."""
-    if cls in (CoroutineType, AsyncGeneratorType) or issubclass(cls, BaseProcess):
+    if issubclass(cls, (CoroutineType, AsyncGeneratorType, BaseProcess)):
         return True
     return str(cls.__module__).startswith(CHANNELS)
 
@@ -78,6 +78,6 @@ def works_elsewhere(attributes: dict[str, Any]) -> bool:
     A loader that was set back to a smaller count would wait for an answer that came long ago.
     """
     parts = list(attributes.values())
-    for value in [value for value in parts if type(value) in (list, tuple)]:
+    for value in [value for value in parts if type(value) is list or type(value) is tuple]:
         parts += value[:LOOKED_AT]
     return any(issubclass(type(p), threading.Thread) or is_elsewhere(type(p)) for p in parts)

@@ -63,16 +63,6 @@ class Replay:
         self._position = 0
 
 
-class Replays(StateHandler):
-    """Ours, which lead to what they replay."""
-
-    types = (Replay,)
-    has_state = False
-
-    def children(self, instance: Replay) -> Iterable[Any]:
-        return (instance.original,)
-
-
 class Iterators(StateHandler):
     """Generators, iterators written in C, and those of DataLoaders."""
 
