@@ -29,13 +29,9 @@ MOST_SKIPPED = 16
 
 def is_compiled(runner: Runner) -> bool:
     """Return whether the plan or the user compiles: such code draws its own numbers."""
-    if runner.record.is_compiled:
-        return True
-    return any(
-        calls.is_compiled(part) or hasattr(part, "_orig_mod")
-        for model in runner.step.models
-        for part in model.modules()
-    )
+    parts = [part for model in runner.step.models for part in model.modules()]
+    by_user = any(calls.is_compiled(part) or hasattr(part, "_orig_mod") for part in parts)
+    return runner.record.is_compiled or by_user
 
 
 class Examination:

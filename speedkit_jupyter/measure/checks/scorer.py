@@ -51,13 +51,15 @@ class Scorer:
 
     def scored(self, runner: Runner) -> Scored:
         """Return the number beside the baseline's; an error under a plan is the plan's failure."""
+        named, failure = self.accuracy, ""
         if self.before is None:
-            self.before = self._first(runner)
-            return self.accuracy.scored(self.before, self.before)
-        try:
-            return self.accuracy.scored(self.before, self._score(runner))
-        except Exception as error:
-            return self.accuracy.scored(self.before, None, str(error))
+            self.before = after = self._first(runner)
+        else:
+            try:
+                after = self._score(runner)
+            except Exception as error:
+                after, failure = None, str(error)
+        return Scored(named.name, self.before, after, named.better, named.allowed, failure=failure)
 
     def _first(self, runner: Runner) -> Score:
         """Return the baseline's number; the function must use the model and leave it as it is."""

@@ -157,10 +157,6 @@ class NamedAccuracy:
             raise StepError(f"{self.name} gives {given}, by which nothing can be judged")
         return Score(float(given))
 
-    def scored(self, before: Score, after: Score | None, failure: str = "") -> Scored:
-        """Return what a plan has made of the number."""
-        return Scored(self.name, before, after, self.better, self.allowed, failure=failure)
-
 
 def named_accuracy(
     function: Any, better: Any = None, allowed: Any = None, name: str = ""
