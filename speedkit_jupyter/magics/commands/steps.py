@@ -162,14 +162,12 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     __tracebackhide__ = True
     from speedkit_jupyter.loading.tuner import LoaderTuner
 
-    known, name = list(namespace.loaders(names)), arguments.loader
-    if name is None:
-        if len(known) != 1:
-            many = f"which one? {', '.join(known)}"
-            none = "there is no DataLoader in this notebook yet: make one first"
-            raise UsageError(many if known else none)
-        name = known[0]
-    found = namespace.find_loader(names, name)
+    known = [arguments.loader] if arguments.loader else list(namespace.loaders(names))
+    if not known:
+        raise UsageError("there is no DataLoader in this notebook yet: make one first")
+    if len(known) > 1:
+        raise UsageError(f"which one? {', '.join(known)}")
+    found = namespace.find_loader(names, name := known[0])
     step, against = _step_with(names, session, arguments.step, found)
     asked = f" --step {arguments.step}" if arguments.step else ""
     text = f"%speedkit loader {name}{asked}"
