@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.loading.settings import Settings, end_workers
 from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, paired_ratio
@@ -28,13 +28,6 @@ NEARLY = 1.25
 GAIN = 1.02
 # Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
 TIMED_OUT = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
-
-
-class Block(NamedTuple):
-    """Seconds of a batch: what its step took, and waiting for it."""
-
-    step_s: float
-    wait_s: float
 
 
 @dataclass(eq=False)
@@ -80,10 +73,12 @@ class Candidate:
 
 @dataclass
 class Race:
-    """`candidates`, the user's own first, which never leaves; `block` times one of them."""
+    """`candidates`, the user's own first, which never leaves; `block` times one of them in a round:
+    seconds of a batch's step, and of waiting for the batch.
+    """
 
     candidates: list[Candidate]
-    block: Callable[[Candidate, int], Block]
+    block: Callable[[Candidate, int], tuple[float, float]]
     rounds: int = 0
     _stuck: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -107,7 +102,7 @@ class Race:
 
     def round(self) -> Iterator[Candidate]:
         """Measure each once; yield after each."""
-        order, blocks = self.racing, dict[Candidate, Block]()
+        order, blocks = self.racing, dict[Candidate, tuple[float, float]]()
         self._random.shuffle(order)
         for one in order:
             block = self._attempt(one, partial(self.block, one, self.rounds))
@@ -120,7 +115,7 @@ class Race:
             # from other memory, or fewer workers take the step's cores.
             settings = one.settings
             if settings.pin_memory == mine.pin_memory and settings.num_workers >= mine.num_workers:
-                step_s = max(step_s, blocks[self.own].step_s)
+                step_s = max(step_s, blocks[self.own][0])
             one.times_s[self.rounds], one.waits_s[self.rounds] = step_s + wait_s, wait_s
         self.rounds += 1
         fastest_s = self._fastest.batch_s

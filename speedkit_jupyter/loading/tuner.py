@@ -152,13 +152,12 @@ class LoaderTuner:
             timed = Timed(self._step, self._loader, self._device, self._budget_s, restore)
             race = Race([Candidate(Settings.of(self._loader))], timed.block)
             try:
-                with timed.installed():
-                    yield Progress(0.0, "a look at the samples")
-                    seen = samples.look_at(self._loader)
-                    restore()
-                    yield Progress(budget.share, "first batches")
-                    timed.begin(race.own)
-                    yield from self._race(race, timed, seen, budget, restore)
+                yield Progress(0.0, "a look at the samples")
+                seen = samples.look_at(self._loader)
+                restore()
+                yield Progress(budget.share, "first batches")
+                timed.begin(race.own)
+                yield from self._race(race, timed, seen, budget, restore)
             finally:
                 for one in race.candidates:
                     one.close()
