@@ -22,8 +22,6 @@ T = TypeVar("T")
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # An interval that decides needs this many rounds; more than MOST tell nothing that matters.
 LEAST, MOST = 8, 100
-# Workers whose batches take at most this many times as long as the best are worth variations.
-NEARLY = 1.25
 # What gains less is not worth another loader.
 GAIN = 1.02
 # Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
@@ -53,11 +51,6 @@ class Candidate:
         """The share of its time that went to waiting for batches."""
         total_s = sum(self.times_s.values())
         return sum(self.waits_s.values()) / total_s if total_s else 0.0
-
-    @property
-    def words(self) -> str:
-        """Return for example `2 workers`."""
-        return self.settings.words
 
     def leave(self, why: str) -> None:
         """Take it out of the race, and end its workers."""
@@ -139,7 +132,7 @@ class Race:
                 raise
             if (found := TIMED_OUT.search(str(error))) and one.settings.num_workers:
                 one.leave(f"gave no batch within {float(found[1]):.3g} s")
-                self._stuck = f"{one.words} {one.why_out}"
+                self._stuck = f"{one.settings.words} {one.why_out}"
                 return None
             # Of an error in a worker the last line names the kind already.
             kind, line = type(error).__name__, str(error).strip().rpartition("\n")[2].strip()
@@ -156,13 +149,11 @@ class Race:
         return next(one for one in self.racing if one.batch_s <= 1.005 * self._fastest.batch_s)
 
     def worth_variations(self) -> Candidate:
-        """Return the fastest with workers if it is near the best (prefetching evens out batches
-        that differ), else the best.
+        """Return the fastest with workers, whose prefetching evens out batches that differ, if any
+        still races; else the best.
         """
-        best = self.best()
         workers = [one for one in self.racing if one.settings.num_workers]
-        fastest = min(workers, key=lambda one: one.batch_s, default=best)
-        return fastest if fastest.batch_s <= NEARLY * best.batch_s else best
+        return min(workers, key=lambda one: one.batch_s, default=self.best())
 
     def proven(self) -> Candidate:
         """Return the best, where it is proven faster than the user's own, and by enough."""

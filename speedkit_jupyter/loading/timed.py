@@ -69,9 +69,6 @@ class Skipping:
     def __iter__(self) -> Iterator[Any]:
         return islice(iter(self.sampler), self.number, None)
 
-    def __len__(self) -> int:
-        return len(self.sampler) - self.number
-
 
 @dataclass
 class Draw:
@@ -160,7 +157,7 @@ class Timed:
         restore: Callable[[], object],
     ) -> None:
         self._step, self._loader, self._device = step, loader, device
-        self._budget_s, self._restore = budget_s, restore
+        self._budget_s, self.restore = budget_s, restore
         self._context: Any = in_force_or_none(step.models)
         # Batches in a window; None where calls are timed whole.
         self._window: int | None = None
@@ -175,7 +172,7 @@ class Timed:
         self._install(own)
         draw = self._called(own, self._short())
         if draw.was_cut:  # the first call is often slow
-            self._restore()
+            self.restore()
             draw = self._called(own, self._short())
         self._batch_s = draw.taken_s / draw.drawn
         if draw.was_cut:
@@ -191,7 +188,7 @@ class Timed:
             most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
             stuck_s = min(max(STUCK_S, STUCK * self._batch_s), most_s)
             loader.timeout = max(loader.timeout, stuck_s)
-        self._restore()
+        self.restore()
         self._called(one, Draw(self._device) if self._window is None else self._short())
 
     def _short(self) -> Draw:
@@ -208,7 +205,7 @@ class Timed:
     def block(self, one: Candidate, number: int) -> tuple[float, float]:
         """Return the seconds of a batch's step, and of waiting for it, in the round `number`."""
         __tracebackhide__ = True
-        self._restore()
+        self.restore()
         if self._window is None:
             draw = self._called(one, Draw(self._device))
             self.epoch = max(self.epoch, draw.longest)
@@ -217,7 +214,7 @@ class Timed:
         draw = self._timed_window(one, number, self._window)
         if draw.was_left and not draw.was_cut and draw.longest < self.epoch:
             self.epoch = draw.longest  # the loop is left before its window closes
-            self._restore()
+            self.restore()
             draw = self._timed_window(one, number, self._window)
         if not draw.timed:
             raise StepError(NO_LOOP)
