@@ -7,6 +7,7 @@ import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,9 @@ from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.interrupts import in_a_window
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -81,6 +84,15 @@ class Step:
     def afresh(self) -> bool:
         """Whether each measured call has to begin in the user's own state."""
         return self.repeats is not None and self.repeats.afresh
+
+    @user_code_boundary
+    def call(self, context: SpeedContext) -> object:
+        """Run it as the user does. Raises StepError where it runs out of data."""
+        __tracebackhide__ = True
+        try:
+            return in_a_window(partial(self.run, context))
+        except StopIteration:  # would look like the end of a generator of ours
+            raise StepError(OUT_OF_DATA) from None
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
         """Return the objects from which all that it can change is reached."""
