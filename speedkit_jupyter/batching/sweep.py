@@ -24,7 +24,7 @@ from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
@@ -203,14 +203,12 @@ class Sweep:
                 yield Progress(max(budget.share, number / ENOUGH), f"round {number + 1}")
             longest_s = clock.now() - begun_s
 
+    @reports_out_of_data
     @user_code_boundary
     def _call(self) -> None:
         __tracebackhide__ = True
         with self.step.around_blocks():
-            try:
-                in_a_window(lambda: self.step.run(self._context))
-            except StopIteration:  # would look like the end of a generator of ours
-                raise StepError(OUT_OF_DATA) from None
+            in_a_window(lambda: self.step.run(self._context))
 
     def _line(self) -> tuple[float, float] | None:
         """Return the bytes of no sample, and of each: through the last two sizes."""

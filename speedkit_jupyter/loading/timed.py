@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from speedkit_jupyter.loading.settings import (
 )
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import held_back, in_a_window
@@ -273,12 +273,9 @@ class Timed:
         finally:
             self._now = None
 
+    @reports_out_of_data
     @user_code_boundary
     def _run(self) -> None:
         __tracebackhide__ = True
-        try:
+        with suppress(WindowClosed):
             self._step.run(self._context)
-        except WindowClosed:
-            pass
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None

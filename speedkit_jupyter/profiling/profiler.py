@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.rounds.budget import DEFAULT_S, Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.repeats import ended
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
@@ -280,13 +280,11 @@ class Profiler:
             self._call(recorder)
         return recorder.split
 
+    @reports_out_of_data
     @user_code_boundary
     def _call(self, recorder: Recorder | None = None) -> None:
-        try:
-            with nullcontext() if recorder is None else recorder.run():
-                interrupts.in_a_window(partial(self.step.run, self._context))
-                if recorder is not None and self._device.type != "cpu":
-                    with recorder.within("synchronizations"):
-                        synchronize(self._device)
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+        with nullcontext() if recorder is None else recorder.run():
+            interrupts.in_a_window(partial(self.step.run, self._context))
+            if recorder is not None and self._device.type != "cpu":
+                with recorder.within("synchronizations"):
+                    synchronize(self._device)

@@ -221,7 +221,7 @@ class Benchmark:
     def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
         """Leave out what there is no time for: the hopeless, then the last; two stay."""
         kept = list(runners)
-        while len(kept) > 1 and not self.budget.is_a_look:
+        while len(kept) > 1 and not self.budget.is_minimal:
             if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:
                 break
             slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
@@ -253,7 +253,7 @@ class Benchmark:
             reserve_s = max(min(self._checks_s(runners), spare_s), 0.0)
         budget.reserved_s += reserve_s
         try:
-            least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
+            least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_minimal else 0.0
             left_s = max(budget.left_s, least_s)
             self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
             yield from self._sampler.run(self._policy, self.result)
@@ -283,7 +283,7 @@ class Benchmark:
         if not self._policy.has_limits:
             return
         needed_s = LIMITS_S + 3 * sum(runner.worst_s for runner in runners)
-        if not self.budget.allows(needed_s) and not self.budget.is_a_look:
+        if not self.budget.allows(needed_s) and not self.budget.is_minimal:
             line = "memory and limits were left out, since the budget is short"
             runners[0].record.notes["limits"] = line
             return

@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.runner import RECENT, Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -26,10 +26,8 @@ BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
 # so many seconds that is no matter, and another one would be dear.
 LEAD_IN_S, LONG_S = 0.0005, 0.05
 MOST_ROUNDS = 20_000
-# In a look one round is taken anyway where it is as short as this.
+# Under a minimal budget one round is taken anyway if it is as short as this.
 SHORT_ROUND_S = 0.5
-# A block is expected to take as long as the slowest of so many of the variant's before it.
-RECENT = 8
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
@@ -182,8 +180,12 @@ class Sampler:
     def _note(self, blocks: Mapping[int, Block]) -> bool:
         """Note a whole round, or leave it out; return whether to look at intervals after it."""
         known = {key: block for key, block in blocks.items() if block is not None}
-        if len(known) < len(blocks):
-            self._leave_out()
+        if len(known) < len(blocks):  # a scaler skipped a step, or a variant failed
+            for runner in self.runners:
+                if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
+                    runner.record.failure = OVERFLOW
+            self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
+            self.runners = [runner for runner in self.runners if not runner.record.failure]
             return False
         self.rounds += 1
         for runner in self.runners:
@@ -195,18 +197,10 @@ class Sampler:
             self.looks = planned_looks(int(self.budget_s / max(self.round_s, 1e-9)))
         return self.rounds in self.looks
 
-    def _leave_out(self) -> None:
-        """Leave out a round in which a scaler skipped a step, or a variant failed."""
-        for runner in self.runners:
-            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
-                runner.record.failure = OVERFLOW
-        self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
-        self.runners = [runner for runner in self.runners if not runner.record.failure]
-
     def _fits(self, runner: Runner) -> bool:
         """Return whether its block ends within the budget; else the round is left out."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
-        if self.rounds == 0 and self._budget.is_a_look and round_s <= SHORT_ROUND_S:
+        if self.rounds == 0 and self._budget.is_minimal and round_s <= SHORT_ROUND_S:
             return True
         blocks_s = self._blocks_s.get(id(runner))
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)

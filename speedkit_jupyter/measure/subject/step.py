@@ -7,8 +7,9 @@ import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.repeats import Repeats
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
 # A call of an async or generator function makes an object, and runs none of the code.
 UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
-OUT_OF_DATA = (
-    "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
-    "the cell names begins anew by itself"
-)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
@@ -150,6 +149,22 @@ class Step:
             raise StepError("the step does not use this model")
         rest = [candidate for candidate in self.models if candidate is not same[0]]
         return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])
+
+
+def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a StopIteration of the step raise StepError: it would end a generator of ours."""
+
+    @wraps(function)  # no context manager, whose frames would stay in the user's traceback
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration:
+            raise StepError(
+                "the step ran out of data (StopIteration): an iterator that it draws from has "
+                "ended. One that the cell names begins anew by itself"
+            ) from None
+
+    return call
 
 
 def refuse_unrun_result(result: Any) -> None:

@@ -77,11 +77,6 @@ class StateHandler:
     def replace(self, instance: Any, old: Any, new: Any) -> None:
         """Make it hold `new` wherever it holds `old`."""
 
-    @property
-    def can_replace(self) -> bool:
-        """Return whether it can hold another object in place of one."""
-        return type(self).replace is not StateHandler.replace
-
     def is_unrestorable(self, instance: Any) -> bool:
         """Return whether it can't be put back, which is then said before the run."""
         return False
