@@ -1,7 +1,4 @@
-"""A training step as source: how a model is called, and what follows; the loop after `apply`.
-
-How a model is called follows from the signature of its own forward.
-"""
+"""A training step as source; how a model is called follows from its forward's signature."""
 
 from __future__ import annotations
 

@@ -138,9 +138,8 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
         (rows, inner), (others, columns) = a.shape, b.shape
         if rows * inner * columns < least or inner != others:
             return False
-        if min(rows, inner, columns) < SHORTEST:
-            return False
-        return a.dtype is float32 and b.dtype is float32 and bool(onednn.enabled)
+        is_long = min(rows, inner, columns) >= SHORTEST
+        return is_long and a.dtype is b.dtype is float32 and bool(onednn.enabled)
 
     return suits
 

@@ -39,33 +39,20 @@ NO_MODEL = (
 class Cell:
     """The code of a cell: run it again and again in the user's namespace.
 
-    `line` is what stands behind `%%speedbench`; what runs is what `rewrite` makes of the code.
-    `file` is what Python calls it, where it was read before.
+    `line` is what stands behind `%%speedbench`.
     Raises SyntaxError for code that does not compile, UsageError for an empty cell.
     """
 
-    def __init__(
-        self,
-        shell: Any,
-        source: str,
-        line: str = "",
-        rewrite: Rewrite | None = None,
-        file: str = "",
-    ) -> None:
+    def __init__(self, shell: Any, source: str, line: str = "") -> None:
         __tracebackhide__ = True
-        self._shell, self._source, self._line = shell, source, line.strip()
+        self._shell = shell
         # The magic is line 1, as in the notebook.
-        code = shell.transform_cell(f"# %%speedbench {self._line}".rstrip() + f"\n{source}")
-        self._file = file or _cached(shell, code)
+        code = shell.transform_cell(f"# %%speedbench {line.strip()}".rstrip() + f"\n{source}")
+        self._file = _cached(shell, code)
         self.tree: ast.Module = self._parsed(code)
         if not self.tree.body:
             raise UsageError("the cell is empty: write the step to measure in it")
-        runs = rewrite(copy.deepcopy(self.tree)) if rewrite else self.tree
-        body, last = list(runs.body), None
-        if isinstance(body[-1], ast.Expr):
-            last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
-        self._code = shell.compile(ast.Module(body, []), self._file, "exec")
-        self._last = shell.compile(last, self._file, "eval") if last else None
+        self._compile(self.tree)
         self._setup = ast.Module([], [])
         self._names = shell.user_ns
         self._has_run = False
@@ -75,9 +62,19 @@ class Cell:
         tree: ast.Module = self._shell.compile.ast_parse(code, self._file)
         return self._shell.transform_ast(tree)  # type: ignore[no-any-return]
 
+    def _compile(self, runs: ast.Module) -> None:
+        body, last = list(runs.body), None
+        if isinstance(body[-1], ast.Expr):
+            last = ast.Expression(body.pop().value)
+        self._code = self._shell.compile(ast.Module(body, []), self._file, "exec")
+        self._last = self._shell.compile(last, self._file, "eval") if last else None
+
     def rewritten(self, rewrite: Rewrite) -> Cell:
         """Return the same cell; what runs of it is what `rewrite` makes of its code."""
-        return Cell(self._shell, self._source, self._line, rewrite, self._file)
+        cell = copy.copy(self)
+        cell._compile(rewrite(copy.deepcopy(self.tree)))
+        cell._has_run = False
+        return cell
 
     @user_code_boundary
     def run(self) -> Any:

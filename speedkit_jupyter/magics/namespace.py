@@ -33,20 +33,16 @@ Space = Mapping[str, Any]
 AT_COMMAS = re.compile(r",(?![^\[]*\])")
 
 
-def models(names: Space) -> dict[str, torch.nn.Module]:
-    """Return the variables that are models."""
-    return named(names, "nn.Module", inside=False)
+# The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
+models = partial(named, kind="nn.Module", inside=False)
+loaders = partial(named, kind="utils.data.DataLoader", inside=False)
+words_of_models = partial(named, kind="nn.Module")
 
 
 def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
     """Return the variables that are optimizers, without their wrappers."""
     found = named(names, "optim.Optimizer", inside=False)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
-
-
-def loaders(names: Space) -> dict[str, Any]:
-    """Return the variables that are DataLoaders."""
-    return named(names, "utils.data.DataLoader", inside=False)
 
 
 def functions(names: Space) -> dict[str, Any]:
@@ -57,11 +53,6 @@ def functions(names: Space) -> dict[str, Any]:
         if type(value) is FunctionType
         and not str(value.__globals__.get("__name__", "")).startswith("IPython")
     }
-
-
-def models_to_name(names: Space) -> list[str]:
-    """Return the words of all models, for Tab."""
-    return list(named(names, "nn.Module"))
 
 
 def whole_models(names: Space, inside: bool = True) -> dict[str, torch.nn.Module]:
@@ -109,12 +100,15 @@ def find_models(names: Space, words: str | None) -> dict[str, torch.nn.Module]:
 
 
 def find_optimizers(
-    names: Space, wanted: Sequence[str] | None, model: torch.nn.Module
+    names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of those names, or all that hold a parameter of the model."""
+    """Return the optimizers that hold a parameter of the model, of those names or of all.
+
+    Raises UsageError where a named one does not, unless it may belong to another model.
+    """
     candidates = optimizers(names) if wanted is None else named_optimizers(names, wanted)
     holding = {name: one for name, one in candidates.items() if holds(one, [model])}
-    if wanted and (idle := [name for name in candidates if name not in holding]):
+    if wanted and is_only and (idle := [name for name in candidates if name not in holding]):
         raise UsageError(f"{idle[0]} holds no parameter of this model")
     return holding
 

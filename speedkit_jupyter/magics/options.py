@@ -178,11 +178,6 @@ class Command(Parser):
         super().__init__(f"%speedkit {name}", options)
         self.name, self.summary, self.run = name, summary, run
 
-    def run_line(self, names: Names, session: Session, line: str) -> None:
-        """Run it with the arguments of a line; raises UsageError."""
-        __tracebackhide__ = True
-        self.run(names, session, self.parse_line(line))
-
 
 def command(summary: str, *options: Option) -> Callable[[Run], Command]:
     """Make a function the subcommand that is called as it is."""
@@ -230,7 +225,7 @@ def configs(names: Mapping[str, Any]) -> list[str]:
 
 
 MODEL = Option(
-    "model", "MODEL", "`net`, `trainer.model`, `models['lm']`", namespace.models_to_name, nargs="?"
+    "model", "MODEL", "`net`, `trainer.model`, `models['lm']`", namespace.words_of_models, nargs="?"
 )
 OPTIMIZER = listed("--optimizer", "without it those of the model", namespace.optimizers)
 LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", namespace.loaders)

@@ -26,10 +26,7 @@ IDENTIFIER = "speedkit"
 
 
 def register(shell: Any, open_panel: Any = None) -> None:
-    """Add the magics and their completion to an IPython shell.
-
-    `open_panel(model, **more)` is what `%speedkit panel` shows.
-    """
+    """Add magics and completion; `%speedkit panel` shows what `open_panel(model, ...)` returns."""
     magics = SpeedKitMagics(shell)
     magics.open_panel = open_panel
     shell.register_magics(magics)
@@ -72,8 +69,9 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         space = shell.user_ns
         names = space if local_ns is None or local_ns is space else _Names(local_ns, space)
         command, rest = shown(shell, "%speedkit", lambda: selected(line))
-        run = hide_internal_frames(command.run_line)
-        shown(shell, f"%speedkit {command.name}", lambda: run(names, self._session(), rest))
+        run, parsed = hide_internal_frames(command.run), command.parse_line
+        title = f"%speedkit {command.name}"
+        shown(shell, title, lambda: run(names, self._session(), parsed(rest)))
 
     @magic.cell_magic  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
@@ -96,10 +94,9 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def _page(topic: str | None = None) -> str:
-    from speedkit_jupyter.magics.commands import COMMANDS
-    from speedkit_jupyter.magics.commands.kept import help_page
+    from speedkit_jupyter.magics.commands import help_page
 
-    return help_page(COMMANDS, topic).to_text()
+    return help_page(topic).to_text()
 
 
 # IPython asks a magic for this before its docstring; made when it is asked for, since loading the

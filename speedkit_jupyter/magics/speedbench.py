@@ -94,40 +94,23 @@ def _work(
     mode, names = _mode(arguments), shell.user_ns
     if mode == PROFILE:
         return profiler(shell, cell, arguments, command, arguments.budget), "profiling"
-    if mode == TIMING:
-        return _timer(shell, cell, arguments, setup, command), TIMING
+    loop = cell.loop(setup) if mode == TIMING else None
     step = step_of_cell(shell, cell, arguments)
+    if loop is not None:
+        device, digits = device_of(step), 3 if arguments.p is None else arguments.p
+        timing = Timing(precision=digits, environment=environment(device), command=command)
+        loops, runs = arguments.n or None, arguments.r
+        return Timer(step, loop, device, timing, loops, runs, arguments.budget), TIMING
     if mode == COMPARE:
         variants = parse(arguments.compare)
-        benchmark = Benchmark(
-            step,
-            variants,
-            arguments.budget,
-            throughput=arguments.throughput,
-            check=arguments.check or (),
-            command=command,
-            accuracy=options.accuracy_of(names, arguments),
-        )
+        accuracy, check = options.accuracy_of(names, arguments), arguments.check or ()
+        more: Any = {"throughput": arguments.throughput, "check": check, "command": command}
+        benchmark = Benchmark(step, variants, arguments.budget, accuracy=accuracy, **more)
         return benchmark, count(len(variants), "variant")
-    search = Search(
-        step,
-        arguments.budget,
-        arguments.steps,
-        arguments.objective or "time",
-        arguments.fresh,
-        arguments.keep or (),
-        arguments.within,
-    )
+    objective, keep = arguments.objective or "time", arguments.keep or ()
+    asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
+    search = Search(step, arguments.budget, *asked)
     found = {session.name_of(model, "") for model in search.result().models}
-    in_order = [word for word in namespace.models_to_name(names) if word in found]
+    in_order = [word for word in namespace.words_of_models(names) if word in found]
     search.result().named = () if "" in found else tuple(in_order)
     return search, "tuning"
-
-
-def _timer(shell: Any, cell: Cell, arguments: Any, setup: str, command: str) -> Timer:
-    loop = cell.loop(setup)
-    step = step_of_cell(shell, cell, arguments)
-    device = device_of(step)
-    digits = 3 if arguments.p is None else arguments.p
-    timing = Timing(precision=digits, environment=environment(device), command=command)
-    return Timer(step, loop, device, timing, arguments.n or None, arguments.r, arguments.budget)

@@ -12,7 +12,6 @@ from speedkit_jupyter.plans.context import SpeedContext, contexts_on
 from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.context import hide as hide
 from speedkit_jupyter.plans.context import show as show
-from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import arguments, interrupts, lookup
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -97,11 +96,6 @@ def applied_to(model: torch.nn.Module) -> SpeedContext | None:
 def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
     """Return the context in force on the first model, or one of no plan, for code that asks one."""
     return (applied_to(models[0]) or prepare(models[0], None)) if models else None
-
-
-def plan_applied_to(model: torch.nn.Module) -> Plan | None:
-    context = applied_to(model)
-    return None if context is None else context.own_plan
 
 
 def to_write(

@@ -13,7 +13,7 @@ import yaml
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base.decision import Decision, Effect
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Source
 from speedkit_jupyter.optimizations.base.optimization import decided
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -110,10 +110,9 @@ def plan(
     Without a config everything is auto, without hardware it is for `Hardware.current()`, without
     facts a plain float32 model on the CPU is assumed.
     """
-    for name, given, kind in (
-        ("config", config, SpeedConfig), ("hardware", hardware, Hardware), ("facts", facts, Facts)
-    ):  # fmt: skip
-        arguments.of_kind(name, given, kind)
+    arguments.of_kind("config", config, SpeedConfig)
+    arguments.of_kind("hardware", hardware, Hardware)
+    arguments.of_kind("facts", facts, Facts)
     config = SpeedConfig() if config is None else config
     hardware = Hardware.current() if hardware is None else hardware
     facts = Facts() if facts is None else facts
@@ -124,10 +123,9 @@ def plan(
         if config.is_alone and not request.explicit and not optimization.follows:
             # Where the rules leave it themselves, theirs is the reason.
             if decision.active or decision.worth_measuring is not None:
-                why: dict[str, Any] = {"rule": config.why_left or LEFT}
-                if config.why_left:
-                    why["source"] = "measured"
-                decision = Decision(decision.name, optimization.as_is(facts), **why)
+                source: Source = "measured" if config.why_left else "auto"
+                why, value = config.why_left or LEFT, optimization.as_is(facts)
+                decision = Decision(decision.name, value, why, source)
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)

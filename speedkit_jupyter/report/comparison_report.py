@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.measure.rounds.budget import LONGER
-from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus
+from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
@@ -340,7 +340,12 @@ def _legend(comparison: Comparison) -> Iterator[str]:
 
 def live_report(progress: Progress, title: str = "") -> Document:
     """Return what notebooks and the panel show; without a title the bar is somebody else's."""
-    rows = [_live_row(status) for status in progress.known]
+    rows = []
+    for one in progress.known:
+        is_known = one.low and one.high is not None and not math.isinf(one.high)
+        interval = between(one.low, one.high) if is_known else BLANK
+        gain = BLANK if one.speedup is None else ratio(one.speedup)
+        rows.append(Row((one.name, gain, interval, one.state), TONES.get(one.state, "plain")))
     table = Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
     if not title:
         return Document(progress.text, [table])
@@ -359,11 +364,3 @@ def bar(done: float) -> str:
     """Return `██████░░░░`; never full, since something is left."""
     filled = min(round(done * WIDTH), WIDTH - 1)
     return f"{'█' * filled}{'░' * (WIDTH - filled)}"
-
-
-def _live_row(status: VariantStatus) -> Row:
-    low, high = status.low, status.high
-    is_known = low and high is not None and high < float("inf")
-    interval = f"{low:.2f}× to {high:.2f}×" if is_known else BLANK
-    gain = BLANK if status.speedup is None else f"{status.speedup:.2f}×"
-    return Row((status.name, gain, interval, status.state), TONES.get(status.state, "plain"))

@@ -132,18 +132,15 @@ def decision_table(
     made: Iterable[Decision],
     columns: tuple[str, ...] = COLUMNS,
     restored: bool = False,
-    marked: Callable[[Decision, str], tuple[str, str]] = lambda one, state: (
-        state,
-        word(one.value),
-    ),
+    marked: Callable[[Decision, str], tuple[str, str]] | None = None,
     **more: Any,
 ) -> Table:
-    """Return one row for each decision; `marked` gives its state and value."""
+    """Return one row for each decision; `marked` may give its state and value other words."""
     rows = []
     for one in made:
         state, tone = outcome(one, restored)
         summary = named(one.name).summary
-        state, value = marked(one, state)
+        state, value = marked(one, state) if marked else (state, word(one.value))
         cells = {
             "optimization": Cell(one.name, hint=summary),
             "what it does": summary,
@@ -286,22 +283,16 @@ def panel_report(
 
 
 def _changes(preview: Preview) -> Table | str:
-    titles = ("flag or state", "before", "now", "after Apply")
-    hidden = 2 if preview.applied is None else None if preview.pending else 3
-
-    def shown(cells: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(cell for at, cell in enumerate(cells) if at != hidden)
-
-    rows = [
-        shown((name, word(before), _marked(before, now), _marked(now, after)))
-        for name, before, now, after in preview.rows()
-    ]
+    rows = [["flag or state", "before", "now", "after Apply"]]
+    for name, before, now, after in preview.rows():
+        steps = [Cell(word(b), changed=a != b) for a, b in ((before, now), (now, after))]
+        rows.append([name, word(before), *steps])
+    hidden = 2 if preview.applied is None else 4 if preview.pending else 3
+    for row in rows:
+        del row[hidden : hidden + 1]
+    titles, *cells = map(tuple, rows)
     same = "Every flag, the model and its optimizers would stay as they are."
-    return Table(shown(titles), rows, wraps=shown(titles)) or same
-
-
-def _marked(before: Any, after: Any) -> str:
-    return word(after) if before == after else Cell(word(after), changed=True)
+    return Table(titles, cells, wraps=titles) or same
 
 
 def _reasons(preview: Preview) -> list[Section]:

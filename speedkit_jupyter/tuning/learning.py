@@ -60,7 +60,7 @@ class Task:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-class Looked(NamedTuple):
+class StepFacts(NamedTuple):
     """What single steps show; `step_s` are the seconds of the fastest, `facts` of each model."""
 
     setting: str
@@ -112,7 +112,7 @@ class _Inputs(Watcher):
             self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
 
 
-def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked:
+def read_step(step: Step, hardware: Hardware, budget: Budget | None = None) -> StepFacts:
     """Run a step, and undo it; run a short one several times, since the first call is slower.
 
     Raises what the step raises. The inputs of a model that the user compiled stay unknown.
@@ -145,7 +145,7 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
     optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
     name = type(unwrapped(step.models[0])).__name__
     task = Task(name, inputs.found or (), optimizers, bool(stepped))
-    return Looked(where, task, min(times_s), facts)
+    return StepFacts(where, task, min(times_s), facts)
 
 
 # --- what is kept ---

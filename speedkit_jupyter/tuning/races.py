@@ -12,18 +12,18 @@ from speedkit_jupyter.measure.rounds.sampler import LONG_S, Policy
 from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
 
-# After RACE_ROUNDS, what is behind the fastest by RACE_BEHIND leaves a race. So does what is behind
-# by RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
+# After RACE_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by
+# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 # After this many rounds those left are equally fast; or once intervals are as narrow as this share.
 MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 40, 0.08
 # Nothing leaves before all steps together took this long, and no standard error is taken to be
 # smaller: else a moment's disturbance decides, or three rounds that agree by chance.
 LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
-# What is this many times slower than the baseline in each of some rounds leaves a proof.
+# A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
-# The interval of the whole plan has to be as narrow as the larger of these shares: of its median,
-# and of what it gains, since the second digit of a threefold speed-up matters little.
+# A proof ends when the plan's interval is at most PRECISE of its median, or PRECISE_GAIN of its
+# gain: the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
 # A search needs about this many steps for a clear answer.
 ENOUGH_STEPS = 120
@@ -156,7 +156,7 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     held_up = np.array([any(row) for row in zip(*(r.interrupted for r in records), strict=False)])
     if len(held_up) == logs.shape[1] and (~held_up).sum() >= RACE_ROUNDS:
         logs = logs[:, ~held_up]
-    # What compiles has to lead by what it has to bring; else nothing is left to tell.
+    # A compiled plan has to lead by WORTH_IT, so it counts as that much slower than it is.
     logs += np.log([aim.WORTH_IT if record.is_compiled else 1.0 for record in records])[:, None]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)

@@ -105,12 +105,12 @@ class Search:
         self.budget = Allowance(self._budget_s, self.begun_s)
         yield Progress(0.0, "looking at one step")
         try:
-            looked = self._look()
+            seen = self._read_step()
             yield Progress(self.budget.share, self.budget.ahead())
             if tuning.learned is not None:
                 yield from self._check_learned(tuning.learned)
             if not tuning.helped:
-                yield from self._search(looked.facts)
+                yield from self._search(seen.facts)
             why = self.known.why_unclear(self.budget.step_s)
         finally:
             tuning.conclude(why)
@@ -119,19 +119,19 @@ class Search:
             if tuning.is_settled:
                 current(notebook()).tuned(tuning.models, tuning.found)
         if tuning.learned is None:
-            self._keep(looked)
+            self._keep(seen)
 
-    def _look(self) -> learning.Looked:
+    def _read_step(self) -> learning.StepFacts:
         """Return what a step does and how long it takes; note the plan that was learned for it."""
         __tracebackhide__ = True
         tuning = self.tuning
-        looked = learning.look(self.step, self.hardware, self.budget)
-        self.budget.follow(looked.step_s)
-        task = replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
-        learned = None if self._fresh else learning.find(looked.setting, task)
+        seen = learning.read_step(self.step, self.hardware, self.budget)
+        self.budget.follow(seen.step_s)
+        task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
+        learned = None if self._fresh else learning.find(seen.setting, task)
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
-        return looked._replace(task=task)
+        return seen._replace(task=task)
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
@@ -329,12 +329,12 @@ class Search:
                 self.known.stages.append(Stage(title, comparison))
         return comparison
 
-    def _keep(self, looked: learning.Looked) -> None:
+    def _keep(self, seen: learning.StepFacts) -> None:
         """Remember the plan, or that nothing helps; not if what was to be kept may help."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
-            plans = [planning.plan(tuning.config, self.hardware, one) for one in looked.facts]
-            about = (looked.setting, looked.task, planning.together(plans))
+            plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
+            about = (seen.setting, seen.task, planning.together(plans))
             try:
                 learning.keep(*about, winner.values, winner.name, tuning.ratio)
             except SpeedKitError as error:

@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Score, Scored
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Scored
 from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.replay import Replays
@@ -129,7 +129,6 @@ class Verifier:
             )
         self._config, self.steps = config, steps
         self._scorer = None if accuracy is None else Scorer(accuracy, step)
-        self._before: Score | None = None
         self._result = Verification(name, runs=[[], []])
 
     def result(self) -> Verification:
@@ -146,7 +145,7 @@ class Verifier:
             start = guard.state
             with optimizers_made(self.step.models) as made:
                 yield from self._train("baseline", None, 0)
-                if self._scorer is not None and self._before is None:
+                if self._scorer is not None and self._scorer.before is None:
                     start.restore()  # nothing is trained, and the accuracy alone decides
                     yield from self._train("baseline", None, 0)
             self.step.made = made
@@ -214,15 +213,11 @@ class Verifier:
                 result.notes |= {k: note for k, note in found if k in result.changes_model}
 
     def _ask(self, scorer: Scorer, runner: Runner, run: int) -> None:
-        result = self._result
-        if self._before is None:
-            self._before = scorer.before(runner)
-        elif run == 1:
-            result.score = scorer.after(runner, self._before)
-            result.failure = result.score.failure
-        elif result.score is not None:
-            other = scorer.after(runner, self._before).after
-            result.score.others.extend([] if other is None else [other.value])
+        result, score = self._result, scorer.scored(runner)
+        if run == 1:
+            result.score, result.failure = score, score.failure
+        elif run and result.score is not None and score.after is not None:
+            result.score.others.append(score.after.value)
 
     def _describe(self, contexts: Sequence[SpeedContext]) -> None:
         """Note what the plan is, and what of it changes the results."""

@@ -31,8 +31,8 @@ def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
 
 
 def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
-    looked = learning.look(step_of(step), Hardware.current())
-    return looked.setting, looked.task
+    seen = learning.read_step(step_of(step), Hardware.current())
+    return seen.setting, seen.task
 
 
 def test_a_second_search_checks_what_the_first_has_learned(made):

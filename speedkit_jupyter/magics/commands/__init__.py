@@ -1,16 +1,23 @@
-"""The subcommands of `%speedkit`, in the order of help, and the line that names one."""
+"""The subcommands of `%speedkit`, in the order of help; the line that names one; and help."""
 
 from __future__ import annotations
 
-from IPython.core.error import UsageError
+from argparse import Namespace
 
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from speedkit_jupyter.magics import options
 from speedkit_jupyter.magics.commands import kept, plans, steps
-from speedkit_jupyter.magics.options import Command, split, without_comment
+from speedkit_jupyter.magics.options import Command, Names, Option
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Section, Table
+from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import did_you_mean
 
 COMMANDS: dict[str, Command] = {
-    command.name: command
-    for command in (
+    entry.name: entry
+    for entry in (
         plans.status,
         plans.report,
         plans.apply,
@@ -30,15 +37,55 @@ COMMANDS: dict[str, Command] = {
         kept.verbosity,
     )
 }
-COMMANDS["help"] = kept.help_command(COMMANDS)
 
 
 def selected(line: str) -> tuple[Command, str]:
     """Return the command of a `%speedkit` line and the rest of the line; raises UsageError."""
-    line = without_comment(line).strip()
-    typed = split(line)
+    line = options.without_comment(line).strip()
+    typed = options.split(line)
     name = typed[0] if typed and not typed[0].startswith("-") else "status"
     if name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS)
         raise UsageError(f"unknown subcommand {name!r}.{hint} See %speedkit help")
     return COMMANDS[name], line.removeprefix(name)
+
+
+# --- help ---
+
+TITLE = "SpeedKit: faster PyTorch, measured, explained and undone exactly"
+SPELLING = "An option with _ may have - there: --channels_last is --channels-last."
+SPEEDBENCH = "speedbench"
+BENCHES = {
+    "%%speedbench": "time a cell, with the options of %%timeit",
+    "%%speedbench --compare baseline,auto": "compare plans for a cell",
+    "%%speedbench --profile": "where the time of a cell goes",
+    "%%speedbench --tune": "search the fastest safe plan for a cell",
+}
+TOPICS = (*COMMANDS, "help", SPEEDBENCH)
+
+
+def help_page(topic: str | None = None) -> Document:
+    """Return all subcommands and options, or those of one."""
+
+    def described(topic: str) -> Table:
+        parser = options.speedbench_parser() if topic == SPEEDBENCH else COMMANDS[topic]
+        return Table(("option", "what it does"), parser.described(), wraps=("option",))
+
+    names = {name: f"%speedkit {name}" for name in COMMANDS} | {SPEEDBENCH: "%%speedbench"}
+    magics = {names[name]: entry.summary for name, entry in COMMANDS.items()} | BENCHES
+    if topic is not None:
+        body = described(topic) or "It has no options."
+        return Document(f"{names[topic]}: {magics[names[topic]]}", [body])
+    every = [Section(described(name), names[name]) for name in (SPEEDBENCH, *COMMANDS)]
+    return Document(TITLE, [Table(("magic", "what it does"), [*magics.items()]), SPELLING, *every])
+
+
+TOPIC = Option("topic", "TOPIC", "one of them; without it all", nargs="?", choices=TOPICS)
+
+
+@options.command("this page", TOPIC)
+def help(names: Names, session: Session, arguments: Namespace) -> None:
+    display(help_page(arguments.topic))
+
+
+COMMANDS["help"] = help

@@ -1,10 +1,11 @@
-"""%speedkit config, tuned, history, free, verbosity, help: what is kept, and what is said."""
+"""%speedkit config, tuned, history, free, verbosity: what is kept, and what is said."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,27 +16,27 @@ from IPython.display import display
 from speedkit_jupyter.freeing import freed
 from speedkit_jupyter.freeing.freed import Holder, of_process
 from speedkit_jupyter.magics import options
-from speedkit_jupyter.magics.options import Command, Names, Option, command, switch
+from speedkit_jupyter.magics.options import Names, Option, command, switch
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Section, Table
+from speedkit_jupyter.report.elements import Code
 from speedkit_jupyter.report.tuning_report import history_list, history_report, tuned_list
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.words import count
 
+ACTIONS = {
+    "show": "This session's config; `%speedkit apply` starts from it",
+    "load": "Loaded {}; `%speedkit apply` starts from it",
+    "save": "Saved to {}",
+    "reset": "Everything is auto again",
+}
+
 
 @command(
     "show, load or save the session's config",
-    Option(
-        "action",
-        "ACTION",
-        "(show)",
-        nargs="?",
-        choices=("show", "load", "save", "reset"),
-        default="show",
-    ),
+    Option("action", "ACTION", "(show)", nargs="?", choices=ACTIONS, default="show"),
     Option("file", "FILE", "a YAML file, for load and save", options.configs, nargs="?"),
 )
 def config(names: Names, session: Session, arguments: Namespace) -> None:
@@ -50,12 +51,7 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
             session.config.to_yaml(file)
         except OSError as error:
             raise UsageError(f"{file}: {error.strerror}") from None
-    headline = {
-        "show": "This session's config; `%speedkit apply` starts from it",
-        "load": f"Loaded {file}; `%speedkit apply` starts from it",
-        "reset": "Everything is auto again",
-        "save": f"Saved to {file}",
-    }[action]
+    headline = ACTIONS[action].format(file)
     display(Document(headline, [Code(session.config.to_yaml().rstrip())]))
 
 
@@ -139,8 +135,7 @@ def _holders(names: Names, shell: Any) -> Iterator[Holder]:
     outputs = names.get("Out", {})
     for number in list(outputs):
         yield _output(names, shell, f"Out[{number}], _{number}", outputs, number)
-    for name in LAST:
-        yield _output(names, shell, name, names, name)
+    yield from (_output(names, shell, name, names, name) for name in LAST)
     yield from figures
 
 
@@ -150,34 +145,23 @@ def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder
 
     def forget() -> None:
         """Also under IPython's other names for it, but not where the user has bound another."""
+        hook = getattr(shell, "displayhook", None)
+        spaces = (names, getattr(shell, "user_ns_hidden", {}), getattr(hook, "__dict__", {}))
         for value in roots():
             names.get("Out", {}).pop(key, None)
-            for space in (names, getattr(shell, "user_ns_hidden", {})):
-                for name in (*LAST, f"_{key}"):
-                    if space.get(name) is value:
-                        space[name] = ""
-            for name in LAST:
-                if getattr(getattr(shell, "displayhook", None), name, None) is value:
-                    setattr(shell.displayhook, name, "")
+            for space, name in itertools.product(spaces, (*LAST, f"_{key}")):
+                if space.get(name) is value:
+                    space[name] = ""
 
     return Holder(word, roots, forget, "the output's value")
 
 
-# --- verbosity and help ---
+# --- verbosity ---
 
 LEVELS = {
     "quiet": "warnings alone, and no progress",
     "normal": "notes, warnings and progress",
     "debug": "everything",
-}
-TITLE = "SpeedKit: faster PyTorch, measured, explained and undone exactly"
-SPELLING = "An option with _ may have - there: --channels_last is --channels-last."
-SPEEDBENCH = "speedbench"
-BENCHES = {
-    "%%speedbench": "time a cell, with the options of %%timeit",
-    "%%speedbench --compare baseline,auto": "compare plans for a cell",
-    "%%speedbench --profile": "where the time of a cell goes",
-    "%%speedbench --tune": "search the fastest safe plan for a cell",
 }
 
 
@@ -191,35 +175,3 @@ def verbosity(names: Names, session: Session, arguments: Namespace) -> None:
         messages.choose(arguments.level)
     level = messages.verbosity()
     display(Document(f"Verbosity {level}: {LEVELS[level]}"))
-
-
-def help_command(commands: Mapping[str, Command]) -> Command:
-    """Return the command that tells about these, itself included."""
-    topics = (*commands, "help", SPEEDBENCH)
-    about = "one of them; without it all"
-    topic = Option("topic", "TOPIC", about, words=topics, nargs="?", choices=topics)
-
-    def run(names: Names, session: Session, arguments: Namespace) -> None:
-        display(help_page(commands, arguments.topic))
-
-    return Command("help", "this page", (topic,), run)
-
-
-def help_page(commands: Mapping[str, Command], topic: str | None = None) -> Document:
-    """Return all subcommands and options, or those of one."""
-
-    def described(topic: str) -> Table:
-        parser = options.speedbench_parser() if topic == SPEEDBENCH else commands[topic]
-        return Table(("option", "what it does"), parser.described(), wraps=("option",))
-
-    if topic is not None:
-        summary = commands[topic].summary if topic in commands else BENCHES["%%speedbench"]
-        return Document(f"{_magic(topic)}: {summary}", [described(topic) or "It has no options."])
-    magics = {_magic(name): entry.summary for name, entry in commands.items()} | BENCHES
-    table = Table(("magic", "what it does"), list(magics.items()))
-    every = [Section(described(name), _magic(name)) for name in (SPEEDBENCH, *commands)]
-    return Document(TITLE, [table, SPELLING, *every])
-
-
-def _magic(topic: str) -> str:
-    return "%%speedbench" if topic == SPEEDBENCH else f"%speedkit {topic}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -15,7 +16,6 @@ from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.options import Names, Option, command, switch
-from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.measure.subject.variants import words as variants
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.optimizations.base.options import choices
@@ -87,21 +87,17 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
     typed = _typed(arguments)
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
-    optimizers = {n: _optimizers(names, arguments, m, len(models)) for n, m in models.items()}
+    asked, is_only = arguments.optimizer, len(models) == 1
+    optimizers = {
+        name: namespace.find_optimizers(names, asked, model, is_only)
+        for name, model in models.items()
+    }
     if not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
         config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
         show_applied(names, session, name, context, optimizers[name])
-
-
-def _optimizers(names: Names, arguments: Namespace, model: Any, number: int) -> dict[str, Any]:
-    """Return those that were named and hold parameters of this model."""
-    if arguments.optimizer is None or number == 1:
-        return namespace.find_optimizers(names, arguments.optimizer, model)
-    found = namespace.named_optimizers(names, arguments.optimizer)
-    return {name: optimizer for name, optimizer in found.items() if holds(optimizer, [model])}
 
 
 def show_applied(
@@ -217,8 +213,8 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
         plan, listed = as_of_now(context, asked or {})
         optimizers = namespace.words_for(names, listed)
         found = session.found_for(model)
-        is_other = found and found.config.to_dict() != context.config.to_dict()
-        if found and found.proof and found.is_newer and is_other:
+        is_newer = found and found.proof and found.is_newer
+        if found and is_newer and found.config.to_dict() != context.config.to_dict():
             plan = preview(model, found.config, listed).plan
             note = f"Tuned, and not in force yet: {found.proof}. {found.line} puts it into force."
     optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
@@ -234,11 +230,10 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _own(names: Names, name: str, optimizer: Any) -> Any:
-    try:
-        value = lookup.value_of(names, name)
-    except SpeedKitError:
-        return optimizer
-    return value if unwrapped(value) is optimizer else optimizer
+    with suppress(SpeedKitError):
+        if unwrapped(value := lookup.value_of(names, name)) is optimizer:
+            return value
+    return optimizer
 
 
 def _write(file: str, text: str, force: bool) -> None:

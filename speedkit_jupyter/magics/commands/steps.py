@@ -135,14 +135,14 @@ def _trained(
 
 def _plan(session: Session, step: Step) -> Any:
     from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
-    from speedkit_jupyter.plans.applying import plan_applied_to
+    from speedkit_jupyter.plans.applying import applied_to
     from speedkit_jupyter.tuning import learning
 
     if not step.models:
         return AUTO
     if (found := session.found_for(step.models[0])) and found.is_newer and found.proof:
         return found.config
-    if any(plan_applied_to(model) is not None for model in step.models):
+    if any(applied_to(model) is not None for model in step.models):
         return CURRENT
     return learning.tuned(step.models, step.optimizers) or AUTO
 
@@ -162,14 +162,12 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     __tracebackhide__ = True
     from speedkit_jupyter.loading.tuner import LoaderTuner
 
-    known, name = list(namespace.loaders(names)), arguments.loader
-    if name is None:
-        if len(known) != 1:
-            many = f"which one? {', '.join(known)}"
-            none = "there is no DataLoader in this notebook yet: make one first"
-            raise UsageError(many if known else none)
-        name = known[0]
-    found = namespace.find_loader(names, name)
+    known = [arguments.loader] if arguments.loader else list(namespace.loaders(names))
+    if not known:
+        raise UsageError("there is no DataLoader in this notebook yet: make one first")
+    if len(known) > 1:
+        raise UsageError(f"which one? {', '.join(known)}")
+    found = namespace.find_loader(names, name := known[0])
     step, against = _step_with(names, session, arguments.step, found)
     asked = f" --step {arguments.step}" if arguments.step else ""
     text = f"%speedkit loader {name}{asked}"

@@ -51,7 +51,7 @@ class Optimization(ABC):
     costly: ClassVar[bool] = False  # takes seconds at the first step: a search tries it last
     excludes: ClassVar[frozenset[str]] = frozenset()  # others beside which it does nothing
     free: ClassVar[str] = ""  # stands for values that no word names (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # Accelerate and others are told also what is as is
+    frameworks_choose: ClassVar[bool] = False  # a framework is told even to leave it
     lowers: ClassVar[bool] = False  # the precision of products
     rivals: ClassVar[bool] = False  # its values are a choice among equals
     library: ClassVar[str] = ""  # the optional one that it calls, by its name on PyPI
