@@ -39,14 +39,14 @@ class Budget:
         begun_s: float | None = None,
     ) -> None:
         self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, 0.0
-        self._now, self._within = now or clock.now, within
+        self.now, self._within = now or clock.now, within
         self.is_part = within is not None
-        self._start = self._now() if begun_s is None else begun_s
+        self._start = self.now() if begun_s is None else begun_s
 
     @property
     def spent_s(self) -> float:
         """Return what counts, until now."""
-        return self._now() - self._start - self.excluded_s
+        return self.now() - self._start - self.excluded_s
 
     @property
     def left_s(self) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -33,8 +32,6 @@ MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # How the state of a variant is called while it may change.
 WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
-
-
 # Seconds of one step of a block, and those in which other processes may have held it up; None if
 # the variant failed, or an optimizer step was skipped.
 Block = tuple[float, float] | None
@@ -94,22 +91,15 @@ class Policy:
 
 
 class Sampler:
-    """Takes the times, in rounds that end within about `budget_s`, and as the `budget` of the whole
-    measurement allows.
+    """Takes the times, in rounds of about `budget_s` in all, as the whole `budget` allows.
 
     `looks` are the rounds after which intervals may be looked at.
     """
 
     def __init__(
-        self,
-        runners: Sequence[Runner],
-        budget_s: float,
-        throughput: bool,
-        now: Callable[[], float] = time.perf_counter,
-        budget: Budget | None = None,
+        self, runners: Sequence[Runner], budget_s: float, throughput: bool, budget: Budget
     ) -> None:
-        self._now, self._interruptions = now, clock.Interruptions()
-        self._budget = Budget(max(budget_s, 1e-9), now) if budget is None else budget
+        self._budget, self._interruptions = budget, clock.Interruptions()
         self._blocks_s: dict[int, deque[float]] = {}
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
@@ -135,7 +125,7 @@ class Sampler:
         """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
-        self._start_s = self._now()
+        self._start_s = self._budget.now()
         for _ in range(MOST_ROUNDS):
             if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
@@ -170,7 +160,7 @@ class Sampler:
             if not self._fits(runner):
                 return
             blocks[id(runner)] = self._tried(runner)
-            self._elapsed_s = self._now() - self._start_s
+            self._elapsed_s = self._budget.now() - self._start_s
             left_s = max(self.budget_s - self._elapsed_s, 0)
             text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
             done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
@@ -216,7 +206,7 @@ class Sampler:
 
     def _tried(self, runner: Runner) -> Block:
         """Take a block; a variant that fails now is a row too, and the others go on."""
-        begun = self._now()
+        begun = self._budget.now()
         try:
             return self._block_or_single_steps(runner)
         except Exception as error:
@@ -226,7 +216,7 @@ class Sampler:
             return None
         finally:
             blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
-            blocks_s.append(self._now() - begun)
+            blocks_s.append(self._budget.now() - begun)
 
     def _block_or_single_steps(self, runner: Runner) -> Block:
         """Take a block. If steps can't follow each other (a schedule ends), each begins anew."""

@@ -14,7 +14,7 @@ from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.clock import Stopwatch
+from speedkit_jupyter.measure.rounds.clock import Interruptions, Stopwatch
 from speedkit_jupyter.measure.rounds.runner import compared_runs
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
@@ -54,9 +54,7 @@ class Timer:
     timer: Callable[[], float] = time.perf_counter
     begun_s: float | None = None
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
-    _interruptions: clock.Interruptions = field(
-        default_factory=clock.Interruptions, init=False, repr=False
-    )
+    _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
