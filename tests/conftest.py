@@ -24,7 +24,7 @@ import examples
 import pytest
 from made_time import MadeTime, install
 
-from speedkit_jupyter.machines import flags, gemm_rates, probes
+from speedkit_jupyter.machines import flags, probes
 from speedkit_jupyter.machines.hardware import Hardware
 
 examples.register()
@@ -86,6 +86,11 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith("SPEEDKIT_")]:
         del os.environ[name]
     os.environ["SPEEDKIT_HARDWARE"] = PROFILES[config.getoption("--profile")[0]][0]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which machine the tests plan for: it need not be the one that they run on."""
+    return f"plans are made for: {', '.join(config.getoption('--profile'))} (--profile)"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -231,16 +236,14 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
-    """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms."""
+def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
+    """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms.
+
+    A module that measures asks for it; its tests that are `real_time` go by the real clock.
+    """
+    if request.node.get_closest_marker("real_time"):
+        return None
     return install(monkeypatch, tick_s=5e-3)
-
-
-@pytest.fixture(autouse=True)
-def no_noise(request: pytest.FixtureRequest) -> None:
-    """All is measured on the made clock, except where what the real one says is the subject."""
-    if not request.node.get_closest_marker("real_time"):
-        request.getfixturevalue("made_time")
 
 
 @pytest.fixture
@@ -252,13 +255,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(found)
-
-
-@pytest.fixture(autouse=True)
-def no_rates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines are measured in a process that takes seconds: where real time is the subject."""
-    if not request.node.get_closest_marker("real_time"):
-        monkeypatch.setattr(gemm_rates, "_measure", lambda *given: gemm_rates.GemmRates())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("made_time")]
 
 
 def network() -> nn.Module:

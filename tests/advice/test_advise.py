@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from speedkit_jupyter import StateWarning, advise
 from speedkit_jupyter.advice.advice import Gain, Opportunity, ranked
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 @pytest.mark.parametrize(
     ("share", "high"), [(0.06, 1 / 0.94), (0.12, 1 / 0.88), (1.0, 7.0), (0.02, 1 / 0.98)]

@@ -24,6 +24,8 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.loading.samples import Samples
 from speedkit_jupyter.profiling.split import Line
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 COMPUTING = {"forward": 0.4, "backward": 0.4}
 TRAINS = {"shares": COMPUTING}
 TRAIN = "opt.zero_grad(); model(x).sum().backward(); opt.step()"

@@ -22,6 +22,8 @@ from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
 from speedkit_jupyter.batching.feeds import resized
 from speedkit_jupyter.batching.sweep import is_out_of_memory
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 class Training:
     """A model with its optimizer, and the batches that its step has seen."""

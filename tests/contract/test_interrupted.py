@@ -16,6 +16,8 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 class Training:
     """A training step that fails at call `at`, with everything that steps change."""

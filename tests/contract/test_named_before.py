@@ -18,6 +18,8 @@ from torch import nn
 
 from speedkit_jupyter import StateWarning, benchmark
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 def named(extra: Callable[[], object]) -> str:
     """Measure a training step that also calls `extra`; return the lines of its StateWarnings."""

@@ -19,6 +19,8 @@ from speedkit_jupyter.measure.results.statistics import paired_ratio
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Policy, Sampler
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 STEP_S, RUNS = 0.01, 300
 
 

@@ -17,6 +17,8 @@ import torch
 
 from speedkit_jupyter import benchmark
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 PRELUDE = """
 import collections, copy, os, random, types, warnings
 import numpy as np

@@ -13,6 +13,8 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 # A plan that changes nothing for this net, so that a step can tell by it when to go wrong.
 PLAN = "sdpa:math"
 RIGHT, WRONG = ("exact", "rounding"), ("wrong", "not checked")

@@ -8,6 +8,8 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 class Autocasts(nn.Module):
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("made_time")]
 
 ALL = SpeedConfig.from_dict({"precision": "bf16", "channels_last": True, "fused_optimizer": True})
 

@@ -9,7 +9,7 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.support.wrappers import unwrapped
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("made_time")]
 
 FUSED = SpeedConfig(fused_optimizer=True).alone()
 

@@ -33,6 +33,8 @@ from speedkit_jupyter.loading.samples import Samples, look_at, same, why_no_work
 from speedkit_jupyter.loading.settings import Settings, end_workers, rebuilt, source
 from speedkit_jupyter.loading.tuner import first_ways
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 NAN = float("nan")
 
 

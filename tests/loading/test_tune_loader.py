@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from speedkit_jupyter import StepError, tune_loader
 from speedkit_jupyter.loading.settings import end_workers
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 class Slow(Dataset[Any]):
     """Each sample is waited for, as a disk or a network is."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from IPython.core.error import UsageError
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 FROZEN = """
 body, head = nn.Linear(256, 1024), nn.Linear(1024, 4)
 net = nn.Sequential(body, head)

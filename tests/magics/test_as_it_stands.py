@@ -7,7 +7,7 @@ import pytest
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.outcome import Tuning
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 PLAIN = "seen.put(torch.is_autocast_enabled('cpu')); model(x).sum().backward()"
 INSIDE = "with ctx.autocast():\n    seen.put(torch.is_autocast_enabled('cpu')); model(x)"

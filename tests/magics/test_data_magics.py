@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 LOADER = """
 from torch.utils.data import DataLoader, TensorDataset
 train_loader = DataLoader(TensorDataset(x, y), batch_size=2, shuffle=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from IPython.core.error import UsageError
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 FILE = Path(__file__).with_name("errors.txt")
 # A line of a cell ends with this in the file.
 END = " ⏎ "

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 

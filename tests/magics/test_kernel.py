@@ -8,7 +8,7 @@ import pytest
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("made_time"), pytest.mark.kernel, pytest.mark.slow]
 
 SETUP = """
 %load_ext speedkit_jupyter

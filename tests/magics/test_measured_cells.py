@@ -12,6 +12,8 @@ import pytest
 
 from speedkit_jupyter.magics.cell import Cell
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 MADE = """
 net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
 opt = torch.optim.AdamW(net.parameters())

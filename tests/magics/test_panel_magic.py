@@ -9,7 +9,7 @@ import pytest
 from speedkit_jupyter import Panel
 from speedkit_jupyter.measure.undo import guard
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ import speedkit_jupyter
 from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.magics.options import speedbench_parser, split_setup, without_comment
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 ROOT = PACKAGE.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,6 +10,8 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.profiling.instruments import Loops
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 

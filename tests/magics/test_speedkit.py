@@ -11,6 +11,8 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.optimizations import CATALOG
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 def test_without_a_model_status_says_what_to_do_and_the_catalog_lists_all(loaded_shell):
     assert "Define one, then `%speedkit apply model`" in loaded_shell.run("%speedkit")

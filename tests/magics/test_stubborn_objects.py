@@ -6,6 +6,8 @@ import warnings
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 def refuses(self, *given):
     raise RuntimeError("settings are not configured")

@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.outcome import Tuning
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 FUSED_HELPS = f"sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05); {STEP}"

@@ -12,6 +12,8 @@ import traceback
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 HELPERS = """
 from queue import SimpleQueue
 class Broken(nn.Module):

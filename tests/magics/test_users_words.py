@@ -7,6 +7,8 @@ import pytest
 from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.magics.options import speedbench_parser
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 HOLDERS = """
 class Trainer:
     def __init__(self):

@@ -8,6 +8,8 @@ import pytest
 
 from speedkit_jupyter.support import messages
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 @pytest.fixture(autouse=True)
 def as_it_was():

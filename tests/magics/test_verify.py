@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 

@@ -10,6 +10,8 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.optimizations import CATALOG
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 VARIABLES = [entry.variable for entry in CATALOG if entry.variable]
 LINES = (
     "%speedkit",

@@ -29,6 +29,8 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import observed
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 ROOT = Path(__file__).parents[2]
 MACHINES = machines.names()
 every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.name)

@@ -11,6 +11,8 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 def network() -> nn.Module:
     torch.manual_seed(0)

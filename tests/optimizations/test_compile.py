@@ -20,7 +20,7 @@ from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.support.exceptions import StepError
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
 X = torch.ones(2, 4)
 
 

@@ -12,6 +12,8 @@ from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 IMAGES = (2, 3, 8, 8)
 ASKED = SpeedConfig(inference=True).alone()
 

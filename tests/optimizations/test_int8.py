@@ -22,6 +22,8 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.optimizations import int8
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 INT8 = SpeedConfig(int8=True).alone()
 TOKENS = torch.arange(12).view(2, 6)
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 KINDS = ("instance_norm", "gelu")
 INPUTS = torch.rand(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 

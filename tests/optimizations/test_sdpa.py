@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.compiler.config
 from torch.nn.functional import scaled_dot_product_attention
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan, sdp_context
+
+pytestmark = pytest.mark.usefixtures("made_time")
 
 ON_GPU = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
 

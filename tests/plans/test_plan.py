@@ -22,6 +22,8 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.report.plan_report import plan_report
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 PINNED = Path(__file__).with_name("decisions.yaml")
 MACHINES = machines.names()
 FACTS = Facts(

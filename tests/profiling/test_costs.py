@@ -27,6 +27,8 @@ from speedkit_jupyter.profiling.operators import (
 )
 from speedkit_jupyter.profiling.profile import Profile
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 CPU = torch.device("cpu")
 
 

@@ -25,6 +25,8 @@ from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
 from speedkit_jupyter.profiling.split import PARTS
 from speedkit_jupyter.support.interrupts import interruptible
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 class Slow(nn.Module):
     """A layer that takes so long forward and backward, on the made clock."""

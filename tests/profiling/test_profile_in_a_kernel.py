@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = [pytest.mark.kernel, pytest.mark.slow]
+pytestmark = [pytest.mark.usefixtures("made_time"), pytest.mark.kernel, pytest.mark.slow]
 
 SETUP = """
 %load_ext speedkit_jupyter

@@ -24,6 +24,8 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table
 from speedkit_jupyter.tuning.aim import Aim
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
     times = [0.01 * factor * (1 + i % 5 / 100) for i in range(rounds)]

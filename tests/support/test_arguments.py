@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 import speedkit_jupyter as sk
 from speedkit_jupyter.support import tracebacks
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 MODEL = torch.nn.Linear(4, 4)
 BAD: dict[str, Any] = {
     "none": None,

@@ -22,6 +22,8 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.plans.preview import preview
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 EVERYTHING = SpeedConfig(
     precision="bf16",
     channels_last=True,

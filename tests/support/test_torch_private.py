@@ -15,6 +15,8 @@ from torch import nn
 import speedkit_jupyter
 from speedkit_jupyter.support import torch_private
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 HOME = PACKAGE / "support" / "torch_private.py"
 # Text that generated code and a process of its own have from there.

@@ -13,6 +13,8 @@ from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support.wrappers import unwrapped
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 FUSED = SpeedConfig(fused_optimizer=True).alone()
 
 

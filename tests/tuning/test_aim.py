@@ -14,6 +14,8 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.tuning.aim import Aim, is_behind
 from speedkit_jupyter.tuning.races import Race
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 @pytest.mark.parametrize(
     ("times", "rounds", "best", "waited"),

@@ -19,6 +19,8 @@ from speedkit_jupyter.measure.rounds.budget import Budget, compiling_excluded
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning.search import Search
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 @pytest.fixture
 def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:

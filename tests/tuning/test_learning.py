@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning import learning
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 LATE = 0.008  # seconds of a slow step
 

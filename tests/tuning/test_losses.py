@@ -13,6 +13,8 @@ from torch import nn
 from speedkit_jupyter import verify
 from speedkit_jupyter.tuning.curves import RETURNED, UNSCALED, number, watched
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 SCALE = 2.0**20
 
 

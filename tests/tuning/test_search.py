@@ -14,7 +14,7 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate, strongest
 from speedkit_jupyter.tuning.search import Search
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 LATE = 0.008  # seconds of a slow step, on the tests' own clock
 

@@ -16,7 +16,7 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.search import Search
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 
 def test_a_search_that_could_not_tell_remembers_nothing_and_leaves_the_plan_in_force(work):

@@ -17,6 +17,8 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.tuning.curves import Losses
 from speedkit_jupyter.tuning.verification import ROUNDING, Verification, Verifier, jitter
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from speedkit_jupyter import verify
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)

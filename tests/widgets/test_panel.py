@@ -19,7 +19,7 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.widgets.controls import FIRST, GROUPS, MORE, arranged, every_control
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 
 def pick(panel: Panel, path: str, word: str) -> None:

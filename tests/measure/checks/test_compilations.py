@@ -10,7 +10,7 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.rounds.confinement import patched
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,8 @@ from torch import distributed, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 RIGHT = ("exact", "rounding")
 
 

@@ -14,6 +14,7 @@ from torch.masked import masked_tensor
 from speedkit_jupyter.measure.checks.values import leaves, plain
 
 pytestmark = [
+    pytest.mark.usefixtures("made_time"),
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore"),  # torch calls many of these a prototype
 ]

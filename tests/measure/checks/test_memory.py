@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks import memory
+
+pytestmark = pytest.mark.usefixtures("made_time")
 
 CPU = torch.device("cpu")
 MIB = 2**20

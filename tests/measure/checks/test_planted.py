@@ -20,7 +20,7 @@ from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("made_time")]
 
 
 @pytest.mark.sampled(14)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks import roofline
+
+pytestmark = pytest.mark.usefixtures("made_time")
 
 
 def test_operations_are_those_of_the_products():

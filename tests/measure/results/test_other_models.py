@@ -22,6 +22,8 @@ from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.tuning.aim import Aim
 from speedkit_jupyter.tuning.candidates import candidates
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 OTHER = {"rewrites": {"gelu": True}}
 
 

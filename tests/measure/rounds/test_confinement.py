@@ -16,6 +16,8 @@ from torch import nn
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 @pytest.mark.sampled(4)
 @pytest.mark.slow

@@ -13,7 +13,11 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 
-pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.filterwarnings("ignore:seen")]
+pytestmark = [
+    pytest.mark.usefixtures("made_time"),
+    pytest.mark.usefixtures("trusted"),
+    pytest.mark.filterwarnings("ignore:seen"),
+]
 
 FUSED = "baseline,fused_optimizer"
 

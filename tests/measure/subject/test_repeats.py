@@ -16,6 +16,8 @@ from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds.timeit_run import Timer
 from speedkit_jupyter.measure.subject.from_function import step_of
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 MANY = 12
 
 

@@ -12,6 +12,8 @@ from torch import nn
 from speedkit_jupyter import SpeedContext, StepError, benchmark, tune, verify
 from speedkit_jupyter.measure.subject.from_function import step_of
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 model = nn.Linear(4, 4)
 batch = torch.rand(2, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.01)

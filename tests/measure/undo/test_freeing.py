@@ -13,6 +13,8 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 @pytest.fixture
 def no_collector():

@@ -18,6 +18,8 @@ from speedkit_jupyter.measure.undo.handlers import base
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 class Case(NamedTuple):
     """`make` gives an object, `change` is what a step does to it, `look` says what it holds."""

@@ -22,6 +22,8 @@ from torch.utils.data import (
 
 from speedkit_jupyter import benchmark
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 DATA = torch.rand(12, 2)
 KEPT = {"num_workers": 1, "persistent_workers": True}
 

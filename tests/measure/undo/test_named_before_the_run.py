@@ -20,6 +20,8 @@ from speedkit_jupyter import StateWarning, benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.support.exceptions import StepError
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 
 def said(step: Callable[[], Any]) -> str:
     """Measure a step that does this, and return what was said."""

@@ -10,6 +10,8 @@ import torch
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 SOURCE = """
 def work(t):
     global n

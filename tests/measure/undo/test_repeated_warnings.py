@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from speedkit_jupyter import benchmark, tune_loader
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 NET = nn.Linear(4, 2)
 
 

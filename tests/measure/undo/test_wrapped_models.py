@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("made_time")
+
 PROGRAM = """
 import sys, tempfile, warnings
 import torch
