@@ -170,12 +170,10 @@ def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEEDKIT_HARDWARE", hardware)
         if precision:
-            from speedkit_jupyter.optimizations.precision import Precision
+            from speedkit_jupyter.optimizations import precision as entry
 
-            def rule(self: Any, request: Any, hardware: Hardware) -> Any:
-                return request.apply(precision, "by the profile of the tests")
-
-            patch.setattr(Precision, "_auto_on_cpu", rule)
+            by_profile = precision, "by the profile of the tests", True
+            patch.setattr(entry, "_on_cpu", lambda hardware: by_profile)
         yield patch
 
 

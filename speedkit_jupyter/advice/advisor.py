@@ -24,7 +24,7 @@ from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import BASELINE, Variant, variant
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.applying import plan_applied_to
+from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.operators import names_of
@@ -91,7 +91,8 @@ class Advisor:
         # As the profile's modules are called, whose shares are looked up by these names.
         names, _ = names_of(step.models, self._profiler.called)
         facts = [Facts.read(model, step.holders(model)) for model in step.models]
-        applied = [found for model in step.models if (found := plan_applied_to(model)) is not None]
+        contexts = [found for model in step.models if (found := applied_to(model)) is not None]
+        applied = [context.own_plan for context in contexts]
         learned = None
         with suppress(SpeedKitError):  # a damaged store is told of where plans are asked for
             learned = learning.newest(step.models, step.optimizers, hardware)
@@ -124,12 +125,10 @@ def _tried(
     __tracebackhide__ = True
     begun_s = clock.now()
     for one in found:
-        if one.trial is None or one.part == "data":  # workers take long until they work
-            yield one
-            continue
         most = math.inf
-        with suppress(Exception):  # what the step does not allow is not refuted by that
-            most = _most(isolated, partial(one.trial, subject), begun_s)
+        if one.trial is not None and one.part != "data":  # workers take long until they work
+            with suppress(Exception):  # what the step does not allow is not refuted by that
+                most = _most(isolated, partial(one.trial, subject), begun_s)
         yield replace(one, gain=one.gain.within(max(most, 1.0)))
     isolated.settle()
 

@@ -25,11 +25,6 @@ class Part:
     code: CodeType
     tree: ast.AST
 
-    @property
-    def file(self) -> str:
-        """Return the file or cell that it stands in."""
-        return self.code.co_filename
-
     def nodes(self, *kinds: type[N]) -> Iterator[N]:
         """Yield those of these kinds, not those of functions inside of it."""
         waiting = list(ast.iter_child_nodes(self.tree))
@@ -56,7 +51,7 @@ class Part:
         """Return all lines of it."""
         first = getattr(node, "lineno", 0)
         last = getattr(node, "end_lineno", None) or first
-        return tuple(Spot(self.file, number) for number in range(first, last + 1))
+        return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))
 
 
 class Code:
@@ -104,10 +99,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def what_ran(call: Callable[[], object]) -> set[CodeType]:
-    """Return the functions of the user's that are called meanwhile, in this thread.
-
-    None where somebody else (a profiler) listens to calls already.
-    """
+    """Return the user's functions that the call runs in this thread; none if a profiler listens."""
     ran = set[CodeType]()
     if sys.getprofile() is not None:
         call()

@@ -16,10 +16,9 @@ from speedkit_jupyter.loading import samples
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.plans.planning import Plan
-from speedkit_jupyter.profiling.lines import Spot
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Part as PartOfStep
-from speedkit_jupyter.support.database import Learned
+from speedkit_jupyter.support.database import Kept
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +49,7 @@ class Situation:
     loaders: Sequence[DataLoader[Any]] = ()
     lasting: int | None = None
     plans: Sequence[Plan] = ()
-    learned: Learned | None = None
+    learned: Kept | None = None
     in_force: frozenset[str] = frozenset()
     names: Mapping[int, str] = field(default_factory=dict)
     settle: Callable[[], object] = lambda: None
@@ -63,7 +62,8 @@ class Situation:
         self.cores, self.on_cpu = self.hardware.cpu.usable_cores, self.device.type == "cpu"
         self.trains = bool(self.watched.backwards) or self.watched.gradients_asked
         self.subject = Subject(self.models, self.optimizers, self.loaders)
-        self.calls = self.watched.of_models()
+        # Of what has parameters: no loss, no activation.
+        self.calls = [one for one in self.watched.calls if [*one.module.parameters()]]
         self.inputs = [one for call in self.calls for one in call.inputs]
         modules = (one for model in self.models for one in model.modules())
         self.modules = list({id(one): one for one in modules}.values())
@@ -114,7 +114,7 @@ class Situation:
 
     def place(self, part: Part, node: ast.AST) -> str:
         """Return `cell 4, line 12`."""
-        return self.profile.place(Spot(part.file, getattr(node, "lineno", 0)))
+        return self.profile.place(part.spots(node)[0])
 
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float | None:
         """Return how many times as long the first takes as the second, in turn, each without
@@ -122,19 +122,17 @@ class Situation:
         """
         import torch
 
-        pairs: list[tuple[float, float]] = []
+        def pair_s() -> tuple[float, float]:
+            return clock.timed(first, self.device), clock.timed(second, self.device)
+
         self.settle()
         try:
             with torch.no_grad():
-                while len(pairs) <= PAIRS and (
-                    len(pairs) != 1 or self.affords(PAIRS * sum(pairs[0]))
-                ):
-                    first_s = clock.timed(first, self.device)
-                    pairs.append((first_s, clock.timed(second, self.device)))
+                if not self.affords(PAIRS * sum(pair_s())):  # which warms up
+                    return None
+                first_s, second_s = zip(*(pair_s() for _ in range(PAIRS)), strict=True)
         except Exception:  # a model for this input alone
             return None
         finally:
             self.settle()
-        if len(pairs) == 1:
-            return None
-        return median(one for one, _ in pairs[1:]) / median(two for _, two in pairs[1:])
+        return float(median(first_s) / median(second_s))

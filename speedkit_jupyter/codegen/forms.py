@@ -1,8 +1,4 @@
-"""A plan as plain code, without SpeedKit: for torch, or for a framework.
-
-What Accelerate, Lightning Fabric or transformers' Trainer has an argument for is its argument; the
-rest stays plain torch beside it.
-"""
+"""A plan as plain code, without SpeedKit: for torch, or with the arguments of a framework."""
 
 from __future__ import annotations
 

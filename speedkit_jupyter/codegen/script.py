@@ -48,26 +48,8 @@ MODEL = "model"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A decision's code under its reason; no reason where it is only said that all is as it was."""
-
-    reason: str
-    snippet: Snippet
-
-    @property
-    def place(self) -> str:
-        """Where the reason stands; what the framework does unasked is among its arguments."""
-        return next((place for place in PLACES if getattr(self.snippet, place)), "arguments")
-
-    def said(self, place: str) -> Block:
-        """Return the reason as a comment, if it stands at this place."""
-        is_here = self.reason and self.place == place
-        return comment(self.reason, depth=place == "forward") if is_here else []
-
-
-@dataclass(frozen=True)
 class Script:
-    """A plan's pieces in the catalog's order.
+    """A plan's snippets in the catalog's order, each with its decision's reason as `comment`.
 
     `optimizers` are the user's by name; None stands for one that only the facts know, and `words`
     are how the user writes those that are no plain variables. `call` is how the model is called,
@@ -75,7 +57,7 @@ class Script:
     """
 
     plan: Plan
-    pieces: tuple[Piece, ...]
+    snippets: tuple[Snippet, ...]
     optimizers: Named
     words: Mapping[str, str]
     call: Call
@@ -95,21 +77,17 @@ class Script:
         return [f"{name} = {word}" for name, word in words if name != word]
 
     @property
-    def snippets(self) -> list[Snippet]:
-        return [piece.snippet for piece in self.pieces]
-
-    @property
     def arguments(self) -> dict[str, str]:
         return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
 
     def reasons(self, place: str) -> Block:
         """Return the comments that stand at this place."""
-        return [line for piece in self.pieces for line in piece.said(place)]
+        return [line for snippet in self.snippets for line in _reason(snippet, place)]
 
     def blocks(self, place: str) -> list[Block]:
-        """Return a block for each piece with lines for this place."""
-        pairs = [(piece.said(place), getattr(piece.snippet, place)) for piece in self.pieces]
-        return [[*reason, *lines] for reason, lines in pairs if lines]
+        """Return a block for each snippet with lines for this place."""
+        pairs = [(snippet, getattr(snippet, place)) for snippet in self.snippets]
+        return [[*_reason(snippet, place), *lines] for snippet, lines in pairs if lines]
 
     def setup(self) -> list[Block]:
         """Return process-wide switches; those of torch.compile where the model is compiled."""
@@ -141,7 +119,7 @@ def gather(
     plan: Plan, form: Form, optimizers: Named, words: Mapping[str, str], call: Call, model: str
 ) -> Script:
     """Return the code of every decision that the form has to say; raises SpeedKitError."""
-    pieces, facts = [], plan.facts_after
+    snippets, facts = [], plan.facts_after
     for optimization, decision in zip(CATALOG, plan, strict=True):
         told = optimization.frameworks_choose and form != "torch"
         if not decision.active and not told:
@@ -153,8 +131,14 @@ def gather(
             snippet = Snippet(f"{decision.reason} (for training only, so not in here)")
         reason = f"{decision.name}: {snippet.comment or decision.reason}"
         reason = reason.replace(f"`{MODEL}`", f"`{model}`")
-        pieces.append(Piece(reason if decision.active else "", snippet))
-    return Script(plan, tuple(pieces), optimizers, words, call, model)
+        snippets.append(replace(snippet, comment=reason if decision.active else ""))
+    return Script(plan, tuple(snippets), optimizers, words, call, model)
+
+
+def _reason(snippet: Snippet, place: str) -> Block:
+    """Return the reason as a comment, if it stands here: at the first place with code of it."""
+    first = next((place for place in PLACES if getattr(snippet, place)), "arguments")
+    return comment(snippet.comment, depth=place == "forward") if place == first else []
 
 
 def _header(script: Script) -> Block:
@@ -176,7 +160,7 @@ def function(script: Script, model: str, backward: str) -> Block:
     move, call = "".join(snippet.batch for snippet in script.snippets), script.call
     if not script.optimizers:
         body = [*call.moved(move, False), *script.surrounded([f"return {call.of(model)}"])]
-        return [f"def predict({'batch' if call.takes_batch else 'inputs'}):", *indented(body)]
+        return [f"def predict({call.given}):", *indented(body)]
     forward, optimizers = script.surrounded(call.loss(model)), [*script.optimizers]
     move_batch = call.moved(move, True)
     facts = script.plan.facts.optimizers
@@ -313,7 +297,11 @@ def _made(script: Script, name: str) -> Block:
     hint = [] if optimizer else comment("With your own learning rate and the rest.")
     values = {} if optimizer is None else _hyperparameters(optimizer)
     replaced = ("fused", "foreach") if "fused" in extra else ()
-    own = {key: _source(value) for key, value in values.items() if key not in replaced}
+    own = {
+        key: f"torch.tensor({value.item()!r})" if hasattr(value, "item") else repr(value)
+        for key, value in values.items()
+        if key not in replaced
+    }
     arguments = ", ".join(filter(None, ["model.parameters()", keywords(own | extra)]))
     return [*hint, f"{name} = torch.optim.{script.class_name(name)}({arguments})"]
 
@@ -340,14 +328,3 @@ def _switched(script: Script, name: str) -> Block:
         lines += comment("Else the scaler would wait for the device before every step.")
         lines.append(f"{name}._step_supports_amp_scaling = True")
     return lines
-
-
-def _source(value: Any) -> str:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return f"torch.tensor({value.item()!r})"
-    if isinstance(value, tuple):
-        inside = ", ".join(map(_source, value))
-        return f"({inside},)" if len(value) == 1 else f"({inside})"
-    return repr(value)

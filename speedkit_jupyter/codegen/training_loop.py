@@ -1,14 +1,11 @@
-"""A training step as source: how a model is called, and what follows; the loop after `apply`.
-
-How a model is called follows from the signature of its own forward.
-"""
+"""A training step as source; how a model is called follows from its forward's signature."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.wrappers import layers
@@ -19,9 +16,14 @@ if TYPE_CHECKING:
 Block = list[str]
 INDENT = "    "
 PASSED_ON = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-Kind = Literal["inputs", "several", "batch", "loss", "outputs", "lightning"]
+BATCH = "**batch"
+LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
+HUGGING_FACE = ("loss = {call}.loss",)
 # As transformers' Trainer takes the loss from whatever a model with labels returns.
-TRAINERS_RULE = 'loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]'
+LABELS = (
+    "outputs = {call}",
+    'loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]',
+)
 
 
 def indented(lines: Iterable[str]) -> Block:
@@ -30,52 +32,44 @@ def indented(lines: Iterable[str]) -> Block:
 
 @dataclass(frozen=True)
 class Call:
-    """`inputs`: `model(x)`; `several`: `model(src, tgt)`; `batch`: `model(**batch)`, all with a
-    loss function; `loss`, `outputs` and `lightning` compute it themselves, from what is in the
-    batch. `inputs` and `targets` are the names that are written.
+    """How a model is called: with `x`, several `src, tgt` (or `*inputs`), or a whole `**batch`.
+
+    `own_loss` are the lines by which a model computes its loss from the batch; empty where a loss
+    function compares with `targets`.
     """
 
-    kind: Kind = "inputs"
     inputs: str = "inputs"
     targets: str = "targets"
+    own_loss: tuple[str, ...] = ()
 
     @property
-    def has_loss(self) -> bool:
-        return self.kind in ("loss", "outputs", "lightning")
-
-    @property
-    def takes_batch(self) -> bool:
-        return self.kind in ("batch", "loss", "outputs")
+    def given(self) -> str:
+        """What a prediction is given."""
+        return "batch" if self.inputs == BATCH else "inputs"
 
     @property
     def arguments(self) -> str:
         """What a training step is given."""
-        if self.has_loss:
-            return "batch"
-        return f"{'batch' if self.takes_batch else 'inputs'}, {self.targets}, loss_fn"
+        return "batch" if self.own_loss else f"{self.given}, {self.targets}, loss_fn"
 
     def of(self, model: str) -> str:
-        return f"{model}({'**batch' if self.takes_batch else self.inputs})"
+        return f"{model}({self.inputs})"
 
     def loss(self, model: str) -> Block:
-        if self.kind == "lightning":
-            return [f"loss = {model}.training_step(batch, 0)"]
-        if self.kind == "loss":
-            return [f"loss = {self.of(model)}.loss"]
-        if self.kind == "outputs":
-            return [f"outputs = {self.of(model)}", TRAINERS_RULE]
-        return [f"loss = loss_fn({self.of(model)}, {self.targets})"]
+        call = self.of(model)
+        own = [line.format(model=model, call=call) for line in self.own_loss]
+        return own or [f"loss = loss_fn({call}, {self.targets})"]
 
     def moved(self, to: str, trains: bool) -> Block:
         """Return the lines that move a batch; `to` is a method call, or nothing."""
         if not to:
             return []
-        names = [self.targets] if trains and not self.has_loss else []
+        names = [self.targets] if trains and not self.own_loss else []
         lines = []
-        if self.kind == "lightning" and trains:
-            lines = [f"batch = [one{to} for one in batch]"]
-        elif self.takes_batch:
+        if self.inputs == BATCH:
             lines = [f"batch = {{name: one{to} for name, one in batch.items()}}"]
+        elif trains and self.own_loss:
+            lines = [f"batch = [one{to} for one in batch]"]
         elif self.inputs == "*inputs":
             lines = [f"inputs = [one{to} for one in inputs]"]
         elif self.inputs:
@@ -93,17 +87,18 @@ def call_of(model: torch.nn.Module | None, own_names: bool = False) -> Call:
     parameters = _parameters(model)
     one, targets = ("x", "y") if own_names else ("inputs", "targets")
     if _is_a(model, "LightningModule"):
-        return Call("lightning")
+        return Call(own_loss=LIGHTNING)
+    is_pretrained = _is_a(model, "PreTrainedModel")
     if "labels" in (parameters or ()):
-        return Call("loss" if _is_a(model, "PreTrainedModel") else "outputs")
+        return Call(BATCH, own_loss=HUGGING_FACE if is_pretrained else LABELS)
     required = [one for one in (parameters or {}).values() if one.default is one.empty]
     by_word = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required)
-    if by_word or _is_a(model, "PreTrainedModel"):
-        return Call("batch", targets=targets)
+    if by_word or is_pretrained:
+        return Call(BATCH, targets)
     plain = [one.name for one in required if one.kind <= one.POSITIONAL_OR_KEYWORD]
     if len(plain) > 1 or parameters == {}:
-        return Call("several", ", ".join(plain) if own_names else "*inputs", targets)
-    return Call("inputs", one, targets)
+        return Call(", ".join(plain) if own_names else "*inputs", targets)
+    return Call(one, targets)
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading import samples
-from speedkit_jupyter.loading.race import Candidate, Race
+from speedkit_jupyter.loading.race import GAIN, Candidate, Race
 from speedkit_jupyter.loading.samples import Samples, why_no_workers
 from speedkit_jupyter.loading.settings import (
     Settings,
@@ -46,8 +46,6 @@ PREFETCH_FACTORS = (4, 8)
 # The share of the budget that is kept for variations of the best of the first race, and then for
 # the proof: the fastest beside the user's own alone.
 NEAR, PROOF = 0.65, 0.35
-# What looks faster by less than this is not worth a longer search.
-WORTH_KNOWING = 1.03
 
 
 @dataclass(repr=False)
@@ -71,14 +69,9 @@ class LoaderTuning(Shown):
     command: str
 
     @property
-    def own(self) -> Candidate:
-        """The loader as its user made it."""
-        return self.race.own
-
-    @property
     def is_changed(self) -> bool:
         """Whether another one was proven faster."""
-        return self.chosen is not self.own
+        return self.chosen is not self.race.own
 
     @property
     def ratio(self) -> Ratio | None:
@@ -87,21 +80,23 @@ class LoaderTuning(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row for each way to load."""
-        return [self._row(one) for one in self.race.candidates]
-
-    def _row(self, one: Candidate) -> dict[str, Any]:
-        ratio = self.race.ratio(one)
-        return {
-            "settings": one.words,
-            "batch_s": one.batch_s if one.times_s else None,
-            "waiting": one.waiting if one.times_s else None,
-            "ratio": None if ratio is None else ratio.median,
-            "low": None if ratio is None else ratio.low,
-            "high": None if ratio is None else ratio.high,
-            "rounds": len(one.times_s),
-            "chosen": one is self.chosen,
-            "note": one.failure or one.why_out,
-        }
+        rows = []
+        for one in self.race.candidates:
+            ratio = self.race.ratio(one)
+            rows.append(
+                {
+                    "settings": one.settings.words,
+                    "batch_s": one.batch_s if one.times_s else None,
+                    "waiting": one.waiting if one.times_s else None,
+                    "ratio": ratio and ratio.median,
+                    "low": ratio and ratio.low,
+                    "high": ratio and ratio.high,
+                    "rounds": len(one.times_s),
+                    "chosen": one is self.chosen,
+                    "note": one.failure or one.why_out,
+                }
+            )
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -148,31 +143,23 @@ class LoaderTuner:
         budget = Budget(self._budget_s)
         with self._step.guarded() as guard:
             budget.reserved_s = guard.taking_s
-            restore = guard.state.restore
-            timed = Timed(self._step, self._loader, self._device, self._budget_s, restore)
+            state, budget_s = guard.state, self._budget_s
+            timed = Timed(self._step, self._loader, self._device, budget_s, state.restore)
             race = Race([Candidate(Settings.of(self._loader))], timed.block)
             try:
-                with timed.installed():
-                    yield Progress(0.0, "a look at the samples")
-                    seen = samples.look_at(self._loader)
-                    restore()
-                    yield Progress(budget.share, "first batches")
-                    timed.begin(race.own)
-                    yield from self._race(race, timed, seen, budget, restore)
+                yield from self._race(race, timed, budget)
             finally:
                 for one in race.candidates:
                     one.close()
 
-    def _race(
-        self,
-        race: Race,
-        timed: Timed,
-        seen: Samples,
-        budget: Budget,
-        restore: Callable[[], object],
-    ) -> Generator[Progress, None, None]:
+    def _race(self, race: Race, timed: Timed, budget: Budget) -> Generator[Progress, None, None]:
         """First what differs most, then variations of the best, then the fastest alone."""
         __tracebackhide__ = True
+        yield Progress(0.0, "a look at the samples")
+        seen = samples.look_at(self._loader)
+        timed.restore()
+        yield Progress(budget.share, "first batches")
+        timed.begin(race.own)
         ways, declined = first_ways(self._loader, seen, Hardware.current().cpu.usable_cores)
 
         def outcome(chosen: Candidate) -> LoaderTuning:
@@ -192,7 +179,7 @@ class LoaderTuner:
         yield from _rounds(race, budget, PROOF * self._budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
         while (rival := race.rival()) is not None and (
-            why := samples.difference(self._loader, rival.settings, restore)
+            why := samples.difference(self._loader, rival.settings, timed.restore)
         ):
             rival.leave(why)
         race.narrow(rival)
@@ -241,12 +228,12 @@ def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress
         if race.rounds and not budget.allows(longest_s + reserved_s):
             return
         for one in race.round():
-            yield Progress(budget.share, f"round {race.rounds + 1}: {one.words}")
+            yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
         longest_s = clock.now() - begun_s
 
 
 def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
-    """Give what the choice changes beside time; and what looked faster, and how to know."""
+    """Give what the choice changes beside time, and what looked faster."""
     settings = chosen.settings
     if settings.num_workers != race.own.settings.num_workers and seen.is_random:
         yield (
@@ -256,8 +243,9 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
     if settings.whole_batches:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
     best, ratio = race.best(), race.ratio(race.best())
-    if best is not chosen and ratio is not None and ratio.median >= WORTH_KNOWING:
-        yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {LONGER}"
+    if best is not chosen and ratio is not None and ratio.median >= GAIN:
+        looked = f"looked {ratio.median:.2f} times as fast"
+        yield f"not proven: {best.settings.words}, which {looked}; {LONGER}"
 
 
 @hide_internal_frames
@@ -287,14 +275,13 @@ def tune_loader(
     return tuner.result().loader
 
 
-def check_loader(loader: Any, name: str = "loader") -> None:
+def check_loader(loader: Any) -> None:
     """Raise StepError for what is no DataLoader of torch's."""
     from torch.utils.data import DataLoader
 
     if not is_a(loader, DataLoader):
-        raise StepError(
-            f"{name} must be a torch.utils.data.DataLoader, not {type(loader).__name__}"
-        )
+        kind = type(loader).__name__
+        raise StepError(f"loader must be a torch.utils.data.DataLoader, not {kind}")
 
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:

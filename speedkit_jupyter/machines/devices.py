@@ -152,11 +152,6 @@ def has_fused(device: str, optimizer: str) -> bool:
     return device == "cpu" if kind is None else optimizer not in kind.not_fused
 
 
-def has_float64(device: torch.device) -> bool:
-    kind = kind_of(device.type)
-    return kind is None or kind.has_float64
-
-
 def events(device: torch.device) -> tuple[Any, Any] | None:
     """Return two that time what lies between them on the device; None where there are none."""
     kind = kind_of(device.type)

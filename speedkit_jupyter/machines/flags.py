@@ -1,8 +1,7 @@
 """Every process-wide PyTorch switch that SpeedKit touches: snapshot, diff, restore, override.
 
-Several applied plans may want the same switch. Their overrides lie on one stack (`OVERRIDES`), so
-that they can be taken back in any order: what is still applied stays in force, the last one to
-go leaves the original, and a switch that the user changed meanwhile is the user's.
+Overrides of applied plans lie on one stack (`OVERRIDES`) and can be taken back in any order: the
+last to go leaves the original, and a switch that the user changed meanwhile stays the user's.
 """
 
 from __future__ import annotations

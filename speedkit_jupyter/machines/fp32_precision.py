@@ -1,10 +1,9 @@
 """torch's float32 precision switches: what is in force, and how to bring it back.
 
-torch has two APIs for one thing: the old one (`set_float32_matmul_precision`,
-`cudnn.allow_tf32`) and the new one (`fp32_precision` per backend and operation). Mixing them
-makes torch's readers of the old one raise RuntimeError. The new readers answer with inherited
-values. To write those would cut the inheritance, so `restore` writes `none`, which follows the
-parent, wherever that is enough.
+torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new one
+(`fp32_precision` per backend and operation). Once both are used, torch's readers of the old one
+raise RuntimeError. The new ones answer with inherited values: `restore` writes `none`, which
+follows the parent, wherever that is enough.
 
 A fresh torch (since 2.13 at the latest) has one more value for CUDA's conv and rnn, which no
 setter can write: TF32 unless a parent says otherwise. So nothing is written that is so already.

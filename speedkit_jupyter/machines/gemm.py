@@ -1,10 +1,8 @@
 """The engine of float32 matrix products on the CPU: torch's BLAS, or the oneDNN inside torch.
 
-torch gives float32 products to its BLAS whatever the processor is, and MKL takes its AVX2 path on
-processors that are not Intel's; oneDNN asks the processor. Its kernels lie on the dispatcher's CPU
-key in place of torch's own, which go on for all that is small or not plain float32. Autograd,
-compiled code, `inference_mode`, subclasses and `vmap` lie above that key. Batches of products stay
-torch's own: oneDNN takes one matrix at a time, and no size told where that pays.
+MKL, torch's BLAS, takes its AVX2 path on processors that are not Intel's; oneDNN asks the
+processor. Its kernels lie on the dispatcher's CPU key in place of torch's own, which go on for
+batches and all that is small or not plain float32. Autograd and compiled code lie above that key.
 """
 
 from __future__ import annotations
@@ -60,12 +58,6 @@ def use(name: str, least: int | None = None) -> None:
         _now.library = None  # with it go its kernels
         if name == ONEDNN:
             _now.library, _now.least = _installed(least), least
-
-
-def check_torch() -> None:
-    """Raise AttributeError where torch has moved a private name that this stands on."""
-    torch_private.linear_by_onednn()
-    torch_private.leave_uncompiled(lambda: None)
 
 
 def _installed(least: int) -> torch.library.Library:
@@ -146,9 +138,8 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
         (rows, inner), (others, columns) = a.shape, b.shape
         if rows * inner * columns < least or inner != others:
             return False
-        if min(rows, inner, columns) < SHORTEST:
-            return False
-        return a.dtype is float32 and b.dtype is float32 and bool(onednn.enabled)
+        is_long = min(rows, inner, columns) >= SHORTEST
+        return is_long and a.dtype is b.dtype is float32 and bool(onednn.enabled)
 
     return suits
 

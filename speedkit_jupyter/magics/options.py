@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import namespace
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.measure.rounds.timeit_run import RUNS
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.measure.subject.variants import AUTO, BASELINE, CURRENT, words
@@ -230,7 +231,7 @@ ACCURACY = (
 # Those of `%%timeit`, of a comparison and of a search.
 SPEEDBENCH = (
     Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files, saved", plans),
-    budget("for all but compiling (10, for a search 20, or more where a step is long)"),
+    budget(f"for all but compiling ({DEFAULT_S:g}, for a search 20, or more if a step is long)"),
     listed("--model", "what gets the plans; without it what the cell uses", namespace.models),
     listed("--optimizer", "theirs; without it those that the cell uses", namespace.optimizers),
     listed("--check", "what the cell leaves, to compare in place of what backward ran on"),

@@ -24,7 +24,7 @@ from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.swapped import Slot, Slots, StandIn
+from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class FusedKernels(Optimization):
         return request.on_request(why, f"{rule}: on request", rule, details=details)
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        number = sum(map(_is_ligers, target.model.modules()))
+        standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
+        number = sum(any(one.word == "liger" for one in each) for each in standing)
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
@@ -125,11 +126,6 @@ def patched_by_liger(model: Any, kinds: list[str]) -> dict[torch.nn.Module, dict
         put = {("", n): StandIn(getattr(v, "__func__", v), "liger") for n, v in new.items()}
         found |= {module: put} if put else {}
     return found
-
-
-def _is_ligers(module: torch.nn.Module) -> bool:
-    function = getattr(module.__dict__.get("forward"), "__func__", None)
-    return str(getattr(function, "__module__", "")).startswith("liger_kernel.")
 
 
 def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:

@@ -21,10 +21,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 WORTH_TRYING = 1.1
 # `torch.library.get_kernel`, by which torch's own kernels are kept; tried from this version on.
 SINCE = (2, 11)
-UNMEASURED = (
-    "both engines are measured first, once for this machine, which takes 2 to 10 s: oneDNN must "
-    "not be tried here where it dies"
-)
+UNMEASURED = "both engines are measured first, once for this machine, which takes 2 to 10 s"
 CODE = """\
 if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of it back
     gemm = torch.library.Library("aten", "IMPL")
@@ -90,10 +87,9 @@ class Gemm(Optimization):
             return request.obey(gemm.BLAS)
         if tuple(map(int, hardware.torch.split(".")[:2])) < SINCE:
             return request.decline(now, f"needs torch {dotted(SINCE)}; this is {hardware.torch}")
-        gemm.check_torch()
+        gemm.kernels(gemm.LEAST)  # raises where torch has moved a name that this needs
         if facts.precision != "fp32":
-            no = f"inside {facts.precision} autocast no product is in float32"
-            return request.decline(now, no)
+            return request.decline(now, f"no float32 product inside {facts.precision} autocast")
         if own := facts.no_float32:
             return request.decline(now, f"parameters are {own}: this is about float32 products")
         rates = hardware.cpu.gemm

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, newcomers
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 ASKED = "an input asks for its gradient, so calls are recorded as usual"
 TRAINING = "the model is in training mode by now, so calls are recorded as usual: model.eval()"
@@ -35,6 +34,7 @@ class Inference(Optimization):
     risk = "no backward pass goes through the results, as under torch.no_grad()"
     undone = "calls are recorded by autograd again; weights and modes were never touched"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html"
+    refusal = "a model whose calls record nothing under `inference`"
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -45,11 +45,6 @@ class Inference(Optimization):
         if not decision.value:
             return []
         return [Unrecorded(target.model, target.notes, target.only_in)]
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        with super().applied(decision, target), newcomers(target, (), _refuse):
-            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's own context manager. Raises SpeedKitError for Trainer."""
@@ -77,13 +72,6 @@ def _obstacle(facts: Facts) -> str:
     if facts.training:
         return "the model is in training mode, where it computes something else: model.eval()"
     return ""
-
-
-def _refuse(optimizer: torch.optim.Optimizer) -> None:
-    raise SpeedKitError(
-        f"{type(optimizer).__name__} would train a model whose calls record nothing under "
-        "`inference`: ctx.restore() or `%speedkit restore` first"
-    )
 
 
 class Unrecorded(Call):

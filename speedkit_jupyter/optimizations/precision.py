@@ -153,20 +153,16 @@ def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
 
 def _native(gpu: Accelerator) -> tuple[str, str, bool]:
     """Return the precision that this accelerator is built for, why, and whether it always pays."""
+    kind = devices.KINDS[gpu.kind]
     if not gpu.is_nvidia:
-        return _by_kind(gpu)
+        if not gpu.bf16:
+            return "fp32", f"{gpu.name} {kind.no_bf16}", True
+        if set(kind.emulating) & set(gpu.name.split()):
+            return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
+        return "bf16", f"{gpu.name} {kind.bf16}", False
     capability = f"compute capability {dotted(gpu.capability or ())}"
     if gpu.bf16:
         return "bf16", f"{capability} >= 8.0: bf16 Tensor Cores", True
     if gpu.tensor_cores:
         return "fp16", f"{capability}: fp16 Tensor Cores, no bf16 (it would be emulated)", True
     return "fp32", f"{gpu.name} ({capability}) has no Tensor Cores", True
-
-
-def _by_kind(gpu: Accelerator) -> tuple[str, str, bool]:
-    kind = devices.KINDS[gpu.kind]
-    if not gpu.bf16:
-        return "fp32", f"{gpu.name} {kind.no_bf16}", True
-    if set(kind.emulating) & set(gpu.name.split()):
-        return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
-    return "bf16", f"{gpu.name} {kind.bf16}", False

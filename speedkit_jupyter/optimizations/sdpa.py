@@ -63,9 +63,7 @@ class Sdpa(Optimization):
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return those of the kernels, and what torch.compile's caches, which don't look at them,
-        are keyed by.
-        """
+        """Return those of the kernels, and the key of torch.compile's caches, blind to them."""
         import torch
         from torch.backends import cuda
 

@@ -1,8 +1,4 @@
-"""Applying a plan to a model, what is applied to it, and what its precision needs in the loop.
-
-All else that a plan decides acts on the model, its optimizers or the process, whoever runs the
-loop. Autocast surrounds a block of code, and that code is the user's, or a library's trainer's.
-"""
+"""Applying a plan to a model, what is applied to it, and what its precision needs in the loop."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from speedkit_jupyter.plans.context import SpeedContext, contexts_on
 from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.context import hide as hide
 from speedkit_jupyter.plans.context import show as show
-from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import arguments, interrupts, lookup
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -100,14 +95,7 @@ def applied_to(model: torch.nn.Module) -> SpeedContext | None:
 
 def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
     """Return the context in force on the first model, or one of no plan, for code that asks one."""
-    for model in models:
-        return applied_to(model) or prepare(model, None)
-    return None
-
-
-def plan_applied_to(model: torch.nn.Module) -> Plan | None:
-    context = applied_to(model)
-    return None if context is None else context.own_plan
+    return (applied_to(models[0]) or prepare(models[0], None)) if models else None
 
 
 def to_write(

@@ -30,9 +30,8 @@ class SpeedConfig(FromCatalog):
     """What the user asks for; `SpeedConfig()` is all-auto. Its fields come from the catalog.
 
     `alone=True` leaves what is auto as it is: the plan is what was asked for, and no more.
-    Environment variables win over the values given: each entry of the catalog names its own
-    (`variable`, `SPEEDKIT_<NAME>`), and `sources` reads them. Raises ConfigError, which holds every
-    mistake at once.
+    Environment variables (`SPEEDKIT_<NAME>`, the entry's `variable`) win over the values given.
+    Raises ConfigError, which holds every mistake at once.
     """
 
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)

@@ -15,6 +15,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -123,10 +124,6 @@ class SpeedContext:
         """The flags that the user changed meanwhile, and that were therefore left alone."""
         return tuple(dict.fromkeys(self.target.kept))
 
-    @property
-    def autocast_entered(self) -> bool:
-        return self.target.memo.autocast_entered
-
     def changes(self) -> tuple[Change, ...]:
         """Return flags and state of model and optimizers that differ from those found before."""
         now = self.before if self.model is None else observed(self.target)
@@ -144,23 +141,18 @@ class SpeedContext:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the block for the forward pass: the plan's autocast; nothing once restored."""
-        return Entering(self._autocast)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        acting = self._acting if _MEASURED else self  # at every step: one call less
-        acting.asked.add("autocast")
-        if acting._stack is None:
-            return nullcontext()
-        acting.target.memo.autocast_entered = True
-        return acting._around["precision"]()
+        return Entering(partial(self._block, "precision"))
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """Return the plan's choice of attention kernel for one block; nothing once restored."""
-        return Entering(self._sdpa)
+        return Entering(partial(self._block, "sdpa"))
 
-    def _sdpa(self) -> AbstractContextManager[Any]:
+    def _block(self, name: str) -> AbstractContextManager[Any]:
         acting = self._acting
-        return nullcontext() if acting._stack is None else acting._around["sdpa"]()
+        if name == "precision":
+            acting.asked.add("autocast")
+            acting.target.memo.autocast_entered |= acting.active
+        return acting._around[name]() if acting.active else nullcontext()
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:

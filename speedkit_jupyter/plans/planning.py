@@ -13,7 +13,7 @@ import yaml
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base.decision import Decision, Effect
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Source
 from speedkit_jupyter.optimizations.base.optimization import decided
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -38,10 +38,7 @@ class Plan:
 
     def __getitem__(self, name: str) -> Decision:
         """Return the decision about one optimization; raises KeyError for an unknown name."""
-        for decision in self.decisions:
-            if decision.name == name:
-                return decision
-        raise KeyError(name)
+        return {decision.name: decision for decision in self.decisions}[name]
 
     def __str__(self) -> str:
         return "\n".join(f"{d.name}: {d.value} [{d.source}] {d.reason}" for d in self.decisions)
@@ -71,7 +68,13 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        return {decision.name: _asked(decision) for decision in self.decisions if decision.active}
+        """Return the config's values: words, or mappings where details go with them."""
+        values = {decision.name: decision.value for decision in self.decisions if decision.active}
+        for decision in self.decisions:
+            if decision.active and decision.details:
+                first = next(iter(named(decision.name).fields))
+                values[decision.name] = {first: decision.value, **decision.details}
+        return values
 
     def changes_model(self) -> dict[str, Any]:
         """Return what of it makes another model, in the config's words: no speed decides that."""
@@ -107,10 +110,9 @@ def plan(
     Without a config everything is auto, without hardware it is for `Hardware.current()`, without
     facts a plain float32 model on the CPU is assumed.
     """
-    for name, given, kind in (
-        ("config", config, SpeedConfig), ("hardware", hardware, Hardware), ("facts", facts, Facts)
-    ):  # fmt: skip
-        arguments.of_kind(name, given, kind)
+    arguments.of_kind("config", config, SpeedConfig)
+    arguments.of_kind("hardware", hardware, Hardware)
+    arguments.of_kind("facts", facts, Facts)
     config = SpeedConfig() if config is None else config
     hardware = Hardware.current() if hardware is None else hardware
     facts = Facts() if facts is None else facts
@@ -121,10 +123,9 @@ def plan(
         if config.is_alone and not request.explicit and not optimization.follows:
             # Where the rules leave it themselves, theirs is the reason.
             if decision.active or decision.worth_measuring is not None:
-                why: dict[str, Any] = {"rule": config.why_left or LEFT}
-                if config.why_left:
-                    why["source"] = "measured"
-                decision = Decision(decision.name, optimization.as_is(facts), **why)
+                source: Source = "measured" if config.why_left else "auto"
+                why, value = config.why_left or LEFT, optimization.as_is(facts)
+                decision = Decision(decision.name, value, why, source)
         else:
             facts = optimization.facts_after(decision, facts)
         decisions.append(decision)
@@ -150,11 +151,3 @@ def describe(hardware: Hardware, device: str) -> str:
     cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
     name = cpu if gpu is None else gpu.name
     return f"{name} ({machines.as_for(hardware.pinned)})" if hardware.pinned else name
-
-
-def _asked(decision: Decision) -> Any:
-    """Return the config's value for a decision: a word, or a mapping where details go with it."""
-    if not decision.details:
-        return decision.value
-    first = next(iter(named(decision.name).fields))
-    return {first: decision.value, **decision.details}

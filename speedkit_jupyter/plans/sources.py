@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import AliasChoices, ConfigDict, ValidationError, create_model
+from pydantic import ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from speedkit_jupyter import machines
@@ -163,8 +163,6 @@ def _allowed(location: tuple[int | str, ...]) -> tuple[KeyPath, str]:
     if not inner:
         return (name,), str(next(iter(fields.values())).description)
     for field_name, info in fields.items():
-        alias = info.validation_alias
-        others = alias.choices if isinstance(alias, AliasChoices) else ()
-        if inner[0] in (field_name, *others):
+        if inner[0] in (field_name, *getattr(info.validation_alias, "choices", ())):
             return (name, inner[0]), str(info.description)
     return (name, inner[0]), ", ".join(fields)

@@ -11,7 +11,6 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
-from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
@@ -37,7 +36,6 @@ def profile(
     where the step can't be measured; whatever happens, all that it changed is put back.
     """
     begun_s = clock.now()
-    budget_s = arguments.seconds("budget_s", budget_s)
     command = f"profile({getattr(step, '__name__', 'step')})"
     profiler = profiler_of(step, model, optimizer, budget_s, command)
     profiler.begun_s = begun_s

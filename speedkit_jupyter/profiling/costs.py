@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
 from speedkit_jupyter.measure.checks import roofline
@@ -149,12 +149,9 @@ def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[fl
 
     precision = str(read()[MATMUL_PRECISION])
     setting = "fp32" if precision == "highest" else precision
-    peaks: dict[Any, roofline.Peak] = {}
     found = {}
     for one in work:
         dtype = one.dtype if one.flops and one.dtype is not None else torch.float32
-        if dtype not in peaks:
-            peaks[dtype] = roofline.peak(device, dtype, setting)
-        peak = peaks[dtype]
+        peak = roofline.peak(device, dtype, setting)
         found[one] = one.flops / peak.flops_per_s, one.moved_bytes / peak.bytes_per_s
     return found

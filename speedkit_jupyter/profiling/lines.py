@@ -15,7 +15,7 @@ import sysconfig
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -132,23 +132,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
     if not is_free:
         yield
         return
-    # torch.compile would trace what interrupts compiled code.
-    handler = torch.compiler.disable(_sampler(recorder))
-    before = signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGALRM) is handler:  # the block may take it for itself
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-
-
-def _sampler(recorder: Recorder) -> Callable[[int, object], None]:
-    """Return a handler of signals that notes one sample. It counts time between two calls, too: the
-    first sample of a short call counts as much as any.
-    """
-    before_s = time.perf_counter()
+    before_s = 0.0
 
     def sample(*_: object) -> None:
         nonlocal before_s
@@ -156,6 +140,14 @@ def _sampler(recorder: Recorder) -> Callable[[int, object], None]:
         if recorder.part != "overhead":
             found = LineSample(user_spot(2), recorder.part, now_s - before_s)
             recorder.split.samples.append(found)
-        before_s = now_s
+        before_s = now_s  # also between two calls: the first sample counts as much as any
 
-    return sample
+    handler = torch.compiler.disable(sample)  # it would trace what interrupts compiled code
+    before, before_s = signal.signal(signal.SIGALRM, handler), time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGALRM) is handler:  # the block may take it for itself
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)

@@ -7,16 +7,16 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S, Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.repeats import ended
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
@@ -26,19 +26,14 @@ from speedkit_jupyter.profiling.lines import LineTimes, cells, sampled
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, LineSample, Recorder, Split
-from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
 
-T = TypeVar("T")
-
-# Seconds without a budget of the user's; how many profiled calls are enough; about how often plain
-# and profiled calls take turns.
-DEFAULT_S, ENOUGH, TURNS = 10.0, 100, 10
+# How many profiled calls are enough; about how often plain and profiled calls take turns.
+ENOUGH, TURNS = 100, 10
 # A call that takes more than the first share of the budget is the profile; one that takes less than
 # the second is made once more before each call that counts.
 LONG, SHORT = 0.5, 0.02
@@ -118,7 +113,8 @@ class Profiler:
         budget.reserved_s = guard.taking_s
         yield Progress(0.0, "first call")
         with self._sampled() as recorder:
-            profile.first = first = self._watched(lambda: self._profiled(recorder, True))
+            self._watched(lambda: self._profiled(recorder, True))
+            profile.first = first = recorder.split
         budget.exclude(first.seconds["compiling"])
         self._first_s = first.total_s - first.seconds["compiling"]
         is_long = self._first_s > LONG * self.budget_s
@@ -143,7 +139,8 @@ class Profiler:
         if self.afterwards is not None:
             yield Progress(1.0, "one more call, watched")
             call = partial(self._aside, self._call)
-            self.afterwards(Isolated(call, state.restore, self._affords_trial, self._device))
+            trying_s = TRYING_SHARE * self.budget_s
+            self.afterwards(Isolated(call, state.restore, lambda s: s <= trying_s, self._device))
 
     @property
     def _call_s(self) -> float:
@@ -233,13 +230,10 @@ class Profiler:
         self._profile.costs = found
         return ""
 
-    def _affords_trial(self, seconds: float) -> bool:
-        return seconds <= TRYING_SHARE * self.budget_s
-
-    def _aside(self, call: Callable[[], T]) -> T:
+    def _aside(self, call: Callable[[], object]) -> None:
         """Call what runs the step, once, and tells nothing to a split."""
         with self.step.around_blocks(), self._loops.told_to(None):
-            return call()
+            call()
 
     def _settle(self, state: Snapshot) -> None:
         """Go back to the state; a short step then warms the caches."""
@@ -251,14 +245,13 @@ class Profiler:
     def _is_short(self) -> bool:
         return not self._is_alone and self._first_s < SHORT * self.budget_s
 
-    def _watched(self, call: Callable[[], T]) -> T:
+    def _watched(self, call: Callable[[], object]) -> None:
         """Count for how long other processes keep a call from the cores."""
         self._watch.begin()
-        result = call()
+        call()
         self._watch.end()
         self._profile.timed_s += self._watch.wall_s
         self._profile.held_up_s += self._watch.waited_s
-        return result
 
     @contextmanager
     def _sampled(self) -> Iterator[Recorder]:
@@ -285,13 +278,10 @@ class Profiler:
             self._call(recorder)
         return recorder.split
 
-    @user_code_boundary
     def _call(self, recorder: Recorder | None = None) -> None:
-        try:
-            with nullcontext() if recorder is None else recorder.run():
-                interrupts.in_a_window(partial(self.step.run, self._context))
-                if recorder is not None and self._device.type != "cpu":
-                    with recorder.within("synchronizations"):
-                        synchronize(self._device)
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+        __tracebackhide__ = True
+        with nullcontext() if recorder is None else recorder.run():
+            self.step.call(self._context)
+            if recorder is not None and self._device.type != "cpu":
+                with recorder.within("synchronizations"):
+                    synchronize(self._device)

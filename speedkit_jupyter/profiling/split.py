@@ -123,10 +123,13 @@ class Recorder:
         inside = self._inside
         if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
             return None
-        depth, around = len(inside), inside[-1][0]
+        depth, around, mode = len(inside), inside[-1][0], self._mode
         self._lap()
         inside.append((around, "overhead"))
-        mode = self._without_mode()
+        if mode is not None and torch_private.innermost_function_mode() is mode:
+            mode.__exit__(None, None, None)
+        else:  # the user's own mode lies on top
+            mode = None
         self._lap()
         inside.append((part if part in WHOLE else around, part))
         return depth, mode
@@ -213,14 +216,6 @@ class Recorder:
         for sample in samples:
             sample.in_torch = True
             sample.part = "forward" if leads and sample.part == "rest" else sample.part
-
-    def _without_mode(self) -> Any:
-        """Take the mode off torch's stack and return it, where no other mode lies on top."""
-        mode = self._mode
-        if mode is None or torch_private.innermost_function_mode() is not mode:
-            return None
-        mode.__exit__(None, None, None)
-        return mode
 
     def _lap(self) -> None:
         now_s = self.now()

@@ -80,18 +80,18 @@ def loader_report(tuning: LoaderTuning) -> Document:
         headline += f" {step}, {INTERVAL} {between(found.low, found.high)}"
     else:
         headline = f"Leave `{tuning.name}` as it is: nothing was proven faster {step}"
-        if tuning.against and tuning.own.times_s:
-            headline += f" ({share(tuning.own.waiting)} of its time is waiting)"
+        if tuning.against and tuning.race.own.times_s:
+            headline += f" ({share(tuning.race.own.waiting)} of its time is waiting)"
     return Document(headline, content, tuning.to_dict())
 
 
 def _loader_row(tuning: LoaderTuning, one: Candidate) -> Row:
-    own, chosen = one is tuning.own, one is tuning.chosen
+    own, chosen = one is tuning.race.own, one is tuning.chosen
     found = None if own else tuning.race.ratio(one)
     notes = ["taken"] * chosen + [one.failure or one.why_out or "as it is" * own]
     cells = (
         "→" if chosen else "",
-        one.words,
+        one.settings.words,
         seconds(one.batch_s) if one.times_s else BLANK,
         share(one.waiting) if one.times_s else BLANK,
         ratio(found.median) if found else "",

@@ -210,7 +210,7 @@ def _state(context: SpeedContext, name: str) -> str:
 def _notes(context: SpeedContext, ctx: str) -> Section:
     lines = [f"{name}: {note}" for name, note in context.notes.items()]
     precision = context.plan["precision"]
-    if context.active and precision.active and not context.autocast_entered:
+    if context.active and precision.active and not context.target.memo.autocast_entered:
         where = f"where your forward pass runs inside {ctx}.autocast(), or another autocast"
         lines.append(f"precision: {precision.value} acts {where}")
     lines += [f"{flag}: you changed it meanwhile, so it was left alone" for flag in context.kept]

@@ -10,7 +10,7 @@ from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Table
 from speedkit_jupyter.report.units import between, day, ratio, seconds, size
-from speedkit_jupyter.support.database import Learned, Saved
+from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning.outcome import Tuning
 
@@ -26,7 +26,7 @@ def tuning_report(tuning: Tuning) -> Document:
     peaks, checked = _peaks(tuning), ""
     parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     if tuning.learned is not None and tuning.confirmed:
-        when = day(tuning.learned.learned_at)
+        when = day(tuning.learned.saved_at)
         checked = f"Learned before ({when}) and checked again now; --fresh searches anew."
     rejected = [(candidate.name, candidate.reason) for candidate in tuning.rejected]
     content = [
@@ -88,18 +88,18 @@ UNKNOWN = {"device": None, "torch": None}
 TOLD = ("accepted", "other model", "wrong", "not checked")
 
 
-def history_list(results: Sequence[Saved]) -> Document:
+def history_list(results: Sequence[Kept]) -> Document:
     """Return one row for each name."""
     if not results:
         return Document("Nothing saved yet: `%%speedbench --save NAME` keeps a result")
-    names: dict[str, list[Saved]] = {}
+    names: dict[str, list[Kept]] = {}
     for entry in results:
         names.setdefault(entry.name, []).append(entry)
     rows = []
     for name, entries in names.items():
         variants = ", ".join(
             f"{row['name']} {_speedup(row) or _median(row)}".rstrip()
-            for row in entries[-1].result["variants"]
+            for row in entries[-1].value["variants"]
         )
         rows.append((name, str(len(entries)), day(entries[-1].saved_at), variants))
     table = Table(("name", "results", "newest", "what it found"), rows, ("results",))
@@ -107,7 +107,7 @@ def history_list(results: Sequence[Saved]) -> Document:
     return Document(count(len(names), "saved name"), [table, note])
 
 
-def history_report(results: Sequence[Saved]) -> Document:
+def history_report(results: Sequence[Kept]) -> Document:
     """Return every result of one name, newest first."""
     rows = [
         (
@@ -115,10 +115,10 @@ def history_report(results: Sequence[Saved]) -> Document:
             variant["name"],
             _median(variant) or BLANK,
             _speedup(variant) or BLANK,
-            "{device}, torch {torch}".format(**UNKNOWN | entry.result.get("environment", {})),
+            "{device}, torch {torch}".format(**UNKNOWN | entry.value.get("environment", {})),
         )
         for entry in reversed(results)
-        for variant in entry.result["variants"]
+        for variant in entry.value["variants"]
     ]
     columns = ("saved", "variant", "median", "speed-up", "where")
     table = Table(columns, rows, columns[2:4], wraps=columns[1:2])
@@ -138,7 +138,7 @@ def _speedup(row: Mapping[str, Any]) -> str:
     return f"{ratio(speedup)} [{between(low, high)}]{verdict}"
 
 
-def tuned_list(plans: Sequence[Learned]) -> Document:
+def tuned_list(plans: Sequence[Kept]) -> Document:
     """Return the plans that tuning has learned, newest first."""
     if not plans:
         return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
@@ -150,8 +150,8 @@ def tuned_list(plans: Sequence[Learned]) -> Document:
     return Document(count(len(plans), "learned plan"), [table, note])
 
 
-def _learned(entry: Learned) -> tuple[str, ...]:
-    plan = entry.plan
+def _learned(entry: Kept) -> tuple[str, ...]:
+    plan = entry.value
     gain = BLANK if plan["speedup"] is None else ratio(plan["speedup"])
     if plan["low"] and plan["high"] is not None:
         gain += f" ({between(plan['low'], plan['high'])})"
@@ -160,4 +160,4 @@ def _learned(entry: Learned) -> tuple[str, ...]:
     name = plan["name"] if plan["values"] else "leave it as it is"
     name += " (of an earlier version, not used)" if entry.is_earlier else ""
     inputs = ", ".join(plan["inputs"]) or "not seen"
-    return str(entry.number), name, gain, subject, inputs, day(entry.learned_at)
+    return str(entry.number), name, gain, subject, inputs, day(entry.saved_at)

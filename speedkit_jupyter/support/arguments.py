@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import reprlib
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -15,46 +15,45 @@ from speedkit_jupyter.support.wrappers import is_optimizer
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlevel = 60, 2
-AMOUNT = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-WHOLE = Annotated[int, Field(ge=-sys.maxsize, le=sys.maxsize)]
+T = TypeVar("T")
+FINITE = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AMOUNT = TypeAdapter[float | None](FINITE | None)
+SECONDS = TypeAdapter[float | None](Annotated[FINITE, Field(gt=0)] | None)
+WHOLE = TypeAdapter[int](Annotated[int, Field(ge=-sys.maxsize, le=sys.maxsize)])
 NAME = Annotated[str, Field(pattern=r"\S")]
-NAMES = Annotated[list[NAME] | tuple[NAME, ...], Field(min_length=1)]
+NAMES = TypeAdapter[Any](Annotated[list[NAME] | tuple[NAME, ...], Field(min_length=1)])
 
 
-def _checked(name: str, value: Any, kind: Any, must_be: str) -> Any:
+def _checked(name: str, value: Any, kind: TypeAdapter[T], must_be: str) -> T:
     try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
+        return kind.validate_python(value, strict=True)
     except ValidationError:
         raise StepError(f"{name} must be {must_be}, not {shown(value)}") from None
 
 
 def seconds(name: str, value: Any) -> float | None:
     """Return a positive number of seconds, or None; raises StepError."""
-    positive = Annotated[AMOUNT, Field(gt=0)]
-    must_be = "a positive number of seconds"
-    number: float | None = _checked(f"{name}: the budget", value, positive | None, must_be)
-    return number
+    return _checked(f"{name}: the budget", value, SECONDS, "a positive number of seconds")
 
 
 def amount(name: str, value: Any) -> float | None:
     """Return a finite number that is not below 0, or None; raises StepError."""
-    number: float | None = _checked(name, value, AMOUNT | None, "a number from 0 on")
-    return number
+    return _checked(name, value, AMOUNT, "a number from 0 on")
 
 
 def whole(name: str, value: Any) -> int:
     """Return a whole number of a size that can be counted to; raises StepError."""
-    return int(_checked(name, value, WHOLE, "a whole number"))
+    return _checked(name, value, WHOLE, "a whole number")
 
 
 def flag(name: str, value: Any) -> bool:
     """Return True or False; raises StepError."""
-    return bool(_checked(name, value, bool, "True or False"))
+    return _checked(name, value, TypeAdapter(bool), "True or False")
 
 
 def name(label: str, value: Any) -> str:
     """Return a plan's name; raises StepError."""
-    return str(_checked(label, value, str, "a variant's name or a SpeedConfig"))
+    return _checked(label, value, TypeAdapter(str), "a variant's name or a SpeedConfig")
 
 
 def names(name: str, value: Any) -> list[str]:
@@ -64,17 +63,11 @@ def names(name: str, value: Any) -> list[str]:
 
 
 def word(name: str, value: Any) -> str:
-    """Return what names an object: `net`, `trainer.model`, `models["lm"]`, `layers[0]`.
-
-    Raises ArgumentError.
-    """
+    """Return what names an object, as `trainer.model` does; raises ArgumentError."""
     try:
-        return lookup.canonical(value if isinstance(value, str) else "")
-    except SpeedKitError:
-        raise ArgumentError(
-            f"{name} must be your word for an object, as net, trainer.model, models['lm'] or "
-            f"layers[0], not {shown(value)}"
-        ) from None
+        return lookup.canonical(value if isinstance(value, str) else f"<{shown(value)}>")
+    except SpeedKitError as error:
+        raise ArgumentError(f"{name}: {error}") from None
 
 
 def modules(name: str, value: Any) -> list[Any]:
@@ -94,8 +87,8 @@ def optimizers(name: str, value: Any) -> list[Any]:
     listed = list(value) if isinstance(value, list | tuple) else [value]
     for optimizer in listed:
         if not is_optimizer(optimizer):
-            must_be = "must be a torch.optim.Optimizer"
-            raise ArgumentError(f"{name} {must_be}, not {type(optimizer).__name__}")
+            kind = type(optimizer).__name__
+            raise ArgumentError(f"{name} must be a torch.optim.Optimizer, not {kind}")
     return listed
 
 

@@ -1,8 +1,7 @@
 """What is kept between sessions: an embedded SQLite database in the user's data folder.
 
-Each write is one transaction with SQLite's rollback journal (which, unlike a write-ahead log, also
-works on network folders): two kernels may write at once, and a process that is killed while it
-writes loses nothing that was saved before. A row that can't be read is left out, and named.
+Each write is one transaction with SQLite's rollback journal, which, unlike a write-ahead log, also
+works on network folders: kernels may write at once, and be killed while they write.
 """
 
 from __future__ import annotations
@@ -43,36 +42,23 @@ CREATE TABLE IF NOT EXISTS entries (
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A result as it was kept; `saved_at` in UTC, `result` as its `to_dict` gave it."""
+class Kept:
+    """A result, or a plan that was proven; `saved_at` is in UTC.
 
-    number: int
-    name: str
-    saved_at: datetime
-    result: Mapping[str, Any]
-
-    @property
-    def is_earlier(self) -> bool:
-        """Whether an earlier engine found it."""
-        return self.result.get("engine") != ENGINE
-
-
-@dataclass(frozen=True)
-class Learned:
-    """A plan that was proven. `setting` stands for model, optimizers, machine and torch version,
-    `task` for the shapes that went in and what was aimed at.
+    A result has its user's name, and what its `to_dict` gave as `value`. The name of a plan stands
+    for model, optimizers, machine and torch version; its `task` for inputs and aim.
     """
 
     number: int
-    setting: str
+    name: str
     task: str
-    learned_at: datetime
-    plan: Mapping[str, Any]
+    saved_at: datetime
+    value: Mapping[str, Any]
 
     @property
     def is_earlier(self) -> bool:
         """Whether an earlier engine found it: it is listed, and not used."""
-        return self.plan.get("engine") != ENGINE
+        return self.value.get("engine") != ENGINE
 
 
 def folder() -> Path:
@@ -87,13 +73,12 @@ def save(name: str, result: Mapping[str, Any]) -> None:
     _keep("result", name, {**result, "engine": ENGINE})
 
 
-def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Saved]:
+def saved(name: str | None = None, skipped: list[str] | None = None) -> list[Kept]:
     """Return what was kept, oldest first: all, or that of one name. Raises SpeedKitError.
 
     A row that can't be read is left out; a line about it is added to `skipped`.
     """
-    rows = _rows("result", name, skipped)
-    return [Saved(number, name, when, value) for number, name, _, when, value in rows]
+    return [*_rows("result", name, skipped)]
 
 
 def forget(name: str) -> int:
@@ -106,9 +91,9 @@ def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
     _keep("plan", setting, {**plan, "engine": ENGINE}, task, replaces=True)
 
 
-def learned(setting: str | None = None, skipped: list[str] | None = None) -> list[Learned]:
+def learned(setting: str | None = None, skipped: list[str] | None = None) -> list[Kept]:
     """Return the plans that were kept, as `saved` does: all, or those of one setting."""
-    return [Learned(*row) for row in _rows("plan", setting, skipped)]
+    return [*_rows("plan", setting, skipped)]
 
 
 def unlearn(numbers: Iterable[int] | None) -> int:
@@ -125,7 +110,7 @@ def keep_rates(machine: str, rates: Mapping[str, Any]) -> None:
 
 def rates(machine: str) -> Mapping[str, Any] | None:
     """Return what was measured of this machine; None without. Raises SpeedKitError."""
-    return next((value for *_, value in _rows("rates", machine)), None)
+    return next((row.value for row in _rows("rates", machine)), None)
 
 
 def _keep(
@@ -146,10 +131,8 @@ def _delete(where: str, *values: object) -> int:
         return database.execute(f"DELETE FROM entries WHERE {where}", values).rowcount
 
 
-def _rows(
-    kind: str, name: str | None, skipped: list[str] | None = None
-) -> Iterator[tuple[int, str, str, datetime, Mapping[str, Any]]]:
-    """Yield number, name, task, time and value of each row; makes no file."""
+def _rows(kind: str, name: str | None, skipped: list[str] | None = None) -> Iterator[Kept]:
+    """Yield each row; makes no file."""
     with suppress(OSError, RuntimeError):  # opening it says why
         if not (folder() / FILE).exists():
             return
@@ -167,7 +150,7 @@ def _rows(
                 why = f"it is no JSON, or lacks a part: {error!s:.100}"
                 skipped.append(f"{kind} {number} can't be read and is left out: {why}")
             continue
-        yield number, name, task, moment, value
+        yield Kept(number, name, task, moment, value)
 
 
 @contextmanager

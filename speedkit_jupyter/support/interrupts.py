@@ -1,7 +1,6 @@
 """Ctrl-C, other signals and other threads held back while state is half changed.
 
-Python runs the handlers of signals between any two lines of the main thread, and they may raise:
-Ctrl-C (SIGINT) does, and so does a time-out (SIGALRM). A gate takes the place of all of them.
+Python runs handlers of signals between any two lines of the main thread, and they may raise.
 """
 
 from __future__ import annotations
@@ -110,12 +109,9 @@ _GATES: list[Gate] = []
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Deliver signals that arrive inside the block to their own handlers after the outermost one.
-
-    Other threads than the main one run no handlers: nothing is done there.
-    """
+    """Deliver signals that arrive inside the block after the outermost one."""
     block: AbstractContextManager[None] = nullcontext()
-    if threading.current_thread() is threading.main_thread():
+    if threading.current_thread() is threading.main_thread():  # no other thread runs handlers
         block = _GATES[0].shut() if _GATES else Gate().in_place()
     with block:
         yield
@@ -153,15 +149,10 @@ def in_a_window(function: Callable[[], R]) -> R:
         gate.close()
 
 
-def is_here(here: int) -> bool:
-    return threading.get_ident() == here
-
-
 def is_pythons() -> bool:
     """Return whether Python code began this thread: autograd's own, on a GPU, are none of these."""
-    here = threading.get_ident()
-    known = [thread for thread in threading.enumerate() if thread.ident == here]
-    return any(not isinstance(thread, threading._DummyThread) for thread in known)
+    known = {thread.ident: thread for thread in threading.enumerate()}.get(threading.get_ident())
+    return known is not None and not isinstance(known, threading._DummyThread)
 
 
 # One thread at a time applies or restores. What the garbage collector sets off waits for its end.

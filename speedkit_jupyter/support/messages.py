@@ -1,8 +1,7 @@
 """Everything that is said beside results: notes, warnings, and what helps to find a fault.
 
-It all goes through Python's logger "speedkit_jupyter". SPEEDKIT_VERBOSITY, or `%speedkit
-verbosity`, says how much of it is shown: `quiet` warnings alone, and no progress; `normal` notes
-too; `debug` everything. A program with handlers of its own on that logger gets the records there.
+It goes through Python's logger "speedkit_jupyter", to a program's own handlers where it has some.
+SPEEDKIT_VERBOSITY says how much is shown: `quiet` warnings, `normal` notes too, `debug` everything.
 """
 
 from __future__ import annotations
@@ -12,10 +11,9 @@ import os
 import sys
 import warnings
 from types import FrameType
-from typing import Literal, TextIO, get_args
+from typing import TextIO
 
-Verbosity = Literal["quiet", "normal", "debug"]
-LEVELS = dict(zip(get_args(Verbosity), (logging.WARNING, logging.INFO, logging.DEBUG), strict=True))
+LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "debug": logging.DEBUG}
 VARIABLE = "SPEEDKIT_VERBOSITY"
 LOGGER = logging.getLogger("speedkit_jupyter")
 PACKAGE = __name__.partition(".")[0]
@@ -59,13 +57,13 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
-def verbosity() -> Verbosity:
+def verbosity() -> str:
     """Return how much is shown: what was chosen, else the environment's, else `normal`."""
     level = _ready().level
-    return next((word for word, one in LEVELS.items() if one == level), "normal")  # type: ignore[return-value]
+    return next((word for word, one in LEVELS.items() if one == level), "normal")
 
 
-def choose(word: Verbosity) -> None:
+def choose(word: str) -> None:
     """Show this much from now on, in this process."""
     _ready().setLevel(LEVELS[word])
 
@@ -76,5 +74,5 @@ def _ready() -> logging.Logger:
         LOGGER.addHandler(_Shown())
         LOGGER.propagate = False
     if LOGGER.level == logging.NOTSET:
-        LOGGER.setLevel(LEVELS.get(os.environ.get(VARIABLE, "normal"), logging.INFO))  # type: ignore[call-overload]
+        LOGGER.setLevel(LEVELS.get(os.environ.get(VARIABLE, "normal"), logging.INFO))
     return LOGGER

@@ -42,11 +42,8 @@ def _reach(tensor: torch.Tensor) -> int:
     count, size = tensor.numel(), tensor.element_size()
     if tensor.is_nested or not count:
         return int(count * size)
-    if tensor.is_contiguous():
-        return int(tensor.storage_offset() + count) * size
-    last = sum(
-        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((length - 1) * stride for length, stride in sides)
     return int(tensor.storage_offset() + last + 1) * size
 
 
@@ -81,9 +78,8 @@ def _some(tensor: torch.Tensor) -> Any:
     import torch
 
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    if not is_plain or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return None
-    if not is_in_memory(tensor) or not tensor.numel():
+    on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    if not (is_plain and on_cpu and is_in_memory(tensor) and tensor.numel()):
         return None
     some = tensor.detach()
     if some.is_contiguous():

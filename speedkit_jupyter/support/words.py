@@ -5,9 +5,8 @@ from __future__ import annotations
 
 def share(value: float) -> str:
     """Return `43 %`; below one, `0.4 %`."""
-    return (
-        f"{value:.0%}".replace("%", " %") if value >= 0.0095 else f"{value:.1%}".replace("%", " %")
-    )
+    text = f"{value:.0%}" if value >= 0.0095 else f"{value:.1%}"
+    return text.replace("%", " %")
 
 
 def count(number: int, noun: str) -> str:

@@ -1,8 +1,6 @@
 """The torch object behind a framework's wrapper: what is planned for and switched, and counts once.
 
-Accelerate, Lightning, Fabric and torch's own parallel and compiled models wrap what the user made.
-They are told by what they share with it, not by their names, so that a wrapper of the user's own
-is seen through as well.
+Wrappers, the user's own too, are told by what they share with what they wrap, not by their names.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ def layers(value: T) -> list[T]:
 
 def each_once(values: Iterable[T]) -> list[T]:
     """Return what is behind them, each object once, in the order of their first appearance."""
-    return list({id(value): value for value in map(unwrapped, values)}.values())
+    return [*{id(value): value for value in map(unwrapped, values)}.values()]
 
 
 def is_optimizer(value: Any) -> bool:
@@ -49,11 +47,6 @@ def is_optimizer(value: Any) -> bool:
     import torch
 
     return is_a(unwrapped(value), torch.optim.Optimizer)
-
-
-def is_wrapper(value: Any) -> bool:
-    """Return whether it only passes on to what is behind it."""
-    return unwrapped(value) is not value
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:

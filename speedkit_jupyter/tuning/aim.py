@@ -174,10 +174,7 @@ def idlest(whole: Candidate, comparison: Comparison) -> str:
 
 
 def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
-    """Return whether it leads each plan that lacks some of its parts by what these have to bring.
-
-    `gains` are how many times better each plan looks, by its name.
-    """
+    """Return whether it leads each plan that lacks some of its parts by what they have to bring."""
     return all(
         gains[plan.name] > gains[other.name] * max(map(least, plan.values.keys() - other.values))
         for other in others

@@ -112,7 +112,7 @@ def verify(
 def verifier_of(
     step: Step, plan: str | SpeedConfig, steps: int, accuracy: NamedAccuracy | None = None
 ) -> Verifier:
-    """A verifier of a variant by its name, or of a config."""
+    """Return a verifier of a variant by its name, or of a config."""
     if isinstance(plan, SpeedConfig):
         return Verifier(step, "plan", plan, steps, accuracy)
     chosen = variant(plan)

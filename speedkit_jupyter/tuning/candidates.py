@@ -93,7 +93,7 @@ def candidates(
     """Return the single changes that do something to one of the models, in the catalog's order.
 
     `others` are the facts of further models; optimizations in `keep` are left out, as is what
-    changes the results. Where the `objective` is memory, what saves some for time is offered too.
+    changes the results. For the `objective` memory, what saves some for time is offered too.
     """
     every, found = (facts, *others), dict[str, Candidate]()
     for entry in CATALOG:
@@ -113,33 +113,29 @@ def candidates(
 def strongest(singles: Sequence[Candidate]) -> Candidate:
     """Return the combination that the machine suggests: the first value of all that may be joined.
 
-    Without what is a choice among equals (how many threads, which attention kernel), without what
-    the rest excludes, and without a second lowering of precision.
+    It has no choice among equals (how many threads, which attention kernel), and lowers precision
+    once at most.
     """
     whole = BASELINE
     for single in singles:
         (name,) = single.values
         lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
-        joins = not optimizations.named(name).rivals and not lowers_twice
-        if joins and name not in whole.values and (whole + single).is_consistent:
+        is_choice = optimizations.named(name).rivals or name in whole.values
+        if not is_choice and not lowers_twice and (whole + single).is_consistent:
             whole = whole + single
     return whole
 
 
 def _word(name: str, value: Any) -> str:
     """Return the variant's word for a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
-    asked = _spelled_out(name, value)
+    entry = optimizations.named(name)
+
+    def spelled_out(value: Any) -> Any:  # `compile` is its default mode, too
+        return entry.Options.model_validate(value) if entry.fields else (type(value), value)
+
     for word, values in words().items():
-        if values.keys() == {name} and _spelled_out(name, values[name]) == asked:
+        if values.keys() == {name} and spelled_out(values[name]) == spelled_out(value):
             return word
     if isinstance(value, Mapping):
         value = "/".join(f"{key}={one}" for key, one in value.items() if key != "enabled")
     return name if value is True else f"{name}:{value}"
-
-
-def _spelled_out(name: str, value: Any) -> Any:
-    """Return all fields of a value, since `compile` is its default mode too."""
-    optimization = optimizations.named(name)
-    return (
-        optimization.Options.model_validate(value) if optimization.fields else (type(value), value)
-    )

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.rounds.confinement import patched
-
-Agreement = Literal["same", "different", "worse"]
 
 # A plan may lie this many times as far from the baseline as another baseline does, or this share
 # of what the loss changes by over the run, or what rounding the loss does, whichever is most.
@@ -66,7 +64,7 @@ class Curve:
         return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.rounding * size)
 
     @property
-    def agreement(self) -> Agreement:
+    def agreement(self) -> str:
         """`same`: as two seeds agree; `worse`: the plan's ends above; else `different`."""
         if all(map(math.isfinite, self.baseline)) and not all(map(math.isfinite, self.planned)):
             return "worse"
@@ -129,10 +127,7 @@ class Losses(Watcher):
 
 @contextmanager
 def watched() -> Iterator[Losses]:
-    """Note the losses that backward passes in the block begin from.
-
-    A GradScaler's scale is divided out: it moves, and would hide what two curves differ by.
-    """
+    """Note the losses that backward passes begin from, without a GradScaler's scale."""
     import torch
 
     losses = Losses()

@@ -32,7 +32,8 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
-    import torch
+    from torch.nn import Module
+    from torch.optim import Optimizer
 
 # A step is run again until its calls took this long, or this often, or this share of the budget.
 SHORT_S, MOST_LOOKS, LOOKING = 1.0, 5, 0.1
@@ -56,14 +57,11 @@ class Task:
     kept: tuple[str, ...] = ()
 
     def key(self) -> str:
-        """Return the same for the same task."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
-class Looked(NamedTuple):
-    """What single steps show: the `setting`, the task, the seconds of the fastest one, and the
-    facts of each model.
-    """
+class StepFacts(NamedTuple):
+    """What single steps show; `step_s` are the seconds of the fastest, `facts` of each model."""
 
     setting: str
     task: Task
@@ -71,7 +69,7 @@ class Looked(NamedTuple):
     facts: list[Facts]
 
 
-def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
+def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
     torch; the same for each order of the models, which must be in their original state.
 
@@ -86,7 +84,7 @@ def setting(models: Sequence[torch.nn.Module], hardware: Hardware) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _structure(model: torch.nn.Module) -> str:
+def _structure(model: Module) -> str:
     try:
         text = repr(model)
     except Exception:  # the user's own code: a fingerprint is no reason to fail
@@ -114,7 +112,7 @@ class _Inputs(Watcher):
             self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
 
 
-def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked:
+def read_step(step: Step, hardware: Hardware, budget: Budget | None = None) -> StepFacts:
     """Run a step, and undo it; run a short one several times, since the first call is slower.
 
     Raises what the step raises. The inputs of a model that the user compiled stay unknown.
@@ -147,34 +145,30 @@ def look(step: Step, hardware: Hardware, budget: Budget | None = None) -> Looked
     optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
     name = type(unwrapped(step.models[0])).__name__
     task = Task(name, inputs.found or (), optimizers, bool(stepped))
-    return Looked(where, task, min(times_s), facts)
+    return StepFacts(where, task, min(times_s), facts)
 
 
 # --- what is kept ---
 
 
-def find(where: str, task: Task) -> database.Learned | None:
+def find(where: str, task: Task) -> database.Kept | None:
     """Return the plan that was learned for this very setting and task. Raises SpeedKitError."""
     entries = database.learned(where)
     return next((e for e in entries if e.task == task.key() and not e.is_earlier), None)
 
 
 def newest(
-    models: Sequence[torch.nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer],
-    hardware: Hardware,
-) -> database.Learned | None:
-    """Return the last plan that was learned for these models of a step, of training ones where
-    there is an optimizer.
-    """
+    models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
+) -> database.Kept | None:
+    """Return the last plan learned for these models; of a training step with an optimizer."""
     if not database.learned():  # a fingerprint takes time, too
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
-    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.plan)]
-    fitting = [e for e in entries if e.plan["trains"] == bool(optimizers)]
+    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.value)]
+    fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
-    return next(reversed(fitting or [e for e in entries if e.plan["values"]]), None)
+    return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
 def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
@@ -186,37 +180,34 @@ def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
 def keep(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Remember a plan (its config values and variant name) with its proof.
-
-    No values say that nothing helped. Raises SpeedKitError where the store can't be written.
-    """
+    """Remember a plan with its proof; no values say that nothing helped. Raises SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
-    high = None if ratio is None or math.isinf(ratio.high) else ratio.high
-    speedup, low = (None, None) if ratio is None else (ratio.median, ratio.low)
-    found |= {"speedup": speedup, "low": low, "high": high, "torch": measured_on.torch}
-    found |= {"device": describe(measured_on, plan.facts.device), **asdict(task)}
+    speedup, low, high = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
+    found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
+    found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
+    found |= asdict(task)
     database.learn(where, task.key(), found)
 
 
-def config_of(learned: database.Learned) -> SpeedConfig:
+def config_of(learned: database.Kept) -> SpeedConfig:
     """Return the plan as a config: what it names and no more, its decisions `measured`."""
-    if not learned.plan["values"]:
+    if not learned.value["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
-    config = named(learned.plan["name"], learned.plan["values"]).config
+    config = named(learned.value["name"], learned.value["values"]).config
     assert config is not None
     return config.with_source("measured", why(learned))
 
 
-def why(learned: database.Learned) -> str:
+def why(learned: database.Kept) -> str:
     """Return the number behind it, when it was found and for which inputs."""
-    name, *numbers = (learned.plan[key] for key in ("name", "speedup", "low", "high"))
+    name, *numbers = (learned.value[key] for key in ("name", "speedup", "low", "high"))
     return f"{proof(name, *numbers)} {_when(learned)}"
 
 
-def _when(learned: database.Learned) -> str:
-    inputs = ", ".join(learned.plan["inputs"]) or "inputs unknown"
-    return f"on {learned.learned_at.astimezone().date().isoformat()} ({inputs})"
+def _when(learned: database.Kept) -> str:
+    inputs = ", ".join(learned.value["inputs"]) or "inputs unknown"
+    return f"on {learned.saved_at.astimezone().date().isoformat()} ({inputs})"
 
 
 def proof(
@@ -231,26 +222,19 @@ def proof(
 
 
 def or_learned(
-    config: SpeedConfig,
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizers: Sequence[torch.optim.Optimizer] = (),
+    config: SpeedConfig, model: Module | Sequence[Module], optimizers: Sequence[Optimizer] = ()
 ) -> SpeedConfig:
-    """Return the config to apply: the learned plan where nothing definite is asked for.
-
-    Raises SpeedKitError where the store can't be read.
-    """
+    """Return the learned plan where nothing definite is asked for. Raises SpeedKitError."""
     return (tuned(model, optimizers) if config.is_auto else None) or config
 
 
 @hide_internal_frames
 def tuned(
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = (),
+    model: Module | Sequence[Module], optimizer: Optimizer | Sequence[Optimizer] = ()
 ) -> SpeedConfig | None:
     """Return the plan that tuning learned for this model on this machine, or None.
 
-    For several models it is the plan of a step that uses them together. It changes nothing where a
-    search found that nothing helps.
+    For several models it is that of a step that uses them all. Where nothing helped it is empty.
     `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
     Raises SpeedKitError where the store can't be read, ArgumentError for what is no model.
     """

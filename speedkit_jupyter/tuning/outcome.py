@@ -18,7 +18,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
-from speedkit_jupyter.support.database import Learned
+from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.words import count
@@ -64,10 +64,6 @@ class Timed:
         """Its speed-up; 0 in 0 rounds where that is not known, or where it can't be the plan."""
         found = None if self.is_out else self.comparison.ratio(self.record)
         return found or Ratio(0.0, 0.0, 0.0, 0)
-
-    @property
-    def words(self) -> set[str]:
-        return set(self.record.name.split("+"))
 
     @property
     def range(self) -> tuple[float, float]:
@@ -142,14 +138,18 @@ class Known:
 
     def likeliest(self, by_memory: bool) -> Timed | None:
         """Return what may help most, of equals that of fewest parts; None without one."""
-        rows = self.rows()
-        refused = [row.words for row in rows if is_out(row.comparison, row.record)]
-        rows = [row for row in rows if row.may_help and not any(o <= row.words for o in refused)]
-        if by_memory:
-            rows = [row for row in rows if memory_saved(row.comparison.baseline, row.record) > 1]
-        most = max((row.ratio.median for row in rows), default=0.0)
-        equal = [row for row in rows if row.ratio.median * (1 + SAME) >= most]
-        return min(equal, key=lambda row: len(row.words), default=None)
+        rows = {frozenset(row.record.name.split("+")): row for row in self.rows()}
+        refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
+        able = {
+            parts: row.ratio.median
+            for parts, row in rows.items()
+            if row.may_help
+            and not any(other <= parts for other in refused)
+            and not (by_memory and memory_saved(row.comparison.baseline, row.record) <= 1)
+        }
+        most = max(able.values(), default=0.0)
+        equal = [parts for parts, speedup in able.items() if speedup * (1 + SAME) >= most]
+        return rows[min(equal, key=len)] if equal else None
 
 
 @dataclass(repr=False)
@@ -177,7 +177,7 @@ class Tuning(Shown):
     parts_found: list[Part] = field(default_factory=list)
     likely: str = ""
     unclear: str = ""
-    learned: Learned | None = None
+    learned: Kept | None = None
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     compiling_s: float = 0.0
@@ -224,7 +224,6 @@ class Tuning(Shown):
 
     @property
     def aim(self) -> str:
-        """What is to be less, in words that tell one search from another."""
         return self.objective if self.within is None else f"{self.objective} within {self.within:g}"
 
     @property
@@ -307,9 +306,7 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Return each part that was measured, with how many times as fast the plan is with it as
-        without it; all from the rounds that confirmed.
-        """
+        """Return each part, and how many times as fast the plan is with it as without it."""
         return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -330,7 +327,7 @@ class Tuning(Shown):
                 }
                 for word, ratio in self.parts()
             ],
-            "learned_at": None if self.learned is None else self.learned.learned_at.isoformat(),
+            "learned_at": None if self.learned is None else self.learned.saved_at.isoformat(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],

@@ -12,28 +12,26 @@ from speedkit_jupyter.measure.rounds.sampler import LONG_S, Policy
 from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
 
-# After RACE_ROUNDS, what is behind the fastest by RACE_BEHIND leaves a race. So does what is behind
-# by RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
+# After RACE_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by
+# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 # After this many rounds those left are equally fast; or once intervals are as narrow as this share.
 MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 40, 0.08
-# Nothing leaves before all steps together took this long: else a moment's disturbance decides.
-LEAST_RACE_S = 0.25
-# A standard error is never taken to be smaller: three rounds may agree by chance.
-LEAST_SCATTER = 0.005
-# What is this many times slower than the baseline in each of some rounds leaves a proof.
+# Nothing leaves before all steps together took this long, and no standard error is taken to be
+# smaller: else a moment's disturbance decides, or three rounds that agree by chance.
+LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
+# A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
-# The interval of the whole plan has to be as narrow as the larger of these shares: of its median,
-# and of what it gains, since the second digit of a threefold speed-up matters little.
+# A proof ends when the plan's interval is at most PRECISE of its median, or PRECISE_GAIN of its
+# gain: the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
 # A search needs about this many steps for a clear answer.
 ENOUGH_STEPS = 120
 # The default budget: at least this many seconds, and at most as many as MOST_GROWN_S.
 DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
-# The most candidates of one race. Each takes CANDIDATE_S, however short the step is.
-MOST_CANDIDATES, CANDIDATE_S = 10, 0.06
-# A step in a race takes this many times as long as the fastest one that was looked at.
-SLOWER = 1.5
+# The most candidates of one race. Each takes CANDIDATE_S, however short the step is, and a step of
+# it SLOWER times as long as the fastest one that was looked at.
+MOST_CANDIDATES, CANDIDATE_S, SLOWER = 10, 0.06, 1.5
 # A race may take RACE of the budget. A proof is of about PROVEN variants. A default budget leaves
 # at least PROOF of a clear answer's time for it.
 RACE, PROVEN, PROOF = 0.35, 3, 0.35
@@ -148,10 +146,9 @@ def _is_early(records: Sequence[Record]) -> bool:
 
 
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
-    """Return those that the fastest leaves behind; all have as many times.
+    """Return those that the fastest leaves behind, by times that are paired within the rounds.
 
-    Times are paired within the rounds. Rounds that others held up are left out if enough remain.
-    The scatter of one round is taken from all records together.
+    Rounds that others held up are left out if enough remain.
     """
     import numpy as np
 
@@ -159,7 +156,7 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     held_up = np.array([any(row) for row in zip(*(r.interrupted for r in records), strict=False)])
     if len(held_up) == logs.shape[1] and (~held_up).sum() >= RACE_ROUNDS:
         logs = logs[:, ~held_up]
-    # What compiles has to lead by what it has to bring; else nothing is left to tell.
+    # A compiled plan has to lead by WORTH_IT, so it counts as that much slower than it is.
     logs += np.log([aim.WORTH_IT if record.is_compiled else 1.0 for record in records])[:, None]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)

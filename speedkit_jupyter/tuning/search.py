@@ -105,12 +105,12 @@ class Search:
         self.budget = Allowance(self._budget_s, self.begun_s)
         yield Progress(0.0, "looking at one step")
         try:
-            looked = self._look()
+            seen = self._read_step()
             yield Progress(self.budget.share, self.budget.ahead())
             if tuning.learned is not None:
                 yield from self._check_learned(tuning.learned)
             if not tuning.helped:
-                yield from self._search(looked.facts)
+                yield from self._search(seen.facts)
             why = self.known.why_unclear(self.budget.step_s)
         finally:
             tuning.conclude(why)
@@ -119,24 +119,24 @@ class Search:
             if tuning.is_settled:
                 current(notebook()).tuned(tuning.models, tuning.found)
         if tuning.learned is None:
-            self._keep(looked)
+            self._keep(seen)
 
-    def _look(self) -> learning.Looked:
+    def _read_step(self) -> learning.StepFacts:
         """Return what a step does and how long it takes; note the plan that was learned for it."""
         __tracebackhide__ = True
         tuning = self.tuning
-        looked = learning.look(self.step, self.hardware, self.budget)
-        self.budget.follow(looked.step_s)
-        task = replace(looked.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
-        learned = None if self._fresh else learning.find(looked.setting, task)
-        if learned is not None and learned.plan["values"]:  # where nothing helped, search again
+        seen = learning.read_step(self.step, self.hardware, self.budget)
+        self.budget.follow(seen.step_s)
+        task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
+        learned = None if self._fresh else learning.find(seen.setting, task)
+        if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
-        return looked._replace(task=task)
+        return seen._replace(task=task)
 
-    def _check_learned(self, learned: database.Learned) -> Iterator[Progress]:
+    def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
         __tracebackhide__ = True
-        plan, tuning = Candidate(learned.plan["values"]), self.tuning
+        plan, tuning = Candidate(learned.value["values"]), self.tuning
         yield from self.prove(plan, "checking the learned plan", with_parts=False)
         if tuning.helped:
             return
@@ -193,9 +193,7 @@ class Search:
             notes.append(f"It took {took_s:.1f} s more, {doing} for this machine")
 
     def _first(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the strongest with and without compiling, its parts, it without each of them,
-        and with each other value that is offered.
-        """
+        """Return the strongest with and without compiling, what is near it, and single changes."""
         cheap = [single for single in singles if not single.costly]
         costly = [single for single in singles if single.costly]
         start = strongest(cheap)
@@ -224,10 +222,7 @@ class Search:
     def _raced(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
     ) -> Generator[Progress, None, Candidate]:
-        """Return what leads, or lost narrowly, once what is near it has raced with it.
-
-        Return BASELINE where all lost.
-        """
+        """Return what leads, or lost narrowly, beside all that is near it; BASELINE without one."""
         __tracebackhide__ = True
         known, leads, title = self.known, BASELINE, "what the machine suggests"
         for _ in range(MOST_RACES):
@@ -252,10 +247,7 @@ class Search:
         return leads
 
     def _best_of(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
-        """Return the best by its gain; of those that are as good, the one of fewest parts.
-
-        Each part has to bring what it costs, compiling more.
-        """
+        """Return the best by its gain whose parts pay; of equals that of fewest parts."""
         gains = {plan.name: self.aim.gain(comparison, row_of(comparison, plan)) for plan in asked}
         plain = max([1.0, *(gains[plan.name] for plan in asked if not plan.costly)])
         able = [
@@ -271,9 +263,7 @@ class Search:
     def prove(
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
     ) -> Iterator[Progress]:
-        """Measure a plan in rounds that took no part in choosing it, beside the baseline and the
-        plan without each of its parts: what each is worth, and what is left where the whole fails.
-        """
+        """Measure a plan in rounds that took no part in choosing it, and it without each part."""
         __tracebackhide__ = True
         known, budget = self.known, self.budget
         plans = [whole, *(whole.without_each() if with_parts else ())]
@@ -295,9 +285,8 @@ class Search:
     def _drop_idlest(
         self, comparison: Comparison, gains: Mapping[str, float]
     ) -> Iterator[Progress]:
-        """Leave out the part that brings least, if it brings nothing.
-
-        If others bring nothing either the rest is proven anew: together they may be worth much.
+        """Leave out the part that brings least, if it brings nothing, and prove the rest anew if
+        others bring nothing either: together they may be worth much.
         """
         tuning, whole = self.tuning, self.tuning.winner
         name = "" if self.aim.memory else idlest(whole, comparison)
@@ -340,15 +329,12 @@ class Search:
                 self.known.stages.append(Stage(title, comparison))
         return comparison
 
-    def _keep(self, looked: learning.Looked) -> None:
-        """Remember what was found, also that nothing helped: rules shall not turn it on then.
-
-        Not so where the search could not tell, nor where what was not to be tried may help.
-        """
+    def _keep(self, seen: learning.StepFacts) -> None:
+        """Remember the plan, or that nothing helps; not if what was to be kept may help."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
-            plans = [planning.plan(tuning.config, self.hardware, one) for one in looked.facts]
-            about = (looked.setting, looked.task, planning.together(plans))
+            plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
+            about = (seen.setting, seen.task, planning.together(plans))
             try:
                 learning.keep(*about, winner.values, winner.name, tuning.ratio)
             except SpeedKitError as error:

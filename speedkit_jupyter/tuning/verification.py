@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
@@ -18,7 +18,7 @@ from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
-from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Score, Scored
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Scored
 from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.replay import Replays
@@ -44,8 +44,6 @@ DONE = (
 # Where no random number is drawn, the second baseline starts from weights that were rounded once
 # as bf16 rounds: this relative step; or, in units in the last place, from 3/4 to 3/2 of one.
 ROUNDING, STEP = 2.0**-9, 0.75
-
-Outcome = Literal["same", "different", "worse", "failed", "accepted", "other model"]
 
 
 @dataclass(repr=False)
@@ -83,15 +81,14 @@ class Verification(Shown):
         return next(iter(self.curves), Curve())
 
     @property
-    def verdict(self) -> Outcome:
+    def verdict(self) -> str:
         """The score's, where there is one; else that of the curve that agrees least."""
         if self.failure:
             return "failed"
         if self.score is not None:
             return "accepted" if self.score.is_accepted else "other model"
         agreements = {curve.agreement for curve in self.curves}
-        outcomes: tuple[Outcome, ...] = ("worse", "different")
-        return next((outcome for outcome in outcomes if outcome in agreements), "same")
+        return next((word for word in ("worse", "different") if word in agreements), "same")
 
     def rows(self) -> list[dict[str, Any]]:
         return [row for curve in self.curves for row in curve.rows()]
@@ -108,8 +105,8 @@ class Verification(Shown):
 class Verifier:
     """Drain `run()`, then read `result()`. Everything ends as it began. Raises StepError.
 
-    With an `accuracy` that the user names it decides, asked at the end of each run; a step that
-    does not train is nothing to compare then, and neither are 0 `steps`.
+    An `accuracy` that the user names decides, asked at the end of each run; then a step need not
+    train, and `steps` may be 0.
     """
 
     def __init__(
@@ -130,9 +127,8 @@ class Verifier:
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "
                 "other data: draw from an iterator that the cell names"
             )
-        self._scorer = None if accuracy is None else Scorer(accuracy, step)
-        self._before: Score | None = None
         self._config, self.steps = config, steps
+        self._scorer = None if accuracy is None else Scorer(accuracy, step)
         self._result = Verification(name, runs=[[], []])
 
     def result(self) -> Verification:
@@ -142,16 +138,14 @@ class Verifier:
         return bool(self._result.score or any(self._result.runs[1:]))
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train three times from the user's state, or more where the plan lies far from the
-        baseline; yields after every step.
-        """
+        """Train three times or more from the user's state; yields after every step."""
         __tracebackhide__ = True
         result = self._result
         with hidden(*self.step.models), self.step.guarded() as guard:
             start = guard.state
             with optimizers_made(self.step.models) as made:
                 yield from self._train("baseline", None, 0)
-                if self._scorer is not None and self._before is None:
+                if self._scorer is not None and self._scorer.before is None:
                     start.restore()  # nothing is trained, and the accuracy alone decides
                     yield from self._train("baseline", None, 0)
             self.step.made = made
@@ -219,15 +213,11 @@ class Verifier:
                 result.notes |= {k: note for k, note in found if k in result.changes_model}
 
     def _ask(self, scorer: Scorer, runner: Runner, run: int) -> None:
-        result = self._result
-        if self._before is None:
-            self._before = scorer.before(runner)
-        elif run == 1:
-            result.score = scorer.after(runner, self._before)
-            result.failure = result.score.failure
-        elif result.score is not None:
-            other = scorer.after(runner, self._before).after
-            result.score.others.extend([] if other is None else [other.value])
+        result, score = self._result, scorer.scored(runner)
+        if run == 1:
+            result.score, result.failure = score, score.failure
+        elif run and result.score is not None and score.after is not None:
+            result.score.others.append(score.after.value)
 
     def _describe(self, contexts: Sequence[SpeedContext]) -> None:
         """Note what the plan is, and what of it changes the results."""

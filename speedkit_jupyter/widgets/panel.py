@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter import session
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.preview import Preview
@@ -56,7 +57,7 @@ class Panel:
         *,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         step: Callable[..., object] | str | None = None,
-        budget_s: float = 10.0,
+        budget_s: float = DEFAULT_S,
         tune_budget_s: float = 60.0,
     ) -> None:
         import ipywidgets as w

@@ -306,8 +306,8 @@ def test_what_the_catalog_would_turn_on_counts_by_the_part_that_it_is_about():
 def test_a_plan_that_was_learned_needs_no_guess():
     values = {"name": "fused_optimizer", "values": {"fused_optimizer": True}, "speedup": 1.4,
               "low": 1.3, "high": 1.5, "inputs": ["8×4"]}  # fmt: skip
-    learned_at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
-    learned: Any = SimpleNamespace(plan=values, learned_at=learned_at)
+    saved_at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    learned: Any = SimpleNamespace(value=values, saved_at=saved_at)
     (one,) = found("learned", TRAIN, shares=COMPUTING, learned=learned)
     assert tuple(one.gain) == (1.3, 1.5)
     assert found("catalog", TRAIN, shares=COMPUTING, learned=learned) == []

@@ -17,14 +17,15 @@ from sklearn import metrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+FOLDERS: list[Any] = []  # which are removed when the program ends
 Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
 class PictureFolder(Dataset[tuple[Tensor, int]]):
     """Pictures of a folder, one array file each, shrunk to 32 x 32."""
 
-    def __init__(self, folder: tempfile.TemporaryDirectory[str]) -> None:
-        self.folder, self.files = folder, sorted(Path(folder.name).glob("*.npy"))
+    def __init__(self, folder: str) -> None:
+        self.files = sorted(Path(folder).glob("*.npy"))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -101,7 +102,8 @@ def cnn_pictures() -> Pair:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         return epochs(model, optimizer, DataLoader(data, batch_size=16), F.cross_entropy)
 
-    pictures = PictureFolder(folder)
+    FOLDERS.append(folder)
+    pictures = PictureFolder(folder.name)
     kept = [pictures[i] for i in range(len(pictures))]
     small = TensorDataset(torch.stack([x for x, _ in kept]), torch.tensor([y for _, y in kept]))
     return make(pictures), make(small)

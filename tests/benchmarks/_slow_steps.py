@@ -473,11 +473,7 @@ def scores_by_a_library() -> Pair:
 
 def watched_input() -> Pair:
     task = Task(cnn(8), torch.randn(32, 3, 32, 32))
-
-    def slow() -> None:
-        task(task.x.detach().requires_grad_())
-
-    return slow, task
+    return lambda: task(task.x.detach().requires_grad_()), task
 
 
 def weights_moved_by_hand() -> Pair:

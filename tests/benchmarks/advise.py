@@ -163,12 +163,8 @@ def _cells(row: Row) -> list[str]:
 
 def _line(row: Row) -> str:
     said = ", ".join(f"{one['rule']} {one['low']:.2f}–{one['high']:.2f}" for one in row["said"])
-    skipped = f" SKIPPED {row['skipped']}" if row["skipped"] else ""
-    if row["kind"] == "healthy":
-        return f"{row['name']}: {said or 'nothing'}{skipped} alarms: {alarms(row)}"
-    word = "holds" if holds(row) else "does not hold"
-    measured = f"measured {row['measured'][0]:.2f}, which {word}"
-    return f"{row['name']}: rank {row['rank']}, {measured}: {said}{skipped}"
+    cells = [row["name"], str(alarms(row))] if row["kind"] == "healthy" else _cells(row)
+    return f"{' | '.join(cells)}: {said or 'nothing'} {row['skipped'] or ''}"
 
 
 if __name__ == "__main__":

@@ -65,12 +65,6 @@ class ByHand(Grid):
         return False
 
 
-class ByHandOfLongSteps(ByHand):
-    """Nor waits for what is far slower in steps that are long anyway."""
-
-    far_slower = FAR_SLOWER
-
-
 def main() -> int:
     """Run the program."""
     options = parser_of(__doc__, "oracle.jsonl").parse_args()
@@ -97,7 +91,9 @@ def _against_grid(name: str, work: Workload, winner: Candidate) -> Row:
     tried = combinations(work, step_s)
     if winner.values and winner.name not in [one.name for one in tried]:
         tried.append(winner)  # the search may find what the grid does not have
-    policy = ByHandOfLongSteps() if step_s > FAR_STEP_S / 3 else ByHand()
+    policy = ByHand()
+    if step_s > FAR_STEP_S / 3:  # nobody waits for what is far slower in steps that are long anyway
+        policy.far_slower = FAR_SLOWER
     comparison = _benchmarked(work, tried, step_s, policy)
     grid_s = time.perf_counter() - begun_s
     times = {one.name: comparison.times_s(one) for one in comparison.records}

@@ -52,11 +52,7 @@ def main() -> int:
         optimizer.zero_grad()
 
     comparison = benchmark(
-        step,
-        options.compare,
-        model=model,
-        optimizer=optimizer,
-        budget_s=options.budget,
+        step, options.compare, model=model, optimizer=optimizer, budget_s=options.budget
     )
     print(machine())
     print(comparison_report(comparison))

@@ -211,11 +211,11 @@ def test_under_a_scheduler_all_settings_are_those_of_the_beginning():
 
 
 def test_what_a_signature_does_not_tell_is_the_plain_call():
-    assert call_of(None).kind == "inputs"
-    assert call_of(nn.Identity()).kind == "inputs"
-    assert call_of(torch.jit.script(nn.Linear(2, 2))).kind == "inputs"
-    assert call_of(nn.Sequential(nn.Linear(2, 2))).kind == "inputs"
-    assert call_of(nn.Transformer(4, 2, 1, 1, 4)).kind == "several"
+    assert call_of(None).inputs == "inputs"
+    assert call_of(nn.Identity()).inputs == "inputs"
+    assert call_of(torch.jit.script(nn.Linear(2, 2))).inputs == "inputs"
+    assert call_of(nn.Sequential(nn.Linear(2, 2))).inputs == "inputs"
+    assert call_of(nn.Transformer(4, 2, 1, 1, 4)).inputs == "*inputs"
 
 
 def test_only_optimizers_that_demand_a_closure_get_one():

@@ -60,7 +60,7 @@ def test_what_died_in_its_own_process_is_declined_also_by_request():
     ("facts", "wish", "why"),
     [
         (Facts(device="cuda:0"), {}, "about CPUs"),
-        (Facts(), {"precision": "bf16"}, "inside bf16 autocast no product is in float32"),
+        (Facts(), {"precision": "bf16"}, "no float32 product inside bf16 autocast"),
         (Facts(parameters=1, dtypes=("float64",)), {}, "parameters are float64"),
     ],
 )

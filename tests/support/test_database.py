@@ -31,7 +31,7 @@ def test_what_is_saved_comes_back_in_order():
     for number in range(3):
         database.save("a", {"variants": [], "number": number})
     database.save("b", {"variants": []})
-    assert [one.result["number"] for one in database.saved("a")] == [0, 1, 2]
+    assert [one.value["number"] for one in database.saved("a")] == [0, 1, 2]
     assert [one.name for one in database.saved()] == ["a", "a", "a", "b"]
     assert database.forget("a") == 3
     assert [one.name for one in database.saved()] == ["b"]
@@ -48,7 +48,7 @@ def test_two_processes_may_write_at_once():
         one.communicate(timeout=60)
         assert one.returncode == 0
     for name in ("a", "b"):
-        assert [one.result["number"] for one in database.saved(name)] == list(range(20))
+        assert [one.value["number"] for one in database.saved(name)] == list(range(20))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
@@ -62,7 +62,7 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
         one.send_signal(signal.SIGKILL)
         rest = one.communicate(timeout=60)[0].splitlines()
         done = int(rest[-1]) if rest and rest[-1].isdigit() else done
-        assert [kept.result["number"] for kept in database.saved("kept")] == [1]
-        numbers = [kept.result["number"] for kept in database.saved("killed")]
+        assert [kept.value["number"] for kept in database.saved("kept")] == [1]
+        numbers = [kept.value["number"] for kept in database.saved("killed")]
         assert numbers[: done + 1] == list(range(done + 1))
         database.forget("killed")

@@ -31,8 +31,8 @@ def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
 
 
 def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
-    looked = learning.look(step_of(step), Hardware.current())
-    return looked.setting, looked.task
+    seen = learning.read_step(step_of(step), Hardware.current())
+    return seen.setting, seen.task
 
 
 def test_a_second_search_checks_what_the_first_has_learned(made):
@@ -56,7 +56,7 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     _, _, slower = made(seconds=lambda fused: 2 * LATE if fused else LATE)
     tuning = tune(slower, budget_s=4)
     assert not tuning.helped
-    assert [one.plan["values"] for one in database.learned()] == [{}]
+    assert [one.value["values"] for one in database.learned()] == [{}]
     assert tuning.notes[0] == "The learned plan fused_optimizer was dropped"
     assert len(tuning.stages) > 1
 

@@ -38,7 +38,7 @@ def test_that_nothing_helps_is_remembered_and_apply_restores_the_model(work):
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=4)
     assert not tuning.helped
     assert tuning.unclear == ""
-    assert [one.plan["values"] for one in database.learned()] == [{}]
+    assert [one.value["values"] for one in database.learned()] == [{}]
     _, first = apply_speedups(network, SpeedConfig(threads=1))
     _, second = apply_speedups(network, SpeedConfig(sdpa="math"))
     with warnings.catch_warnings():

@@ -188,8 +188,8 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     asked = sum(rows) / max(seen.watched.steps, 1)
     tables = [one for one in _tables(seen) if one.num_embeddings >= ROWS * asked > 0]
     held = sum(one.numel() for one in seen.parameters if id(one) in seen.held)
-    numbers = sum(one.weight.numel() for one in tables)
-    stepped = seen.share("optimizer") * min(numbers / max(held, 1), 1.0)
+    part = sum(one.weight.numel() for one in tables) / max(held, 1)
+    stepped = seen.share("optimizer") * min(part, 1.0)
     dense = "aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward"
     taken = min(stepped + seen.operators(*dense), 0.95)
     if not tables or not held or taken < 0.05:

@@ -48,8 +48,11 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     for call in seen.calls:
         groups[id(call.module), call.step].append(call)
     many = max(groups.values(), key=len, default=[])
-    if len(many) < LEAST_CALLS or not _have_one_row(many):
+    shapes = {tuple(tuple(one.shape) for one in call.inputs) for call in many}
+    if len(many) < LEAST_CALLS or len(shapes) > 1 or not any(shapes):
         return
+    if any(len(shape) > 1 and shape[0] > 1 for shape in min(shapes)):
+        return  # more than one row
     names = [type(one).__name__ for one in many[0].module.modules()]
     if many[0].training and any("BatchNorm" in name for name in names):
         return
@@ -74,13 +77,6 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
         if at_hand
         else "only where no row is made of what an earlier call gave (a roll-out's, a text's)",
     )
-
-
-def _have_one_row(calls: list[ModelCall]) -> bool:
-    shapes = {tuple(tuple(one.shape) for one in call.inputs) for call in calls}
-    (inputs, *others) = shapes
-    rows = all(not shape or shape[0] == 1 or len(shape) == 1 for shape in inputs)
-    return bool(inputs) and rows and not others
 
 
 def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:

@@ -113,8 +113,8 @@ def sparse_products(seen: Situation) -> Iterator[Opportunity]:
     taken = min(seen.operators(*products), 0.95)
     given = [*seen.inputs, *(one for model in seen.models for one in model.buffers())]
     for matrix in {id(one): one for one in given}.values() if taken >= 0.1 else ():
-        is_matrix = matrix.dim() == 2 and matrix.layout is torch.strided
-        if not (is_matrix and matrix.is_floating_point() and matrix.numel() >= NUMBERS):
+        is_dense = matrix.layout is torch.strided and matrix.is_floating_point()
+        if not is_dense or matrix.dim() != 2 or matrix.numel() < NUMBERS:
             continue
         full = float(matrix.count_nonzero()) / matrix.numel()
         if not 0 < full <= 1 - ZEROS:
@@ -147,9 +147,9 @@ def recompiling(seen: Situation) -> Iterator[Opportunity]:
 
 def learned(seen: Situation) -> Iterator[Opportunity]:
     """Find a plan that tuning has proven for these models, and that is not in force."""
-    if seen.learned is None or not seen.learned.plan["values"] or seen.in_force:
+    if seen.learned is None or not seen.learned.value["values"] or seen.in_force:
         return
-    plan = seen.learned.plan
+    plan = seen.learned.value
     low, speedup = plan["low"] or 1.0, plan["speedup"] or 1.0
     yield Opportunity(
         f"the plan that tuning found: {plan['name']}",

@@ -12,6 +12,7 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.options import Names, Option, command, names_of, whole_number
 from speedkit_jupyter.magics.progress import measured
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of
@@ -37,7 +38,7 @@ def last_cell(session: Session) -> MeasuredCell:
     options.step("the function to look at; without it the last %%speedbench cell"),
     options.LOADER,
     Option("--try", "NUMBER", "measure this one, or a rule", dest="wanted"),
-    options.budget("for all of it (10)"),
+    options.budget(f"for all of it ({DEFAULT_S:g})"),
     options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
@@ -131,14 +132,14 @@ def _trained(
 
 def _plan(session: Session, step: Step) -> Any:
     from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
-    from speedkit_jupyter.plans.applying import plan_applied_to
+    from speedkit_jupyter.plans.applying import applied_to
     from speedkit_jupyter.tuning import learning
 
     if not step.models:
         return AUTO
     if (found := session.found_for(step.models[0])) and found.is_newer and found.proof:
         return found.config
-    if any(plan_applied_to(model) is not None for model in step.models):
+    if any(applied_to(model) is not None for model in step.models):
         return CURRENT
     return learning.tuned(step.models, step.optimizers) or AUTO
 

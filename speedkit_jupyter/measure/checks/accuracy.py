@@ -12,8 +12,8 @@ Verdict = Literal["exact", "rounding", "other model", "wrong", "not checked"]
 class Accuracy:
     """Relative errors (norms) against the reference, and the baseline's own beside them.
 
-    `explained_output` and `explained_gradient` are what rounding to this precision alone does. Of
-    another model the errors are what was given up, the loss's among them.
+    `explained_output` is what rounding to this precision alone does. Of another model the errors
+    are what was given up, the loss's among them.
     """
 
     verdict: Verdict
@@ -23,5 +23,4 @@ class Accuracy:
     baseline_output_error: float | None = None
     baseline_gradient_error: float | None = None
     explained_output: float | None = None
-    explained_gradient: float | None = None
     loss_error: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,12 +47,8 @@ def _totals() -> tuple[int, int, int, dict[int, Any]]:
     if f"{torch_private.COMPILERS[0]}.utils" not in sys.modules:
         return 0, 0, 0, {}
     counters = torch_private.compile_counters()
-    limits = [
-        number
-        for reason, number in counters["unimplemented"].items()
-        if {"recompile", "limit"}
-        <= set(reason.partition("\n")[0].lower().replace("_", " ").split())
-    ]
+    unsupported = counters["unimplemented"].items()  # the first line of each reason names it
+    limits = [count for why, count in unsupported if re.match(r".*recompile.limit", why, re.I)]
     reasons = {id(one): one for one in torch_private.compilations() if one.recompile_reason}
     breaks = sum(counters["graph_break"].values())
     return counters["stats"]["unique_graphs"], breaks, sum(limits), reasons

@@ -98,7 +98,8 @@ def _row(tensor: torch.Tensor | None, reference: torch.Tensor | None, masked: bo
     if masked:
         known = ((first == second) | (first.isnan() & second.isnan())) & ~second.isfinite()
         difference, second = difference.masked_fill(known, 0), second.masked_fill(known, 0)
-    wide = torch.float64 if devices.has_float64(there.device) else torch.float32
+    kind = devices.kind_of(there.device.type)
+    wide = torch.float64 if kind is None or kind.has_float64 else torch.float32
     norms = [torch.linalg.vector_norm(x, dtype=wide) ** 2 for x in (difference, second)]
     product = (difference * second).sum(dtype=wide)
     return torch.stack([*norms, product, difference.sum(dtype=wide)])

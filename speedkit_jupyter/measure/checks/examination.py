@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -27,129 +27,25 @@ CALLS = 2
 MOST_SKIPPED = 16
 
 
-class Trials:
-    """Runs of the `first` variant, and of others beside what it has shown (`judge`).
-
-    Where results are named in `check`, only these are compared.
-    """
-
-    def __init__(self, first: Runner, start: Snapshot, check: Sequence[str]) -> None:
-        self._first, self._start, self._check = first, start, check
-        self.judge = Judge()
-        self.dropout_off = False
-
-    def run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
-        """Return what some calls of the step, from the user's state, show beside the trace."""
-        __tracebackhide__ = True
-        judge, drawn = self.judge, set[str]()
-        replays = judge.drawn != set() and not is_compiled(runner)
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(runner.applied())
-                without_dropout = reference.without_dropout(runner.step.models)
-                self.dropout_off = stack.enter_context(without_dropout)
-                for surrounding in around:
-                    stack.enter_context(surrounding())
-                stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
-                found = runner.observed(judge.trace, self._check, CALLS, **options)
-        finally:
-            self._start.restore()
-        if replays:
-            judge.drawn = drawn | (judge.drawn or set())
-        return found
-
-    def prepare(self) -> None:
-        """Know the reference and the baseline; an earlier stage of a search may have run them."""
-        __tracebackhide__ = True
-        self._start.restore()
-        first, kept = self._first, self._first.step.kept
-        tensors = memory.state_tensors(first.step.models, first.step.optimizers)
-        begins = [part.off for part in sums([(plain(t.detach().float()), None) for t in tensors])]
-        if "judge" not in kept or kept["judge"][1] != begins:
-            self.judge = Judge()
-            self._gather()
-            kept["judge"] = self.judge, begins
-        self.judge = judge = kept["judge"][0]
-        first.record.accuracy = judge.verdict(judge.baseline, first.precision)
-
-    def _gather(self) -> None:
-        """Run the step in float64, and the baseline."""
-        __tracebackhide__ = True
-        first, judge, models = self._first, self.judge, self._first.step.models
-        held = reference.parameters_of([*models, *first.step.optimizers])
-        with confinement.calls_noted(models) as reached:
-            # An error inside its forward pass breaks a sharded model.
-            if all(map(is_plain, held)) and self._plainly(True, extends=True) is None:
-                judge.trace.clear()
-        if reached.in_pythons:  # float64 would reach the model there, and not its input
-            judge.trace.clear()
-        covered = set(judge.trace)
-        with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
-            judge.baseline = self.run(first, extends=True)
-        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
-        if reached.only_elsewhere:
-            judge.void = confinement.NOT_REACHED
-            return
-        rows = judge.baseline.rows.items()
-        judge.own = Run({place: row for place, row in rows if place[0] in covered})
-        if not judge.follows():
-            judge.trace, judge.own = {}, Run()
-            judge.baseline = self.run(first, extends=True)
-        if not judge.own.rows:  # nothing else has shown that the step computes the same each time
-            self.run_again()
-        if not all(row.is_finite for row in judge.baseline.rows.values()):
-            judge.void = "the step itself gives numbers that are not finite"
-
-    def run_again(self) -> None:
-        """Run the baseline once more, for what it gives otherwise by itself."""
-        self.judge.note_unlike(self.run(self._first))
-
-    def add_control(self, precision: str, loss_scale: float) -> None:
-        """Run one more control of this precision: one rounds at random, one to nearest."""
-        runs = self.judge.controls.setdefault(precision, [])
-        if len(runs) < 2:
-            options = precision, bool(runs), loss_scale
-            wide = bool(self.judge.own.rows) and self.judge.lowered != "fp32"
-            run = self._plainly(wide, lambda: rounding.rounded(*options))
-            runs += [] if run is None else [run]
-
-    def _plainly(self, wide: bool, *around: Surrounding, **options: Any) -> Run | None:
-        """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
-
-        None where the code doesn't allow that, or a dispatch mode.
-        """
-        step = self._first.step
-        held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
-        in_float64 = (lambda: reference.in_float64(held),) if wide else ()
-        around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
-        with suppress(Exception):
-            return self.run(self._first, *around, ends_early=True, **options)
-        return None
-
-
 def is_compiled(runner: Runner) -> bool:
     """Return whether the plan or the user compiles: such code draws its own numbers."""
-    if runner.record.is_compiled:
-        return True
-    return any(
-        calls.is_compiled(part) or hasattr(part, "_orig_mod")
-        for model in runner.step.models
-        for part in model.modules()
-    )
+    parts = [part for model in runner.step.models for part in model.modules()]
+    by_user = any(calls.is_compiled(part) or hasattr(part, "_orig_mod") for part in parts)
+    return runner.record.is_compiled or by_user
 
 
 class Examination:
-    """Steps of working variants; one that raises is a row that says so, and the others go on."""
+    """Steps of working variants; one that raises is a row that says so, and the others go on.
+
+    All are judged beside what the first has shown; where results are named in `check`, by these.
+    """
 
     def __init__(
         self, runners: Sequence[Runner], start: Snapshot, check: Sequence[str] = ()
     ) -> None:
-        self._runners, self._trials = runners, Trials(runners[0], start, check)
-
-    @property
-    def dropout_off(self) -> bool:
-        """Whether dropout layers were off while accuracy was checked."""
-        return self._trials.dropout_off
+        self._runners, self._first, self._start, self._named = runners, runners[0], start, check
+        self._judge = Judge()
+        self.dropout_off = False  # while accuracy was checked
 
     def late(self, runner: Runner) -> Iterator[Progress]:
         """Check what a variant computes, after its rounds.
@@ -163,28 +59,31 @@ class Examination:
             self._check(runner)
 
     def _check(self, runner: Runner) -> None:
-        trials = self._trials
-        if not trials.judge.baseline.ends:
-            trials.prepare()
-        judge = trials.judge
+        if not self._judge.baseline.ends:
+            self._prepare()
+        judge, record = self._judge, runner.record
         precision = judge.judged_in(runner.precision)
+        add_control = partial(self._add_control, precision, runner)
         if not judge.void and precision != "fp32" and precision not in judge.controls:
-            trials.add_control(precision, runner.scale())
+            add_control()
         try:
-            run = self._settled(runner)
+            for _ in range(MOST_SKIPPED):
+                before = runner.scale()
+                run = self._run(runner)
+                if not runner.scale() < before:  # its GradScaler skipped no step
+                    break
         except Exception as error:
             runner.fail(error)
             return
-        if runner.record.is_other_model(self._runners[0].record):
-            runner.record.accuracy = judge.distance(run, runner.precision)
+        if record.is_other_model(self._first.record):
+            record.accuracy = judge.distance(run, runner.precision)
             return
-        control = partial(trials.add_control, precision, runner.scale())
-        accuracy = judge.verdict(run, runner.precision, (control, trials.run_again))
-        runner.record.accuracy = self._unless_random(runner, accuracy)
+        accuracy = judge.verdict(run, runner.precision, (add_control, self._run_again))
+        record.accuracy = self._unless_random(runner, accuracy)
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
         """Not checked, where a variant may differ by its random numbers alone."""
-        drawn = self._trials.judge.drawn
+        drawn = self._judge.drawn
         if accuracy.verdict != "wrong" or not drawn:
             return accuracy
         inside = [] if runner.steps_only else sorted(filter(reference.draws_inside, drawn))
@@ -196,14 +95,93 @@ class Examination:
             return accuracy
         return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
 
-    def _settled(self, runner: Runner) -> Run:
-        """Once a GradScaler's factor is one at which it skips none of the steps."""
-        for _ in range(MOST_SKIPPED):
-            before = runner.scale()
-            run = self._trials.run(runner)
-            if not runner.scale() < before:
-                break
-        return run
+    def _run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
+        """Return what some calls of the step, from the user's state, show beside the trace."""
+        __tracebackhide__ = True
+        judge, drawn = self._judge, set[str]()
+        replays = judge.drawn != set() and not is_compiled(runner)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(runner.applied())
+                without_dropout = reference.without_dropout(runner.step.models)
+                self.dropout_off = stack.enter_context(without_dropout)
+                for surrounding in around:
+                    stack.enter_context(surrounding())
+                stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
+                found = runner.observed(judge.trace, self._named, CALLS, **options)
+        finally:
+            self._start.restore()
+        if replays:
+            judge.drawn = drawn | (judge.drawn or set())
+        return found
+
+    def _prepare(self) -> None:
+        """Know the reference and the baseline; an earlier stage of a search may have run them."""
+        __tracebackhide__ = True
+        self._start.restore()
+        first, kept = self._first, self._first.step.kept
+        tensors = memory.state_tensors(first.step.models, first.step.optimizers)
+        begins = [part.off for part in sums([(plain(t.detach().float()), None) for t in tensors])]
+        if "judge" not in kept or kept["judge"][1] != begins:
+            self._judge = Judge()
+            self._gather()
+            kept["judge"] = self._judge, begins
+        self._judge = judge = kept["judge"][0]
+        first.record.accuracy = judge.verdict(judge.baseline, first.precision)
+
+    def _gather(self) -> None:
+        """Run the step in float64, and the baseline."""
+        __tracebackhide__ = True
+        first, judge, models = self._first, self._judge, self._first.step.models
+        held = reference.parameters_of([*models, *first.step.optimizers])
+        with confinement.calls_noted(models) as reached:
+            # An error inside its forward pass breaks a sharded model.
+            if all(map(is_plain, held)) and self._plainly(True, extends=True) is None:
+                judge.trace.clear()
+        if reached.in_pythons:  # float64 would reach the model there, and not its input
+            judge.trace.clear()
+        covered = set(judge.trace)
+        with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
+            judge.baseline = self._run(first, extends=True)
+        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
+        if reached.only_elsewhere:
+            judge.void = confinement.NOT_REACHED
+            return
+        rows = judge.baseline.rows.items()
+        judge.own = Run({place: row for place, row in rows if place[0] in covered})
+        if not judge.follows():
+            judge.trace, judge.own = {}, Run()
+            judge.baseline = self._run(first, extends=True)
+        if not judge.own.rows:  # nothing else has shown that the step computes the same each time
+            self._run_again()
+        if not all(row.is_finite for row in judge.baseline.rows.values()):
+            judge.void = "the step itself gives numbers that are not finite"
+
+    def _run_again(self) -> None:
+        """Run the baseline once more, for what it gives otherwise by itself."""
+        self._judge.note_unlike(self._run(self._first))
+
+    def _add_control(self, precision: str, runner: Runner) -> None:
+        """Run one more control of this precision: one rounds at random, one to nearest."""
+        runs = self._judge.controls.setdefault(precision, [])
+        if len(runs) < 2:
+            options = precision, bool(runs), runner.scale()
+            wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
+            run = self._plainly(wide, lambda: rounding.rounded(*options))
+            runs += [] if run is None else [run]
+
+    def _plainly(self, wide: bool, *around: Surrounding, **options: Any) -> Run | None:
+        """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
+
+        None where the code doesn't allow that, or a dispatch mode.
+        """
+        step = self._first.step
+        held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
+        in_float64 = (lambda: reference.in_float64(held),) if wide else ()
+        around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
+        with suppress(Exception):
+            return self._run(self._first, *around, ends_early=True, **options)
+        return None
 
     def memory(self) -> Iterator[Progress]:
         """The allocator's peak in one step of each variant."""
@@ -213,20 +191,18 @@ class Examination:
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)
                 runner.record.memory = memory.needed(runner.once, runner.device, state)
 
-    def flops(self) -> int | None:
-        """Operations of one step of the first variant; None where they can't be counted."""
-        first, found = self._runners[0], 0
-        with self._warm(first, fails=False):  # a dispatch mode, which some code does not allow
-            found = roofline.flops(first.once, first.step.models)
-        return found or None
+    def limits(self) -> Generator[Progress, None, int | None]:
+        """What this machine could do at best, in each variant's precision.
 
-    def limits(self, flops: int | None) -> Iterator[Progress]:
-        """What this machine could do at best, in each variant's precision."""
+        Returns the operations of one step of the first variant; None where they can't be counted.
+        """
         import torch
 
-        first = self._runners[0]
-        if flops is None or first.record.memory is None:
-            return
+        first, flops = self._first, 0
+        with self._warm(first, fails=False):  # a dispatch mode, which some code does not allow
+            flops = roofline.flops(first.once, first.step.models)
+        if not flops or first.record.memory is None:
+            return flops or None
         dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
         for runner in self._runners:
             yield Progress(0.0, f"the machine's own limit, as in {runner.record.name}")
@@ -235,6 +211,7 @@ class Examination:
             with runner.applied():
                 peak = roofline.peak(runner.device, dtype, runner.precision)
             runner.record.limit_s = peak.limit_s(flops, first.record.memory.state_bytes)
+        return flops
 
     @contextmanager
     def _warm(self, runner: Runner, fails: bool = True) -> Iterator[None]:

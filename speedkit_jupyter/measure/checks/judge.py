@@ -145,7 +145,7 @@ class Judge:
         """Return it for one value. Integers and text accuse nothing, whatever they are."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
-            share = SCATTER * self._explained("output", precision)
+            share = SCATTER * self._explained(precision)
             words = _beyond(row, [one for one, _ in known], share)
             return (DOUBT, words) if words else (0.0, "")
         if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
@@ -210,13 +210,12 @@ class Judge:
         for kind in COMPARED:
             numbers[f"{kind}_error"] = _distance(run, kind)
             numbers[f"baseline_{kind}_error"] = _distance(self.own, kind)
-            numbers[f"explained_{kind}"] = self._explained(kind, precision)
-        return numbers
+        return numbers | {"explained_output": self._explained(precision)}
 
-    def _explained(self, kind: str, precision: str) -> float:
-        """Return by how much rounding moves all tensors of a kind."""
+    def _explained(self, precision: str) -> float:
+        """Return by how much rounding moves all outputs."""
         runs = (*self.controls.get(precision, ()), self.own)
-        return max([2 * unit(precision), *(_distance(run, kind) or 0.0 for run in runs)])
+        return max([2 * unit(precision), *(_distance(run, "output") or 0.0 for run in runs)])
 
 
 def _control(known: Sequence[tuple[Row, float]]) -> Deviation | None:

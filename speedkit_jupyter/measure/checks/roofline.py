@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from speedkit_jupyter.measure.rounds import clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 # The best of many calls and sizes is the machine's rate: what disturbs only makes it lower.
@@ -46,52 +44,43 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
     """
     import torch
 
-    threads = torch.get_num_threads()
-    return Peak(_flops_per_s(device, dtype, setting, threads), _bytes_per_s(device, threads))
+    return _peak(device, dtype, setting, torch.get_num_threads())
 
 
 def flops(step: Callable[[], object], models: Sequence[torch.nn.Module] = ()) -> int:
-    """Return the operations of a step by torch's counter: products, convolutions, attention."""
+    """Return the operations of a step by torch's counter: products, convolutions, attention.
+
+    Kernels that the counter does not know are off: oneDNN's LSTM, fused encoders, CPU attention.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    with eager(), _known_kernels(models), FlopCounterMode(display=False) as counter:
+    parts = [part for model in models for part in model.modules()]
+    mha, onednn = torch.backends.mha, cast("Any", torch.backends.mkldnn)
+    with eager(), ExitStack() as stack:
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        if all(p.device.type == "cpu" for part in parts for p in part.parameters()):
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            if any(isinstance(part, torch.nn.RNNBase) for part in parts):
+                stack.callback(setattr, onednn, "enabled", onednn.enabled)
+                onednn.enabled = False
+        counter = stack.enter_context(FlopCounterMode(display=False))
         step()
     return int(counter.get_total_flops())
 
 
-@contextmanager
-def _known_kernels(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """No kernels that the counter does not know: oneDNN's LSTM, fused encoders, CPU attention."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    parts = [part for model in models for part in model.modules()]
-    on_cpu = all(p.device.type == "cpu" for part in parts for p in part.parameters())
-    onednn: Any = torch.backends.mkldnn
-    flags = torch.backends.mha.get_fastpath_enabled(), onednn.enabled
-    torch.backends.mha.set_fastpath_enabled(False)
-    if on_cpu and any(isinstance(part, torch.nn.RNNBase) for part in parts):
-        onednn.enabled = False
-    try:
-        with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(flags[0])
-        onednn.enabled = flags[1]
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """Compiled code runs as plain PyTorch, operation by operation."""
+def eager() -> Any:
+    """Compiled code runs as plain PyTorch, operation by operation, in this context."""
     import torch
 
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    return torch.compiler.set_stance("force_eager")
 
 
 @cache
-def _flops_per_s(device: torch.device, dtype: torch.dtype, setting: str, threads: int) -> float:
-    """Of products and of convolutions: their kernels may use other engines."""
+def _peak(device: torch.device, dtype: torch.dtype, setting: str, threads: int) -> Peak:
+    """Try products and convolutions: their kernels may use other engines."""
     import torch
 
     def make(*shape: int) -> torch.Tensor:
@@ -113,16 +102,9 @@ def _flops_per_s(device: torch.device, dtype: torch.dtype, setting: str, threads
             best = max(best, operations / seconds)
             if seconds >= LONG_ENOUGH_S:
                 break
-    return best
-
-
-@cache
-def _bytes_per_s(device: torch.device, threads: int) -> float:
-    import torch
-
     source = torch.zeros(COPIED_BYTES, device=device, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / _fastest_s(lambda: target.copy_(source), device)
+    copy = partial(torch.empty_like(source).copy_, source)
+    return Peak(best, 2 * COPIED_BYTES / _fastest_s(copy, device))
 
 
 def _fastest_s(call: Callable[[], object], device: torch.device) -> float:

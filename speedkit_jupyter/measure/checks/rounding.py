@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.reference import each_operation, name_of
 from speedkit_jupyter.measure.rounds.confinement import patched
-from speedkit_jupyter.support.torch_private import current_node
+from speedkit_jupyter.support.torch_private import current_node, tree_leaves, tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,7 @@ class _Rounding:
         draws = torch.Tag.nondeterministic_seeded in operation.tags
         product = not draws and bool(PRODUCTS.search(name))
         if product and not self._everything and not operation._schema.is_mutable:
-            args = [self._rounded_copies(operand) for operand in args]
+            args = tree_map(self._rounded_copy, args)
         result = operation(*args, **kwargs)
         if operation.is_view:
             return result
@@ -146,12 +146,9 @@ class _Rounding:
         # Not a mask of the lowest number, which would become infinite.
         return torch.where(moved.isfinite(), moved, tensor, out=tensor)
 
-    def _rounded_copies(self, operand: Any) -> Any:
-        """Return an operand of a product, or a list of them, rounded."""
+    def _rounded_copy(self, operand: Any) -> Any:
         import torch
 
-        if isinstance(operand, (list, tuple)):
-            return type(operand)(self._rounded_copies(part) for part in operand)
         is_strided = isinstance(operand, torch.Tensor) and operand.layout is torch.strided
         return self._round(operand.clone()) if is_strided and _tensors([operand]) else operand
 
@@ -175,10 +172,8 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     import torch
 
     tensors = []
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            tensors += _tensors(value)
-        elif isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
+    for value in tree_leaves(values):
+        if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
             if value.layout is torch.sparse_coo:
                 tensors.append(value._values())
             elif str(value.layout).startswith("torch.sparse_"):  # compressed rows or columns

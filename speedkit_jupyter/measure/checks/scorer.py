@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.subject.repeats import Work, counted
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 
 # Of torch's error where a backward pass meets a result that recorded nothing.
 NEEDS_GRADIENTS = "require grad"
@@ -27,8 +27,7 @@ class Scorer:
     def __init__(self, accuracy: NamedAccuracy, step: Step) -> None:
         self.accuracy = accuracy
         self._call = accuracy.bound(step.models)
-        self._records_gradients = False  # only if the function needs them
-        self._before: Score | None = None
+        self.before: Score | None = None  # the baseline's number
 
     def scores(
         self, runners: Sequence[Runner], start: Snapshot, budget: Budget
@@ -44,28 +43,29 @@ class Scorer:
             start.restore()  # before the plan is applied: settings are part of the state
             try:
                 with runner.applied():
-                    if self._before is None:
-                        self._before = self.before(runner)
-                        runner.record.score = self.accuracy.scored(self._before, self._before)
-                    else:
-                        runner.record.score = self.after(runner, self._before)
+                    runner.record.score = self.scored(runner)
             finally:
                 start.restore()
                 budget.exclude(clock.now() - begun_s)
 
-    def before(self, runner: Runner) -> Score:
+    def scored(self, runner: Runner) -> Scored:
+        """Return the number beside the baseline's; an error under a plan is the plan's failure."""
+        named, failure = self.accuracy, ""
+        if self.before is None:
+            self.before = after = self._first(runner)
+        else:
+            try:
+                after = self._score(runner)
+            except Exception as error:
+                after, failure = None, str(error)
+        return Scored(named.name, self.before, after, named.better, named.allowed, failure=failure)
+
+    def _first(self, runner: Runner) -> Score:
         """Return the baseline's number; the function must use the model and leave it as it is."""
         name, step = self.accuracy.name, runner.step
         held, compiled = step.state(), is_compiled(runner)
         with nullcontext(Work(calls=1)) if compiled else counted(step.models) as work:
-            try:
-                score = self._score(runner)
-            except StepError as error:
-                if NEEDS_GRADIENTS not in str(error):
-                    raise
-                self._records_gradients = True
-                held.restore()
-                score = self._score(runner)
+            score = self._score(runner)
         if not work.calls:
             raise StepError(
                 f"{name} calls no model that the step uses, so no plan changes what it gives"
@@ -74,41 +74,33 @@ class Scorer:
             raise StepError(f"{name} changes the model: {changed}")
         return score
 
-    def after(self, runner: Runner, before: Score) -> Scored:
-        """Return the number under a plan; an error there is the plan's failure."""
-        try:
-            return self.accuracy.scored(before, self._score(runner))
-        except Exception as error:
-            return self.accuracy.scored(before, None, str(error))
-
     def _score(self, runner: Runner) -> Score:
         """Raises StepError in one line for whatever the function raises."""
         import torch
 
         lowered = [c for c in runner.contexts if c.plan["precision"].active]
         autocast = lowered[0].autocast() if lowered else nullcontext()
-        runner.step.rewind()
-        try:
-            with torch.set_grad_enabled(self._records_gradients), autocast:
-                given = interrupts.in_a_window(self._call)
-        except SpeedKitError:
-            raise
-        except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            line = f"{type(error).__name__}: {first:.160}".rstrip(": ")
-            raise StepError(f"{self.accuracy.name} raises {line}") from None
-        return self.accuracy.score(given)
+        for records_gradients in (False, True):  # only if the function needs them
+            runner.step.rewind()
+            try:
+                with torch.set_grad_enabled(records_gradients), autocast:
+                    return self.accuracy.score(interrupts.in_a_window(self._call))
+            except SpeedKitError:
+                raise
+            except Exception as error:
+                line = in_a_line(error)
+            if NEEDS_GRADIENTS not in line:
+                break
+        raise StepError(f"{self.accuracy.name} raises {line}")
 
 
 def _changed(step: Step, overwritten: set[int]) -> str:
     """Say which parameter, or statistic of a norm, was written to; empty without one."""
     for model in step.models:
-        for name, parameter in model.named_parameters():
-            if id(parameter) in overwritten:
-                return f"{name} is another after it; it has to measure, and not to train"
-        for name, buffer in model.named_buffers():
+        parameters = dict(model.named_parameters())
+        for name, tensor in (parameters | dict(model.named_buffers())).items():
             part = model.get_submodule(name.rpartition(".")[0])
-            keeps_statistics = getattr(part, "track_running_stats", False) is True
-            if keeps_statistics and id(buffer) in overwritten:
-                return f"{name} is another after it; is model.eval() missing?"
+            counts = name in parameters or getattr(part, "track_running_stats", False) is True
+            if counts and id(tensor) in overwritten:
+                return f"{name} is another after it; is model.eval() missing, or does it train?"
     return ""

@@ -39,7 +39,7 @@ def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
     import torch
 
     value, before = _without_numpy(value), len(found)
-    if isinstance(value, (numbers.Number, str, bytes, torch.Tensor)):
+    if isinstance(value, (numbers.Number, str, bytes, enum.Enum, torch.Tensor)):
         while name in found:
             name += "'"
         found[name] = _comparable(value)
@@ -84,8 +84,6 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, SEQUENCES):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return zip(names if len(value) > 1 else [""], value, strict=False)
-    if isinstance(value, enum.Enum):
-        return [("", value.name)]
     if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):
         return []
     if dataclasses.is_dataclass(value):

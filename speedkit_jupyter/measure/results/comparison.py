@@ -32,11 +32,10 @@ WON, RIVAL = ("faster", "accepted"), ("faster", "accepted", "same", "too noisy")
 class Comparison(Shown):
     """The result of a benchmark. The first record is what the others are compared with.
 
-    `error` is the probability of a false verdict that this look at the times may have; the
-    variants share it, so that their intervals hold together. `flops` are the floating-point
-    operations of one step. `command` repeats the benchmark; `dropout_off` says that dropout layers
-    were off in the accuracy check, as each kernel draws other masks. `unrestorable` names what
-    can't be put back, `repeats` what is measured if a later call does less than the first.
+    `error` is the probability of a false verdict that this look at the times may have, which the
+    variants share. `flops` are the floating-point operations of one step. `command` repeats it.
+    `dropout_off`: dropout layers were off in the accuracy check, as each kernel draws other masks.
+    `unrestorable` names what can't be put back, `repeats` what a later call does less.
     """
 
     records: tuple[Record, ...]
@@ -132,8 +131,7 @@ class Comparison(Shown):
     def share_of_limit(self, record: Record) -> float | None:
         """Return the limit of this machine over the median time: 1 is as fast as it can get.
 
-        A step that is faster than the measured limit is the limit: the step's state lies in a
-        cache, or the machine was loaded.
+        A step that is faster than the measured limit is the limit itself.
         """
         times = self.times_s(record)
         if record.limit_s is None or not times or record.failure:

@@ -23,12 +23,12 @@ LEAST_RUNS = least_values()
 
 @dataclass(repr=False)
 class Timing(Shown):
-    """The result: what `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
+    """What `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
 
-    `cpu_runs` are CPU seconds of each run over all cores, `waited_runs` those in which other
-    processes may have held it up, `device_runs` seconds between two events of the device (empty
-    without). `repeats` says what is measured if a later call does less than the first, `unreached`
-    what of a plan in force did not act. `first_call_s` is None where every call belongs to a run.
+    `cpu_runs` are CPU seconds over all cores, `waited_runs` those in which other processes may have
+    held a run up, `device_runs` those between two events of the device. `repeats` says what is
+    measured if a later call does less, `unreached` what of a plan in force did not act.
+    `first_call_s` is None where every call belongs to a run.
     """
 
     loops: int = 1

@@ -1,8 +1,7 @@
 """What a measurement patches or hooks acts in its own thread: others train on undisturbed.
 
-torch keeps `torch.autograd.backward` and the hooks of all optimizers in one place for the whole
-process. Autocast is each thread's own already; a switch of the process (TF32, SDPA) can't be
-confined, and changes no more than rounding elsewhere.
+Autocast is each thread's own already; a switch of the process (TF32, SDPA) can't be confined, and
+changes no more than rounding elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.optimizations.cuda_graphs import is_recording
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import is_here, is_pythons
+from speedkit_jupyter.support.interrupts import is_pythons
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +41,10 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     import torch
 
     get_ident = threading.get_ident
-    here, original = get_ident(), _found(owner, name)
+    here = get_ident()
+    # As it is written: asking a class would count as a new version.
+    original: Any = inspect.getattr_static(owner, name, None)
+    original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
     ours = make(original)
@@ -67,12 +69,6 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
             delattr(owner, name)
 
 
-def _found(owner: Any, name: str) -> Any:
-    """Return the attribute as it is written: asking a class would count as a new version."""
-    found = inspect.getattr_static(owner, name, None)
-    return found if inspect.isroutine(found) else getattr(owner, name, None)
-
-
 @contextmanager
 def optimizer_hooks(
     before: StepHook | None = None,
@@ -90,7 +86,7 @@ def optimizer_hooks(
 
     def confined(hook: StepHook) -> StepHook:
         def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            if is_here(here) or (id(optimizer) in ids and not is_pythons()):
+            if threading.get_ident() == here or (id(optimizer) in ids and not is_pythons()):
                 return hook(optimizer, args, kwargs)
             return None
 
@@ -135,9 +131,10 @@ def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
     @wraps(original)
     def noting(module: Any, *args: Any, **kwargs: Any) -> Any:
         if id(module) in watched:
-            calls.here |= is_here(here)
-            calls.elsewhere |= not is_here(here)
-            calls.in_pythons = calls.in_pythons or (not is_here(here) and is_pythons())
+            is_here = threading.get_ident() == here
+            calls.here |= is_here
+            calls.elsewhere |= not is_here
+            calls.in_pythons = calls.in_pythons or (not is_here and is_pythons())
         return original(module, *args, **kwargs)
 
     owner.__call__ = noting  # type: ignore[method-assign]

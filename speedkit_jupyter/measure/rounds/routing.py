@@ -17,7 +17,7 @@ from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import is_here, is_pythons
+from speedkit_jupyter.support.interrupts import is_pythons
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
@@ -41,16 +41,12 @@ class Router:
         lowered = [context for context in contexts if context.plan["precision"].active]
         scaled = [context for context in contexts if context.plan["grad_scaler"].active]
         self._context = lowered[0] if lowered and "autocast" not in asked else None
+        self.lowers = self._context is not None  # whether autocast surrounds the step
         self._optimizers = list(optimizers)
         self._steps: ScaledSteps | None = None
         if scaled and "grad_scaler" not in asked:
             models = [context.model for context in contexts]
             self._steps = ScaledSteps(scaled[0].grad_scaler, optimizers, models)
-
-    @property
-    def lowers(self) -> bool:
-        """Return whether autocast surrounds the step."""
-        return self._context is not None
 
     @user_code_boundary
     def run(self, step: Callable[[], Any]) -> Any:
@@ -206,7 +202,7 @@ class ScaledSteps:
         @wraps(step)  # learning rate schedulers look for their mark on it
         def routed(this: torch.optim.Optimizer, closure: Any = None) -> Any:
             # The losses of another thread of the user's were never scaled.
-            if key in self._inside or (not is_here(here) and is_pythons()):
+            if key in self._inside or (threading.get_ident() != here and is_pythons()):
                 return step() if closure is None else step(closure)
             if closure is not None:
                 raise StepError("fp16: an optimizer with a closure can't be scaled")

@@ -19,13 +19,13 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, confinement
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.repeats import Repeats, Work, counted, judged
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
+from speedkit_jupyter.measure.subject.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.exceptions import StepError, in_a_line
+from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
 # What a plan changes in the optimizer's step alone.
 STEPS = {"fused_optimizer"}
-# A step is expected to take as long as the slowest of so many before it.
+# A step, or a block of steps, is expected to take as long as the slowest of so many before it.
 RECENT = 8
 
 
@@ -43,10 +43,10 @@ RECENT = 8
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes, `recent_s` how long the latest ones took, `fastest_s`
-    the fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
-    makes what is in force beside the plan. A variant that `is_planned` has a config. One that is
-    not `is_routed` gets of its plan only what the step asks its context for.
+    `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
+    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
+    makes what is in force beside the plan. One that `is_planned` has a config; one that is not
+    `is_routed` gets of its plan only what the step asks its context for.
     """
 
     step: Step
@@ -98,15 +98,13 @@ class Runner:
         """Run one step, on the same data as every other if it is to `rewind`."""
         return interrupts.in_a_window(partial(self._run, rewind))
 
+    @reports_out_of_data
     def _run(self, rewind: bool) -> object:
         if rewind:
             self.step.rewind()
-        try:
-            if self.step.asked is None or self._router is None:
-                return self._first()
-            return self._router.run(partial(self.step.run, self.contexts[0]))
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+        if self.step.asked is None or self._router is None:
+            return self._first()
+        return self._router.run(partial(self.step.run, self.contexts[0]))
 
     def timed(self) -> float:
         """Return the seconds of one step, from its own state if a later call does less."""
@@ -136,8 +134,7 @@ class Runner:
 
     def scale(self) -> float:
         """Return the GradScaler's factor, which falls when a step is skipped; 1 without one."""
-        scalers = self._scalers()
-        return float(scalers[0].get_scale()) if scalers else 1.0
+        return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
     def observed(
         self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
@@ -167,11 +164,10 @@ class Runner:
     def precision(self) -> str:
         """Return the lowest precision that the variant multiplies in."""
         plan = together([context.plan for context in self.contexts])
-        acts = self.is_routed or "autocast" in (self.step.asked or ())
-        if plan["precision"].active and acts:
+        if plan["precision"].active and (self.is_routed or "autocast" in (self.step.asked or ())):
             return str(plan["precision"].value)
         if plan["tf32"].active and plan["tf32"].value != "highest":
-            return "bf16" if self.contexts[0].device.type == "cpu" else "tf32"
+            return "bf16" if self.device.type == "cpu" else "tf32"
         return "fp32"
 
     @property
@@ -211,21 +207,24 @@ class Runner:
 
 def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
     """Judge by two more calls of a warm variant whether a later one does less."""
-    step, warm = runner.step, runner.warm
-    assert warm is not None
-    with runner.applied():
-        warm.restore()
-        later = _work(step, start, runner.once)
-    start.restore()
-    with runner.applied():
-        return judged(_work(step, start, runner.once), later)
+    return compared_runs(runner.step, start, runner.once, runner.applied, runner.warm)
 
 
-def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
-    """Judge the same of a step as it stands, which ran before."""
-    later = _work(step, start, run)
+def compared_runs(
+    step: Step,
+    start: Snapshot,
+    run: Callable[[], object],
+    in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
+    warm: Snapshot | None = None,
+) -> Repeats:
+    """Judge the same of a step that ran before: as it stands, or from the `warm` state."""
+    with in_force():
+        if warm is not None:
+            warm.restore()
+        later = _work(step, start, run)
     start.restore()
-    return judged(_work(step, start, run), later)
+    with in_force():
+        return judged(_work(step, start, run), later)
 
 
 def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:

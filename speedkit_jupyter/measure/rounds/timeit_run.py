@@ -7,17 +7,18 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.clock import Stopwatch
+from speedkit_jupyter.measure.rounds.clock import Interruptions, Stopwatch
 from speedkit_jupyter.measure.rounds.runner import compared_runs
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import applied_to, unreached
 from speedkit_jupyter.support import interrupts
@@ -39,10 +40,8 @@ Loop = Callable[[int, Stopwatch], object]
 class Timer:
     """Drain `run()`, then read `timing`.
 
-    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then RUNS.
-    With `budget_s` it makes as many runs as fit, and loops so that RUNS do; the budget begins when
-    it runs, or at `begun_s` on the clock. Where `loops` and `runs` are given, the step runs exactly
-    so often.
+    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then RUNS; or
+    as many runs as fit into `budget_s`, which begins when it runs, or at `begun_s` on the clock.
     """
 
     step: Step
@@ -55,9 +54,7 @@ class Timer:
     timer: Callable[[], float] = time.perf_counter
     begun_s: float | None = None
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
-    _interruptions: clock.Interruptions = field(
-        default_factory=clock.Interruptions, init=False, repr=False
-    )
+    _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
@@ -84,7 +81,9 @@ class Timer:
             self._budget.reserved_s = guard.taking_s  # to put it back takes as long
             if not is_exact:
                 yield Progress(0.0, "first call")
-                first = self._first_call()
+                graphs, first = compilations.graphs(), self._once(1)
+                if compilations.graphs() > graphs:
+                    self._budget.exclude(first.wall_s)
                 if not self._budget.allows(0.0):  # it has to do
                     self._note(first)
                     yield Progress(1.0, "the budget was short: one run")
@@ -100,28 +99,19 @@ class Timer:
         """Take the runs, each from the same state, after an untimed step if it `settles`."""
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
-        while not self._enough() and (not runs or self._budget.allows(slowest_s)):
+        least = RUNS if self.runs is None else self.runs
+        fills = self.runs is None and self.budget_s is not None  # as many as fit
+        while len(runs) < least or (fills and self._budget.left_s > 0):
+            if runs and not self._budget.allows(slowest_s):
+                break
             begun_s = clock.now()
             state.restore()
             if settles:
                 self._once(1)  # caches and clocks settle after the reset
             self._note(self._once(self.timing.loops))
             slowest_s = max(slowest_s, clock.now() - begun_s)
-            done = min(len(runs) / (self.runs or RUNS), 1.0)
+            done = min(len(runs) / max(least, 1), 1.0)
             yield Progress(self._budget.share if self.budget_s else done, f"run {len(runs)}")
-
-    def _enough(self) -> bool:
-        number = len(self.timing.all_runs)
-        if self.runs is not None:
-            return number >= self.runs
-        return number >= RUNS and (self.budget_s is None or self._budget.left_s <= 0)
-
-    def _first_call(self) -> Stopwatch:
-        """Run the first call, whose compiling is no part of the budget."""
-        graphs, first = compilations.graphs(), self._once(1)
-        if compilations.graphs() > graphs:
-            self._budget.exclude(first.wall_s)
-        return first
 
     def _note(self, run: Stopwatch) -> None:
         timing = self.timing
@@ -167,21 +157,15 @@ class Timer:
             yield Progress(0.0, f"{loops} loops a run")
         return loops
 
+    @reports_out_of_data
     def _once(self, loops: int) -> Stopwatch:
         """Time a run, without garbage collection, as `timeit` does."""
-        watch, window = Stopwatch(self.device, self.timer, self._interruptions), interrupts.window()
-        collects = gc.isenabled()
+        watch, collects = Stopwatch(self.device, self.timer, self._interruptions), gc.isenabled()
+        self.step.rewind()
         gc.disable()
         try:
-            if window is not None:
-                window.open()
-            self.step.rewind()
-            self.loop(loops, watch)
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+            interrupts.in_a_window(partial(self.loop, loops, watch))
         finally:
-            if window is not None:
-                window.close()
             if collects:
                 gc.enable()
         return watch

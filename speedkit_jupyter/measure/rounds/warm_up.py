@@ -17,14 +17,13 @@ from speedkit_jupyter.support.exceptions import StepError
 
 # All of it takes at most this part of the budget.
 SHARE = 0.1
-# A first step that takes so many times the usual and this share of the budget, and compiled
-# nothing, is enough for a search to choose by.
+# A first step of so many times the usual and this share of the budget tells a search enough.
 HOPELESS, HOPELESS_SHARE = 30.0, 0.1
-# It ends when two neighbouring steps differ by less than this and nothing was compiled in the
-# last one, or after so many steps; a GradScaler may need more until it skips none.
+# It ends when two neighbouring steps differ by less than this and the last one compiled nothing, or
+# after so many; a GradScaler may need more until it skips none.
 STABLE, MOST_STEPS, MOST_SKIPPED = 0.2, 12, 30
-# If each of its steps was slower than any of the baseline's, other processes may have been in the
-# way: it takes further ones, for this share of the budget at most.
+# If all steps were slower than any of the baseline's, it takes more for this share of the budget:
+# other processes may have been in the way.
 IN_THE_WAY = 0.02
 # Other processes disturbed a step if they may have held it up for more than this share of it.
 DISTURBED = 0.1
@@ -68,11 +67,7 @@ class WarmUp:
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
     ) -> Iterator[Progress]:
-        """Warm up one after another; what fails is a row, and what there is no time for is named.
-
-        What is far slower is dropped by its fastest step, unless other processes disturbed that, or
-        the baseline itself has taken as long.
-        """
+        """Warm up one after another; what fails is a row, what there is no time for is named."""
         for number, runner in enumerate(others, 2):
             if not self.budget.allows(2 * first.worst_s):
                 leave_out(runner, first, self.budget)
@@ -99,8 +94,6 @@ class WarmUp:
     def _until_alike(self, runner: Runner, usual_s: float) -> None:
         """Run steps until two are alike and nothing is compiled any more; note what they cost.
 
-        Beyond the first call it takes no longer than its share of the budget. Blocks will begin
-        with the state after the first step that no scaler skipped, since warm-ups differ in length.
         Raises what the step raises, and StepError if a GradScaler goes on skipping.
         """
         budget, record = self.budget, runner.record
@@ -151,6 +144,7 @@ class WarmUp:
             runner.was_disturbed = self._interruptions.seconds(now) > DISTURBED * now
             runner.fastest_s = now
         skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
+        # Blocks begin with the state after the first step that counts: warm-ups differ in length.
         if runner.warm is None and not skipped and not runner.step.afresh:
             runner.warm = runner.state()
         if compiled:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.undo.walk import Walk
-from speedkit_jupyter.support.wrappers import each_once, is_wrapper, unwrapped
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
     for module in _modules([*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])
-    rest = [*_modules(objects), *(one for one in _optimizers(objects) if not is_wrapper(one))]
+    rest = [*_modules(objects), *(one for one in _optimizers(objects) if unwrapped(one) is one)]
     return [one for one in rest if not inside & {id(one), id(unwrapped(one))}]
 
 

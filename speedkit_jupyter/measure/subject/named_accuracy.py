@@ -157,10 +157,6 @@ class NamedAccuracy:
             raise StepError(f"{self.name} gives {given}, by which nothing can be judged")
         return Score(float(given))
 
-    def scored(self, before: Score, after: Score | None, failure: str = "") -> Scored:
-        """Return what a plan has made of the number."""
-        return Scored(self.name, before, after, self.better, self.allowed, failure=failure)
-
 
 def named_accuracy(
     function: Any, better: Any = None, allowed: Any = None, name: str = ""
@@ -173,9 +169,9 @@ def named_accuracy(
         if better is not None or allowed is not None:
             raise StepError("better and allowed belong to an accuracy: accuracy=evaluate")
         return None
-    if not callable(function) or isinstance(function, type):
-        kind = "a class" if isinstance(function, type) else f"of class {type(function).__name__}"
-        raise StepError(f"the accuracy must be a function that gives a number; this is {kind}")
+    if not callable(function):
+        kind = type(function).__name__
+        raise StepError(f"the accuracy must be a function that gives a number, not {kind}")
     name = name or _name(function)
     return NamedAccuracy(name, function, better or by_its_name(name), allowed)
 

@@ -75,13 +75,12 @@ def ended(error: Exception) -> Repeats:
 
 def judged(first: Work, later: Work) -> Repeats:
     """Compare the work of two calls."""
-    unit, most, least = "backward pass", first.passes, later.passes
+    unit, most, least = "backward passes", first.passes, later.passes
     if not most:
-        unit, most, least = "model call", first.calls, later.calls
+        unit, most, least = "model calls", first.calls, later.calls
     if least >= most:
         return Repeats()
-    ending = "" if most == 1 else "es" if unit.endswith("s") else "s"
-    does = f"a call that follows another does less ({least} instead of {most} {unit}{ending})"
+    does = f"a call that follows another does less ({least} instead of {most} {unit})"
     if least < PART * most:
         return Repeats(afresh=True, line=f"{does}: each measured one begins as your first does")
     return Repeats(line=f"{does}: later calls are timed")

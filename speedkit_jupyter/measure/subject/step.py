@@ -7,8 +7,9 @@ import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial, wraps
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.repeats import Repeats
@@ -19,7 +20,9 @@ from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.interrupts import in_a_window
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -27,10 +30,8 @@ if TYPE_CHECKING:
 
 # A call of an async or generator function makes an object, and runs none of the code.
 UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
-OUT_OF_DATA = (
-    "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
-    "the cell names begins anew by itself"
-)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
@@ -41,8 +42,20 @@ def _warn(line: str) -> None:
     warnings.warn(line, StateWarning, stacklevel=2)
 
 
-def _nothing() -> None:
-    pass
+def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a StopIteration of the step raise StepError: it would end a generator of ours."""
+
+    @wraps(function)  # no context manager, whose frames would stay in the user's traceback
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration:
+            raise StepError(
+                "the step ran out of data (StopIteration): an iterator that it draws from has "
+                "ended. One that the cell names begins anew by itself"
+            ) from None
+
+    return call
 
 
 @dataclass
@@ -51,11 +64,10 @@ class Step:
 
     `run` is called with the context of the variant at hand. A step gets the parts of a plan that it
     has `asked` its context for by itself, and the rest by routing. `models` and `optimizers` get
-    the variants' plans; `bystanders` are the others that the step reaches, `others` what else its
-    code begins from. A cell runs in the namespace `names`, where it assigns the names `assigned`
-    and draws from the `iterators`. `around_blocks` makes what surrounds each block of steps. Copies
-    are kept in main memory if `off_device` is set. Gradients of parameters whose ids are `unread`
-    are not compared. `say` tells the user a line.
+    the variants' plans; it also reaches `bystanders`, and begins from `others`. A cell runs in the
+    namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
+    surrounds blocks of steps. Copies are in main memory if `off_device`. Gradients of parameters
+    whose ids are `unread` are not compared. `say` tells the user a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -67,7 +79,7 @@ class Step:
     assigned: Sequence[str] = ()
     others: Sequence[Any] = ()
     iterators: Sequence[str] = ()
-    rewind: Callable[[], None] = _nothing
+    rewind: Callable[[], None] = lambda: None
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     off_device: bool = False
     unread: frozenset[int] = frozenset()
@@ -86,6 +98,13 @@ class Step:
     def afresh(self) -> bool:
         """Whether each measured call has to begin in the user's own state."""
         return self.repeats is not None and self.repeats.afresh
+
+    @user_code_boundary
+    @reports_out_of_data
+    def call(self, context: SpeedContext) -> object:
+        """Run it as the user does. Raises StepError where it runs out of data."""
+        __tracebackhide__ = True
+        return in_a_window(partial(self.run, context))
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
         """Return the objects from which all that it can change is reached."""
@@ -114,7 +133,7 @@ class Step:
             try:
                 yield guard
             finally:
-                self._begun, self.rewind = None, _nothing
+                self._begun, self.rewind = None, lambda: None
 
     def tell(self, lines: Sequence[str]) -> None:
         """Say each line once."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.comparison import WON
 from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.plans.applying import plan_applied_to
+from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support import database
@@ -62,7 +62,7 @@ def variant(name: str) -> Variant:
     skipped: list[str] = []
     if name not in words() and (kept := database.saved(name, skipped)):
         # The plan of the fastest that was proven faster; of none the baseline.
-        ahead = [row for row in kept[-1].result["variants"] if row.get("verdict") in WON]
+        ahead = [row for row in kept[-1].value["variants"] if row.get("verdict") in WON]
         best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
         return Variant(name) if best is None else named(name, best.get("plan", {}))
     if skipped:
@@ -84,8 +84,8 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
     """Return the variant's config for a model; `current` is what is applied to this one now."""
     if variant.name != CURRENT:
         return variant.config
-    plan = plan_applied_to(model)
-    return None if plan is None else plan.to_config()
+    context = applied_to(model)
+    return None if context is None else context.own_plan.to_config()
 
 
 def named(name: str, values: Mapping[str, Any]) -> Variant:

@@ -16,24 +16,18 @@ from speedkit_jupyter.support.torch_private import COMPILERS
 from speedkit_jupyter.support.tracebacks import is_user_code_boundary
 
 # What an event does, by its name: {0} is the event's first argument, {1} its name.
-EVENTS = {
-    **dict.fromkeys(
-        [
-            "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink",
-            "os.truncate", "sqlite3.connect",
-        ],
-        "changes the file {0} ({1})",
-    ),
-    **dict.fromkeys(
-        ["subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"],
-        "starts a process ({1})",
-    ),
-    **dict.fromkeys(
-        ["socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg"], "uses a socket ({1})"
-    ),
-    "_thread.start_new_thread": "starts a thread",
-    "open": "opens the file {0} for writing",
-}  # fmt: skip
+FILES = (
+    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
+    "sqlite3.connect",
+)  # fmt: skip
+PROCESSES = (
+    "subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec",
+)  # fmt: skip
+SOCKETS = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
+EVENTS = dict.fromkeys(FILES, "changes the file {0} ({1})")
+EVENTS |= dict.fromkeys(PROCESSES, "starts a process ({1})")
+EVENTS |= dict.fromkeys(SOCKETS, "uses a socket ({1})")
+EVENTS |= {"_thread.start_new_thread": "starts a thread", "open": "opens the file {0} for writing"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Code that writes caches and starts helpers of its own: imports, compilers, workers of loaders.
 OF_THEIR_OWN = (

@@ -1,8 +1,7 @@
 """A measurement works on the user's own objects: taken, handed back for a while, put back.
 
-Between the turns of an event loop any cell may run. So before a turn is given up the user's state
-is back in place, plans, iterators and all. What a cell changes in its turn is the cell's: it stays,
-and the measurement ends.
+Between the turns of an event loop any cell may run: the user's state is in place then. What a cell
+changes is the cell's: it stays, and the measurement ends.
 """
 
 from __future__ import annotations
@@ -61,10 +60,9 @@ def in_progress() -> MeasurementGuard | None:
 class MeasurementGuard:
     """Copies what a step changes at its beginning, and puts it back at its end.
 
-    What the step begins from are `roots`; plans lie on `models`. `tell` is called with lines that
-    name what can't be put back. One at a time: raises StepError while there is another. `state` is
-    the user's, `rewind` lets the next step draw the same again, `paused_s` are the seconds that
-    were given away, `taking_s` those that copying took.
+    The step begins from `roots`; plans lie on `models`; `tell` is called with lines that name what
+    can't be put back. Raises StepError while there is another. `state` is the user's, `rewind` lets
+    the next step draw the same again, `paused_s` were given away, `taking_s` went into copying.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
@@ -31,7 +31,7 @@ class Output:
         self._widgets_of_steps: set[str] = set()
         self._warned = set[Any]()
         self._process = os.getpid()
-        self._undo: list[Callable[[], object]] = []
+        self._gates = ExitStack()
 
     def hold(self) -> None:
         """Begin; may be called again after `release`."""
@@ -52,8 +52,7 @@ class Output:
         for model_id in self._widgets_of_steps & _widgets().keys():
             with suppress(Exception):  # a class of the user's may close in a way of its own
                 _widgets()[model_id].close()
-        while self._undo:
-            self._undo.pop()()
+        self._gates.close()
         if for_good:
             self._first = None  # a frame keeps its variables alive
 
@@ -61,13 +60,11 @@ class Output:
         """Let a function of one object run only for arguments that `allows` is true of."""
         own, found = vars(holder).get(name), getattr(holder, name)
 
-        def put_back() -> None:
-            delattr(holder, name) if own is None else setattr(holder, name, own)
-
         def gate(*given: Any, **named: Any) -> Any:
             return found(*given, **named) if allows(*given, **named) else None
 
-        self._undo.append(put_back)
+        undo = (delattr, holder, name) if own is None else (setattr, holder, name, own)
+        self._gates.callback(*undo)
         setattr(holder, name, gate)
 
     def _may_show(self, data: Any = None, *given: Any, **named: Any) -> bool:

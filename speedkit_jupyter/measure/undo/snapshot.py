@@ -23,11 +23,10 @@ Key = tuple[int, StateHandler]
 class Snapshot:
     """A copy of all that a walk found, at one moment.
 
-    `restore` writes the copied values into the objects that were found then: parameters,
-    gradients and optimizer states stay the same objects. Copies of tensors lie beside the
-    originals, or in main memory where `off_device` is set. A snapshot with a `base`, taken
-    earlier, shares the copies of what did not change since. `failed` says, by name, why something
-    can't be copied or put back; `too_large` has the names of data that was not copied.
+    `restore` writes the copied values into the same objects. Copies of tensors lie beside the
+    originals, or in main memory if `off_device`. A snapshot with a `base`, taken earlier, shares
+    the copies of what did not change since. `failed` says, by name, why something can't be copied
+    or put back; `too_large` has the names of data that was not copied.
     """
 
     def __init__(self, walk: Walk, off_device: bool = False, base: Snapshot | None = None) -> None:
@@ -110,10 +109,9 @@ class Snapshot:
                 yield key, found
 
     def _put_back(self, key: Key, instance: Any, memory: Any) -> None:
-        _, handler = key
-        if handler.bulky and key in self._changing:  # to compare costs as much as to copy
-            handler.put_back(instance, memory)
-        elif not handler.same(instance, memory):
+        handler = key[1]
+        changes = handler.bulky and key in self._changing  # to compare costs as much as to copy
+        if changes or not handler.same(instance, memory):
             self._changing.add(key)
             handler.put_back(instance, memory)
 

@@ -18,15 +18,14 @@ from speedkit_jupyter.support.lookup import is_a
 # hide nothing.
 MOST_OBJECTS, LARGE = 100_000, 2_000
 SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
-NAMED = (dict, list, tuple, Names, CellType)
 
 
 class Walk:
     """All objects behind `roots` that are no plain values, by identity.
 
-    `near` are those that are reached without passing through a class: its methods name much that
-    no step calls. `cut` are objects that were not looked into; `holders` says what holds each
-    iterator; `elsewhere` are names of objects with a thread or process of their own.
+    `near` are reached without passing through a class, whose methods name much that no step calls.
+    `cut` are not looked into; `holders` says what holds each iterator; `elsewhere` are names of
+    objects with a thread or process of their own.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -65,8 +64,6 @@ class Walk:
         part = instance
         for _ in range(24):
             holder = self.before(part)
-            if holder is None and part is instance:  # a root, which has a name all the same
-                holder = self._holder(part)
             if holder is None:
                 break
             words.append(self._word(holder, part))
@@ -74,14 +71,6 @@ class Walk:
                 break
             part = holder
         return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
-
-    def _holder(self, part: Any) -> Any:
-        """Return the first container or variable that holds it."""
-        for holder in self.found.values():
-            handlers = self.handlers(holder) if issubclass(type(holder), NAMED) else ()
-            if any(child is part for handler in handlers for child in handler.children(holder)):
-                return holder
-        return None
 
     def _word(self, holder: Any, part: Any) -> str:
         """Return the step from one object to the next, as it is written in Python."""

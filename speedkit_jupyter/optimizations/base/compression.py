@@ -5,8 +5,7 @@ made by torchao, and the user's parameters come back as they were.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -16,13 +15,12 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization, dotted, imported, lacks
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
-from speedkit_jupyter.optimizations.base.target import Target, newcomers
+from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.layers import is_linear
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.overrides import MISSING
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, Slots, StandIn
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.storage import are_changed, marks
 
 if TYPE_CHECKING:
@@ -63,6 +61,7 @@ class Compression(Optimization):
             cls.Options = Annotated[
                 cls.Options, BeforeValidator(lambda value: word if value in spelled else value)
             ]
+        cls.refusal = "" if cls.for_training else f"a model whose weights {cls.name} has rounded"
         super().__init_subclass__()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -147,18 +146,6 @@ class Compression(Optimization):
             if new:
                 found[module] = {slot: StandIn(one, self.name) for slot, one in new.items()}
         return found
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        def refuse(optimizer: torch.optim.Optimizer) -> None:
-            if not self.for_training:
-                raise SpeedKitError(
-                    f"{type(optimizer).__name__} would train a model whose weights {self.name} has "
-                    "rounded: ctx.restore() or `%speedkit restore` first, then make the optimizer"
-                )
-
-        with super().applied(decision, target), newcomers(target, target.live_optimizers(), refuse):
-            yield
 
     def fits(self, value: Any, weight: torch.Tensor) -> bool:
         """Return whether this weight can be replaced by what is made of it."""

@@ -42,10 +42,8 @@ class Decision:
     def why(self) -> str:
         """Return the reason without its hint; never empty."""
         first = self.measured or ("as asked" if self.asked else "")
-        reason = "; ".join(filter(None, (first, self.rule)))
-        if self.variable:
-            reason += f" (the environment variable {self.variable} decides)"
-        return reason
+        variable = f" (the environment variable {self.variable} decides)" if self.variable else ""
+        return "; ".join(filter(None, (first, self.rule))) + variable
 
     @property
     def reason(self) -> str:

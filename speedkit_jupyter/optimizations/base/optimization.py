@@ -15,9 +15,9 @@ from pydantic.fields import FieldInfo
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
-from speedkit_jupyter.optimizations.base.options import choices, described, fields_of
+from speedkit_jupyter.optimizations.base.options import Fields, choices, described
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.base.target import Target, overridden
+from speedkit_jupyter.optimizations.base.target import Target, newcomers, overridden
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slots
@@ -43,6 +43,7 @@ class Optimization(ABC):
     undone: ClassVar[str]
     page: ClassVar[str]
     Options: ClassVar[Any]  # type of the config field: a pydantic model, or an annotation
+    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # the bare word's first; none for one value
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
     variable: ClassVar[str | None]  # environment variable that wins; `SPEEDKIT_<NAME>`, or none
@@ -50,12 +51,13 @@ class Optimization(ABC):
     costly: ClassVar[bool] = False  # takes seconds at the first step: a search tries it last
     excludes: ClassVar[frozenset[str]] = frozenset()  # others beside which it does nothing
     free: ClassVar[str] = ""  # stands for values that no word names (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # Accelerate and others are told also what is as is
+    frameworks_choose: ClassVar[bool] = False  # a framework is told even to leave it
     lowers: ClassVar[bool] = False  # the precision of products
     rivals: ClassVar[bool] = False  # its values are a choice among equals
     library: ClassVar[str] = ""  # the optional one that it calls, by its name on PyPI
     bare: ClassVar[str] = ""  # the word that the name alone stands for, where it is not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
+    refusal: ClassVar[str] = ""  # what an optimizer that is made later would train, and may not
     flag: ClassVar[str] = ""  # the switch whose value is that, where there is one
 
     def __init_subclass__(cls) -> None:
@@ -63,15 +65,10 @@ class Optimization(ABC):
             return
         if "variable" not in vars(cls):
             cls.variable = f"SPEEDKIT_{cls.name.upper()}"
-        if fields_of(cls.Options):
-            cls.default = cls.Options()
+        if isinstance(cls.Options, type) and issubclass(cls.Options, Fields):
+            cls.default, cls.fields = cls.Options(), cls.Options.model_fields
         else:
             cls.Options = described(cls.Options)
-
-    @property
-    def fields(self) -> dict[str, FieldInfo]:
-        """Return the fields of its option by name, the bare word's first; none for one value."""
-        return fields_of(self.Options)
 
     @property
     def paths(self) -> dict[str, Any]:
@@ -132,11 +129,19 @@ class Optimization(ABC):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Apply on entry; on exit put back exactly what was found, around the values."""
+
+        def refuse(optimizer: torch.optim.Optimizer) -> None:
+            raise SpeedKitError(
+                f"{type(optimizer).__name__} would train {self.refusal}: ctx.restore() or "
+                "`%speedkit restore` first"
+            )
+
         # No name in here may hold the model: it would live as long as the plan.
         with (
             self.switched(decision, target),
             SWAPPED.overriding(list(self.stand_ins(decision, target).items())),
             CALLS.overriding([(call.module, call) for call in self.calls(decision, target)]),
+            newcomers(target, target.live_optimizers(), refuse) if self.refusal else nullcontext(),
         ):
             yield
 

@@ -42,12 +42,6 @@ class Fields(BaseModel):
         return given
 
 
-def fields_of(options: Any) -> dict[str, FieldInfo]:
-    """Return its fields by name; none where it is a bare value."""
-    is_fields = isinstance(options, type) and issubclass(options, Fields)
-    return dict(options.model_fields) if is_fields else {}
-
-
 def described(options: Any) -> Any:
     """Return the type of a bare value with its words as the description, unless it has one."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):

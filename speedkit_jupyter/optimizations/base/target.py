@@ -46,7 +46,7 @@ class Memo:
     graphed: Any = None  # what is recorded of its calls
     # What stands in for each layer's weight, with marks of what it was made of.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    # Whether other tensors followed a convolution's memory when the plan first came to it.
+    # Whether a convolution's layout was passed on to other tensors when the plan was first applied.
     followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
     strangers: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
     # Those made after it, with their facts.

@@ -54,8 +54,8 @@ class Facts:
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # some may be made after planning
     precision: str = "fp32"  # filled in while planning, as the next two
-    passed_by: str = ""  # what compiled code would pass by
-    quantized: str = ""  # which optimization multiplies in the stead of the weights
+    passed_by: str = ""  # an active entry that compiled code would skip
+    quantized: str = ""  # the entry whose quantized weights are multiplied
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property

@@ -33,12 +33,7 @@ class Call:
 
     compiles: ClassVar[bool] = False  # stands for compiled code
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        notes: dict[str, str] | None = None,
-        only_in: int | None = None,
-    ) -> None:
+    def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
         self._module = weakref.ref(module)
         self.notes, self.only_in = {} if notes is None else notes, only_in
         self.inner: Callable[..., Any] | None = None
@@ -52,10 +47,9 @@ class Call:
         """Return whether this call is for the layer: in its thread, neither compiled nor traced."""
         import torch
 
-        if self.only_in not in (None, threading.get_ident()):
-            return False
+        is_here = self.only_in in (None, threading.get_ident())
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        return not traced
+        return is_here and not traced
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
         """Make the call without this layer."""

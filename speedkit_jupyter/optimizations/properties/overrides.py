@@ -108,8 +108,7 @@ class Layer:
         if layers is None:
             layers = every[thing] = Layers(owner.found(thing, self._optimizers))
         elif not owner.holds(thing, layers.top):
-            layers = Layers(owner.adopted(thing, layers.original, self._optimizers))
-            every[thing] = layers
+            layers = every[thing] = Layers(owner.adopted(thing, layers.original, self._optimizers))
         self.things[thing] = None
         layers.overrides[self] = override
         owner.put(thing, override, self._optimizers)

@@ -18,7 +18,6 @@ Stride = tuple[int, ...]
 class Found(NamedTuple):
     """How a weight lay, and the strides of those followers that lay otherwise, by their names."""
 
-    shape: tuple[int, ...]
     stride: Stride
     odd: dict[str, Stride]
 
@@ -40,7 +39,7 @@ class Layout(Property):
         weight = weight_of(thing)
         lying = {name: t.stride() for name, t in _followers(weight, optimizers)}
         odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
-        return Found(tuple(weight.shape), weight.stride(), odd)
+        return Found(weight.stride(), odd)
 
     def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
         weight = weight_of(thing)
@@ -53,8 +52,8 @@ class Layout(Property):
         return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
     def put_back(self, thing: Any, original: Found, override: Any, optimizers: Optimizers) -> None:
-        if not self.holds(thing, override) or tuple(weight_of(thing).shape) != original.shape:
-            return  # laid out by the user, or other values in another shape
+        if not self.holds(thing, override):
+            return  # laid out by the user
         weight = weight_of(thing)
         restride(weight, original.stride)
         for name, tensor in _followers(weight, optimizers):

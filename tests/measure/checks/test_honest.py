@@ -49,7 +49,7 @@ def test_how_long_a_step_takes_does_not_change_its_verdict():
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
         step = epoch(model, optimizer, torch.randn(4, 16, 20), wait_s)
         found = examined(step, ["bf16"], model, optimizer).records[1]
-        verdicts.append((word(found), found.accuracy.explained_gradient))
+        verdicts.append((word(found), found.accuracy.explained_output))
     assert verdicts[0] == verdicts[1]
     assert verdicts[0][0] in RIGHT
 

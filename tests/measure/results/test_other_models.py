@@ -93,21 +93,17 @@ def test_a_benchmark_asks_it_under_each_variant_and_puts_everything_back(parts):
     assert found.rows()[1]["score"] == gelu.score.after.value
 
 
-@pytest.mark.parametrize("way", ["raises", "nan"])
-def test_where_it_fails_under_a_plan_that_is_the_plans_fault(parts, way):
+def test_where_it_fails_under_a_plan_that_is_the_plans_fault(parts):
     def fragile() -> float:
         parts.model.eval()
         parts.model(parts.test)
         if parts.model[2].approximate == "none":
             return 0.5
-        if way == "nan":
-            return float("nan")
         raise ValueError("no tanh\nplease")
 
     found = benchmark(parts.infer, "baseline,rewrites:gelu", budget_s=0.1, accuracy=fragile)
-    score = found.records[1].score
-    told = "fragile gives nan" if way == "nan" else "fragile raises ValueError: no tanh"
-    assert score.failure.startswith(told)
+    told = "fragile raises ValueError: no tanh"
+    assert found.records[1].score.failure.startswith(told)
     assert found.records[1].is_refused
     verified = verify(parts.infer, "rewrites:gelu", accuracy=fragile)
     assert verified.verdict == "failed"
@@ -244,11 +240,9 @@ def test_the_fastest_is_not_the_best_where_it_is_another_model():
         assert "another model" in aim.why_not(found, record, "bf16")
 
 
-@pytest.mark.parametrize(("speed", "word"), [(0.5, "slower"), (1.0, "same")])
-def test_what_is_not_faster_is_no_more_than_that(speed, word):
-    found = comparison(speed=speed)
-    assert found.verdict(found.records[1]) == word
-    assert found.runner_up() is None
+def test_what_is_slower_is_no_more_than_that():
+    found = comparison(speed=0.5)
+    assert found.verdict(found.records[1]) == "slower"
 
 
 def test_beside_a_baseline_that_is_the_same_other_model_it_is_a_variant_like_all():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from torch.utils.data import (
 )
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.subject.from_function import step_of
 
 DATA = torch.rand(12, 2)
 KEPT = {"num_workers": 1, "persistent_workers": True}
@@ -122,18 +120,6 @@ def test_one_that_has_begun_goes_on_with_the_same_batches(made_time, tmp_path, k
     assert [one.tolist() for one in batches] == expected
 
 
-def test_a_cell_that_draws_from_it_meanwhile_gets_what_the_user_would():
-    expected = [one.tolist() for one in iter(loader_of("shuffled"))]
-    model, batches = nn.Linear(2, 1), iter(loader_of("shuffled"))
-    step = step_of(lambda: model(next(batches)))
-    with step.guarded() as guard:
-        model(next(batches))
-        with guard.paused():
-            assert next(batches).tolist() == expected[0]
-        model(next(batches))
-    assert [one.tolist() for one in batches] == expected[1:]
-
-
 def in_a_variable(loader: DataLoader[Any]) -> Callable[[], Any]:
     batches = iter(loader)
 
@@ -167,11 +153,6 @@ def endless(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(batches)
 
 
-def cycled(loader: DataLoader[Any]) -> Callable[[], Any]:
-    batches = itertools.cycle(loader)
-    return lambda: next(batches)
-
-
 def looped_over(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: sum(batch for batch in loader)
 
@@ -182,7 +163,7 @@ def of_lightning(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(batches)[0]["a"]
 
 
-WAYS = [in_a_variable, of_a_trainer, endless, looped_over, of_lightning, cycled]
+WAYS = [in_a_variable, of_a_trainer, endless, looped_over, of_lightning]
 
 
 def drawn(draw: Callable[[], Any]) -> list[Any]:

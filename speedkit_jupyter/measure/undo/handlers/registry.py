@@ -14,7 +14,7 @@ from typing import Any
 
 from speedkit_jupyter.measure.undo.handlers import containers
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
-from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replays
+from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replay
 from speedkit_jupyter.measure.undo.handlers.names import Cells, Functions, NamesHandler
 from speedkit_jupyter.measure.undo.handlers.tensors import Gradients, Tensors
 from speedkit_jupyter.measure.undo.handlers.values import Arrays, Buffers, Generators
@@ -90,7 +90,7 @@ BOUND = (
 HANDLERS: tuple[StateHandler, ...] = (
     NamesHandler(), Cells(), Functions(), containers.Definitions(), containers.Attributes(),
     containers.Slots(), containers.Dicts(), containers.Lists(), containers.Sets(),
-    Buffers(), Tensors(), Arrays(), Generators(), Iterators(), Replays(),
+    Buffers(), Tensors(), Arrays(), Generators(), Iterators(),
     Leading(tuple.__iter__, tuple),
     Leading(frozenset.__iter__, frozenset),
     Leading(_views, MappingView, types.MappingProxyType),
@@ -100,7 +100,7 @@ HANDLERS: tuple[StateHandler, ...] = (
     Leading(_referents, weakref.ref, *PROXIES),
     Caches(), Gradients(),
 )  # fmt: skip
-UNKNOWN = Unknown()
+UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), Replay)
 # Plain values, which can't change.
 ATOMS: frozenset[type] = frozenset(
     {
@@ -127,7 +127,9 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
         handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
     except Exception:  # its metaclass compares or hashes in a way of its own
         return (UNKNOWN,)
-    alone = (NamesHandler, Iterators, Replays)
+    if issubclass(cls, Replay):
+        return (REPLAYED,)
+    alone = (NamesHandler, Iterators)
     if own := tuple(handler for handler in handlers if isinstance(handler, alone)):
         return own
     if is_elsewhere(cls):
