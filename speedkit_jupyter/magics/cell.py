@@ -110,10 +110,7 @@ class Cell:
         block.enter_context(redirect_stderr(sink))
 
     def loop(self, setup: str) -> Callable[[int, Stopwatch], None]:
-        """Return a loop over the cell with this code before it, as `%%timeit` has it.
-
-        Raises SyntaxError.
-        """
+        """Return a loop over the cell after this code, as in `%%timeit`; raises SyntaxError."""
         __tracebackhide__ = True
         self._setup = self._parsed(self._shell.transform_cell(setup))
         before = self._shell.compile(self._setup, self._file, "exec")

@@ -43,10 +43,7 @@ COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option, or a word without dashes. `more` goes to argparse.
-
-    Tab offers what is `found` among the notebook's names, or else the `words`.
-    """
+    """An option, or a word without dashes; `more` goes to argparse, `found` and `words` to Tab."""
 
     def __init__(
         self,

@@ -93,8 +93,7 @@ class _ProgressLine:
         """Show the result, or nothing, where the progress was; in a terminal below."""
         self._rewrite("")
         if self._handle is not None:
-            nothing = {"text/plain": "", "text/html": ""}
-            self._handle.update(result or nothing, raw=result is None)
+            self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:
             display(result)
 

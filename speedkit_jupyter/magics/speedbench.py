@@ -54,11 +54,11 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     )
     is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
     result = measured(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
-    if arguments.apply and result.helped:
-        for number, context in enumerate(result.put_in_force(), 1):
-            name = session.name_of(context.model, f"model_{number}")
-            optimizers = namespace.words_for(shell.user_ns, context.target.optimizers)
-            show_applied(shell.user_ns, session, name, context, optimizers)
+    in_force = result.put_in_force() if arguments.apply and result.helped else ()
+    for number, context in enumerate(in_force, 1):
+        name = session.name_of(context.model, f"model_{number}")
+        optimizers = namespace.words_for(shell.user_ns, context.target.optimizers)
+        show_applied(shell.user_ns, session, name, context, optimizers)
     if arguments.save:
         database.save(arguments.save, result.to_dict())
     return result if arguments.o else None

@@ -291,8 +291,8 @@ def _compilations(comparison: Comparison, record: Record) -> Iterator[str]:
     """Yield graphs, breaks, recompilations, and after how many steps they are paid back."""
     found = record.compilations
     if found.graphs:
-        counts = {"graph": found.graphs, "break": found.breaks, "recompile": found.recompiles}
-        text = "compiled " + ", ".join(count(number, noun) for noun, number in counts.items())
+        graphs, breaks = count(found.graphs, "graph"), count(found.breaks, "break")
+        text = f"compiled {graphs}, {breaks}, {count(found.recompiles, 'recompile')}"
         if (steps := comparison.break_even_steps(record)) is not None:
             text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
         yield text

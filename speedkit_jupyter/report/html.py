@@ -46,10 +46,8 @@ TONES = {
 }
 FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
 # Figures of one width, so that a table that is drawn anew each second stands still.
-TABLE = (
-    "border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;"
-    "font-variant-numeric:tabular-nums"
-)
+FIGURES = "font-variant-numeric:tabular-nums"
+TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
 CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
 HEAD = f"{CELL}border-bottom:1px solid {_rgba(GREY, 0.45)};vertical-align:bottom;"
 INLINE = "background:none;color:inherit"

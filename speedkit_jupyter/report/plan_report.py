@@ -232,8 +232,7 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
     """Return one entry, and what is decided about it for this model."""
     state, _ = outcome(decision)
     values = [f"{name}: {info.description}" for name, info in optimization.fields.items()]
-    if values:  # the first field has the name of the entry
-        values[0] = values[0].partition(": ")[2]
+    values[:1] = [one.partition(": ")[2] for one in values[:1]]  # it has the name of the entry
     about = {
         "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),
         "helps": optimization.helps,

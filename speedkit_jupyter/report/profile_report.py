@@ -122,12 +122,11 @@ def _costs(profile: Profile) -> list[Any]:
     # A module is called by the path inside the model, where there is one model with parts.
     is_one = sum(any(n.startswith(f"{root}.") for n in costs.tree) for root in outermost) == 1
     modules = [(is_one and cost.name.partition(".")[2]) or cost.name for cost in costs.modules]
+    # `addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it.
     operators = [
-        "DataLoader" if cost.name.startswith(LOADER)
-        # `addmm` for `aten::addmm`, `AdamW.step` for torch's own range around it.
-        else cost.name.rpartition("#")[2].removeprefix("aten::")
-        for cost in costs.operators
-    ]  # fmt: skip
+        "DataLoader" if name.startswith(LOADER) else name.rpartition("#")[2].removeprefix("aten::")
+        for name in (cost.name for cost in costs.operators)
+    ]
     busy = ""
     if costs.busy is not None:
         busy = f"The device was busy {share(costs.busy)} of the time, and idle for the rest."
@@ -194,14 +193,13 @@ def advice_report(advice: Advice) -> Document:
     remedies = Table(heads, writing, heads[:1], heads[1:3], least_last=30)
     shares = {part: profile.share(part) for part in PARTS}
     parts = ", ".join(f"{part} {share(of)}" for part, of in shares.items() if of >= LEAST_NAMED)
-    waits = [(profile.place(one.line), f"{one.times:.3g}") for one in profile.waits()]
-    waiting = [f"{place}: waits {times} times a step" for place, times in waits]
+    waits = [f"{profile.place(w.line)}: waits {w.times:.3g} times a step" for w in profile.waits()]
     content = [
         because,
         Section(remedies, "What to write"),
         f"The step: {parts}.",
         "\n".join(_advice_notes(advice)),
-        Section("\n".join([HOW, *waiting]), folded=True),
+        Section("\n".join([HOW, *waits]), folded=True),
     ]
     told = "no known reason why it would be slow"
     if every:

@@ -35,7 +35,7 @@ NO_STEP = (
 class Choice:
     """The config that the controls show, and the run in progress. Holds the model weakly.
 
-    `listeners` are told whenever anything of it changes: by a control, a button or a magic.
+    `listeners` are told of every change: by a control, a button or a magic.
     """
 
     def __init__(self, session: Session, model: torch.nn.Module) -> None:
