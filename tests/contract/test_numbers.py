@@ -16,6 +16,7 @@ from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import paired_ratio
+from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Policy, Sampler
 
 STEP_S, RUNS = 0.01, 300
@@ -52,7 +53,8 @@ def called_other(variants: int, seed: int) -> list[str]:
 
     names = ["baseline", *(f"same {number}" for number in range(variants))]
     runners = [Drawn(name, noise) for name in names]
-    sampler = Drawing(runners, STEP_S * len(runners) * 160, False, lambda: now_s)
+    budget = Budget(STEP_S * len(runners) * 160, lambda: now_s)
+    sampler = Drawing(runners, budget.seconds, False, budget)
     records = tuple(runner.record for runner in runners)
 
     def result() -> Comparison:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
@@ -119,26 +119,24 @@ class Benchmark:
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every block. Closing the generator ends it and puts all back."""
         step = self.step
-        # No method of this object, which would hold itself, and with it the user's model.
-        pauses: list[Callable[[], float]] = []
-
-        def now() -> float:
-            return clock.now() - sum(pause() for pause in pauses)
-
-        self.budget = Budget(self.budget_s, now, self._within, self.begun_s)
+        begun_s = clock.now() if self.begun_s is None else self.begun_s
         with ExitStack() as stack:
             # Hidden first: settings of a plan in force are no part of what to come back to.
             for model in step.models:
                 stack.enter_context(hidden(model))
             _keep_copies_where_they_fit(step, len(self.variants) + 1)
             guard = stack.enter_context(step.guarded())
+
+            def now() -> float:  # turns that it gave up don't count
+                return clock.now() - guard.paused_s
+
+            self.budget = Budget(self.budget_s, now, self._within, begun_s)
             start, self.budget.reserved_s = guard.state, guard.taking_s
-            pauses.append(lambda: guard.paused_s)  # turns that it gave up don't count
             runners = yield from self._warm_up(start)
             if self._policy.weighs:
                 yield from self._weigh(_warm(runners), start)
             runners = self._as_many_as_fit(_warm(runners))
-            yield from self._sample(runners, now)
+            yield from self._sample(runners)
             if runners := _warm(runners):  # the baseline itself may have failed in the rounds
                 yield from self._check(runners, start)
                 yield from self._examine(_warm(runners), start)
@@ -221,7 +219,7 @@ class Benchmark:
     def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
         """Leave out what there is no time for: the hopeless, then the last; two stay."""
         kept = list(runners)
-        while len(kept) > 1 and not self.budget.is_a_look:
+        while len(kept) > 1 and not self.budget.is_minimal:
             if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:
                 break
             slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
@@ -245,7 +243,7 @@ class Benchmark:
         steps = REFERENCE + ROUNDED * len(lowered) + CHECKED * number
         return steps * first.worst_s + CHECK_S * number if number else 0.0
 
-    def _sample(self, runners: Sequence[Runner], now: Callable[[], float]) -> Iterator[Progress]:
+    def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         """Take the rounds; what they leave over of the budget is reserved for the checks."""
         budget, reserve_s = self.budget, 0.0
         if runners:
@@ -253,9 +251,9 @@ class Benchmark:
             reserve_s = max(min(self._checks_s(runners), spare_s), 0.0)
         budget.reserved_s += reserve_s
         try:
-            least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_a_look else 0.0
+            least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_minimal else 0.0
             left_s = max(budget.left_s, least_s)
-            self._sampler = Sampler(runners, left_s, self._throughput, now, budget)
+            self._sampler = Sampler(runners, left_s, self._throughput, budget)
             yield from self._sampler.run(self._policy, self.result)
         finally:
             budget.reserved_s -= reserve_s
@@ -283,15 +281,14 @@ class Benchmark:
         if not self._policy.has_limits:
             return
         needed_s = LIMITS_S + 3 * sum(runner.worst_s for runner in runners)
-        if not self.budget.allows(needed_s) and not self.budget.is_a_look:
+        if not self.budget.allows(needed_s) and not self.budget.is_minimal:
             line = "memory and limits were left out, since the budget is short"
             runners[0].record.notes["limits"] = line
             return
         about = Examination(runners, start)
         with compiling_excluded(self.budget, needed_s):
             yield from about.memory()
-            self._flops = about.flops()
-            yield from about.limits(self._flops)
+            self._flops = yield from about.limits()
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:

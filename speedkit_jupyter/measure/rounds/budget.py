@@ -12,8 +12,8 @@ from speedkit_jupyter.measure.rounds import clock
 DEFAULT_S = 10.0
 # Nothing is begun that would end later than this many times the budget.
 LATEST = 1.1
-# What a measurement of the shortest step takes anyway: imports, copies, checks. A budget below that
-# is for a look: steps shorter than SHORT_S are warmed up and checked then, whatever the clock says.
+# What a measurement of the shortest step takes anyway: imports, copies, checks. Under a smaller
+# budget, a minimal one, steps shorter than SHORT_S are warmed up and checked all the same.
 OVERHEAD_S, SHORT_S = 1.0, 0.05
 # For a clear answer each variant runs about so often: in its warm-up, and in rounds.
 APART, ROUNDS = 4, 12
@@ -39,14 +39,14 @@ class Budget:
         begun_s: float | None = None,
     ) -> None:
         self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, 0.0
-        self._now, self._within = now or clock.now, within
+        self.now, self._within = now or clock.now, within
         self.is_part = within is not None
-        self._start = self._now() if begun_s is None else begun_s
+        self._start = self.now() if begun_s is None else begun_s
 
     @property
     def spent_s(self) -> float:
         """Return what counts, until now."""
-        return self._now() - self._start - self.excluded_s
+        return self.now() - self._start - self.excluded_s
 
     @property
     def left_s(self) -> float:
@@ -59,17 +59,17 @@ class Budget:
         return min(max(self.spent_s / self.seconds, 0.0), 1.0)
 
     @property
-    def is_a_look(self) -> bool:
+    def is_minimal(self) -> bool:
         """Return whether it is shorter than what a measurement takes anyway."""
-        return self.seconds < OVERHEAD_S if self._within is None else self._within.is_a_look
+        return self.seconds < OVERHEAD_S if self._within is None else self._within.is_minimal
 
     def allows(self, seconds: float) -> bool:
         """Return whether what takes so long may still be begun."""
         if self._within is not None and not self._within.allows(seconds + self.reserved_s):
             return False
-        if self.is_a_look and seconds <= SHORT_S:
+        if self.is_minimal and seconds <= SHORT_S:
             return True
-        latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_a_look else 0.0)
+        latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_minimal else 0.0)
         return self.spent_s + self.reserved_s + seconds <= latest_s
 
     def exclude(self, seconds: float) -> None:

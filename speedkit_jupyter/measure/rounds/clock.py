@@ -138,11 +138,9 @@ class Stopwatch:
 
     def end(self) -> None:
         """Stop, once the device is idle again."""
-        if self._device.type == "cpu":  # the timer is read first: a `pass` takes nanoseconds
-            end_s = self._timer()
-            self.cpu_s = time.process_time() - self._cpu
-        else:
-            self.cpu_s = time.process_time() - self._cpu
+        end_s = self._timer()  # read first: a `pass` takes nanoseconds
+        self.cpu_s = time.process_time() - self._cpu
+        if self._device.type != "cpu":
             if self._events:
                 self._events[1].record()
             synchronize(self._device)

@@ -41,7 +41,10 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     import torch
 
     get_ident = threading.get_ident
-    here, original = get_ident(), _found(owner, name)
+    here = get_ident()
+    # As it is written: asking a class would count as a new version.
+    original: Any = inspect.getattr_static(owner, name, None)
+    original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
     ours = make(original)
@@ -64,12 +67,6 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
             setattr(owner, name, original)
         elif name in vars(owner):  # what it inherits; the step may have taken ours away
             delattr(owner, name)
-
-
-def _found(owner: Any, name: str) -> Any:
-    """Return the attribute as it is written: asking a class would count as a new version."""
-    found = inspect.getattr_static(owner, name, None)
-    return found if inspect.isroutine(found) else getattr(owner, name, None)
 
 
 @contextmanager

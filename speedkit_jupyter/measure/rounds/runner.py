@@ -19,13 +19,13 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock, confinement
 from speedkit_jupyter.measure.rounds.routing import Router
 from speedkit_jupyter.measure.subject.repeats import Repeats, Work, counted, judged
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step, refuse_unrun_result
+from speedkit_jupyter.measure.subject.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.exceptions import StepError, in_a_line
+from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
 # What a plan changes in the optimizer's step alone.
 STEPS = {"fused_optimizer"}
-# A step is expected to take as long as the slowest of so many before it.
+# A step, or a block of steps, is expected to take as long as the slowest of so many before it.
 RECENT = 8
 
 
@@ -98,15 +98,13 @@ class Runner:
         """Run one step, on the same data as every other if it is to `rewind`."""
         return interrupts.in_a_window(partial(self._run, rewind))
 
+    @reports_out_of_data
     def _run(self, rewind: bool) -> object:
         if rewind:
             self.step.rewind()
-        try:
-            if self.step.asked is None or self._router is None:
-                return self._first()
-            return self._router.run(partial(self.step.run, self.contexts[0]))
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+        if self.step.asked is None or self._router is None:
+            return self._first()
+        return self._router.run(partial(self.step.run, self.contexts[0]))
 
     def timed(self) -> float:
         """Return the seconds of one step, from its own state if a later call does less."""
@@ -209,21 +207,24 @@ class Runner:
 
 def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
     """Judge by two more calls of a warm variant whether a later one does less."""
-    step, warm = runner.step, runner.warm
-    assert warm is not None
-    with runner.applied():
-        warm.restore()
-        later = _work(step, start, runner.once)
-    start.restore()
-    with runner.applied():
-        return judged(_work(step, start, runner.once), later)
+    return compared_runs(runner.step, start, runner.once, runner.applied, runner.warm)
 
 
-def compared_runs(step: Step, start: Snapshot, run: Callable[[], object]) -> Repeats:
-    """Judge the same of a step as it stands, which ran before."""
-    later = _work(step, start, run)
+def compared_runs(
+    step: Step,
+    start: Snapshot,
+    run: Callable[[], object],
+    in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
+    warm: Snapshot | None = None,
+) -> Repeats:
+    """Judge the same of a step that ran before: as it stands, or from the `warm` state."""
+    with in_force():
+        if warm is not None:
+            warm.restore()
+        later = _work(step, start, run)
     start.restore()
-    return judged(_work(step, start, run), later)
+    with in_force():
+        return judged(_work(step, start, run), later)
 
 
 def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
@@ -15,7 +14,7 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.measure.rounds.runner import RECENT, Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.support.exceptions import StepError
 
@@ -26,17 +25,13 @@ BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
 # so many seconds that is no matter, and another one would be dear.
 LEAD_IN_S, LONG_S = 0.0005, 0.05
 MOST_ROUNDS = 20_000
-# In a look one round is taken anyway where it is as short as this.
+# Under a minimal budget one round is taken anyway if it is as short as this.
 SHORT_ROUND_S = 0.5
-# A block is expected to take as long as the slowest of so many of the variant's before it.
-RECENT = 8
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # How the state of a variant is called while it may change.
 WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
-
-
 # Seconds of one step of a block, and those in which other processes may have held it up; None if
 # the variant failed, or an optimizer step was skipped.
 Block = tuple[float, float] | None
@@ -96,22 +91,15 @@ class Policy:
 
 
 class Sampler:
-    """Takes the times, in rounds that end within about `budget_s`, and as the `budget` of the whole
-    measurement allows.
+    """Takes the times, in rounds of about `budget_s` in all, as the whole `budget` allows.
 
     `looks` are the rounds after which intervals may be looked at.
     """
 
     def __init__(
-        self,
-        runners: Sequence[Runner],
-        budget_s: float,
-        throughput: bool,
-        now: Callable[[], float] = time.perf_counter,
-        budget: Budget | None = None,
+        self, runners: Sequence[Runner], budget_s: float, throughput: bool, budget: Budget
     ) -> None:
-        self._now, self._interruptions = now, clock.Interruptions()
-        self._budget = Budget(max(budget_s, 1e-9), now) if budget is None else budget
+        self._budget, self._interruptions = budget, clock.Interruptions()
         self._blocks_s: dict[int, deque[float]] = {}
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
@@ -137,7 +125,7 @@ class Sampler:
         """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
-        self._start_s = self._now()
+        self._start_s = self._budget.now()
         for _ in range(MOST_ROUNDS):
             if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
@@ -172,7 +160,7 @@ class Sampler:
             if not self._fits(runner):
                 return
             blocks[id(runner)] = self._tried(runner)
-            self._elapsed_s = self._now() - self._start_s
+            self._elapsed_s = self._budget.now() - self._start_s
             left_s = max(self.budget_s - self._elapsed_s, 0)
             text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
             done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
@@ -182,8 +170,12 @@ class Sampler:
     def _note(self, blocks: Mapping[int, Block]) -> bool:
         """Note a whole round, or leave it out; return whether to look at intervals after it."""
         known = {key: block for key, block in blocks.items() if block is not None}
-        if len(known) < len(blocks):
-            self._leave_out()
+        if len(known) < len(blocks):  # a scaler skipped a step, or a variant failed
+            for runner in self.runners:
+                if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
+                    runner.record.failure = OVERFLOW
+            self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
+            self.runners = [runner for runner in self.runners if not runner.record.failure]
             return False
         self.rounds += 1
         for runner in self.runners:
@@ -195,18 +187,10 @@ class Sampler:
             self.looks = planned_looks(int(self.budget_s / max(self.round_s, 1e-9)))
         return self.rounds in self.looks
 
-    def _leave_out(self) -> None:
-        """Leave out a round in which a scaler skipped a step, or a variant failed."""
-        for runner in self.runners:
-            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
-                runner.record.failure = OVERFLOW
-        self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
-        self.runners = [runner for runner in self.runners if not runner.record.failure]
-
     def _fits(self, runner: Runner) -> bool:
         """Return whether its block ends within the budget; else the round is left out."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
-        if self.rounds == 0 and self._budget.is_a_look and round_s <= SHORT_ROUND_S:
+        if self.rounds == 0 and self._budget.is_minimal and round_s <= SHORT_ROUND_S:
             return True
         blocks_s = self._blocks_s.get(id(runner))
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
@@ -222,7 +206,7 @@ class Sampler:
 
     def _tried(self, runner: Runner) -> Block:
         """Take a block; a variant that fails now is a row too, and the others go on."""
-        begun = self._now()
+        begun = self._budget.now()
         try:
             return self._block_or_single_steps(runner)
         except Exception as error:
@@ -232,7 +216,7 @@ class Sampler:
             return None
         finally:
             blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
-            blocks_s.append(self._now() - begun)
+            blocks_s.append(self._budget.now() - begun)
 
     def _block_or_single_steps(self, runner: Runner) -> Block:
         """Take a block. If steps can't follow each other (a schedule ends), each begins anew."""

@@ -7,17 +7,18 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.clock import Stopwatch
+from speedkit_jupyter.measure.rounds.clock import Interruptions, Stopwatch
 from speedkit_jupyter.measure.rounds.runner import compared_runs
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.subject import repeats
-from speedkit_jupyter.measure.subject.step import OUT_OF_DATA, Step
+from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import applied_to, unreached
 from speedkit_jupyter.support import interrupts
@@ -53,9 +54,7 @@ class Timer:
     timer: Callable[[], float] = time.perf_counter
     begun_s: float | None = None
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
-    _interruptions: clock.Interruptions = field(
-        default_factory=clock.Interruptions, init=False, repr=False
-    )
+    _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
@@ -158,21 +157,15 @@ class Timer:
             yield Progress(0.0, f"{loops} loops a run")
         return loops
 
+    @reports_out_of_data
     def _once(self, loops: int) -> Stopwatch:
         """Time a run, without garbage collection, as `timeit` does."""
-        watch, window = Stopwatch(self.device, self.timer, self._interruptions), interrupts.window()
-        collects = gc.isenabled()
+        watch, collects = Stopwatch(self.device, self.timer, self._interruptions), gc.isenabled()
+        self.step.rewind()
         gc.disable()
         try:
-            if window is not None:
-                window.open()
-            self.step.rewind()
-            self.loop(loops, watch)
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+            interrupts.in_a_window(partial(self.loop, loops, watch))
         finally:
-            if window is not None:
-                window.close()
             if collects:
                 gc.enable()
         return watch

@@ -67,11 +67,7 @@ class WarmUp:
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
     ) -> Iterator[Progress]:
-        """Warm up one after another; what fails is a row, and what there is no time for is named.
-
-        What is far slower is dropped by its fastest step, unless other processes disturbed that, or
-        the baseline itself has taken as long.
-        """
+        """Warm up one after another; what fails is a row, what there is no time for is named."""
         for number, runner in enumerate(others, 2):
             if not self.budget.allows(2 * first.worst_s):
                 leave_out(runner, first, self.budget)
@@ -98,8 +94,6 @@ class WarmUp:
     def _until_alike(self, runner: Runner, usual_s: float) -> None:
         """Run steps until two are alike and nothing is compiled any more; note what they cost.
 
-        Beyond the first call it takes no longer than its share of the budget. Blocks will begin
-        with the state after the first step that no scaler skipped, since warm-ups differ in length.
         Raises what the step raises, and StepError if a GradScaler goes on skipping.
         """
         budget, record = self.budget, runner.record
@@ -150,6 +144,7 @@ class WarmUp:
             runner.was_disturbed = self._interruptions.seconds(now) > DISTURBED * now
             runner.fastest_s = now
         skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
+        # Blocks begin with the state after the first step that counts: warm-ups differ in length.
         if runner.warm is None and not skipped and not runner.step.afresh:
             runner.warm = runner.state()
         if compiled:

@@ -7,9 +7,9 @@ import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.repeats import Repeats
@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 
 # A call of an async or generator function makes an object, and runs none of the code.
 UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
-OUT_OF_DATA = (
-    "the step ran out of data (StopIteration): an iterator that it draws from has ended. One that "
-    "the cell names begins anew by itself"
-)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
@@ -42,6 +40,22 @@ class StateWarning(UserWarning):
 
 def _warn(line: str) -> None:
     warnings.warn(line, StateWarning, stacklevel=2)
+
+
+def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a StopIteration of the step raise StepError: it would end a generator of ours."""
+
+    @wraps(function)  # no context manager, whose frames would stay in the user's traceback
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration:
+            raise StepError(
+                "the step ran out of data (StopIteration): an iterator that it draws from has "
+                "ended. One that the cell names begins anew by itself"
+            ) from None
+
+    return call
 
 
 @dataclass
@@ -86,13 +100,11 @@ class Step:
         return self.repeats is not None and self.repeats.afresh
 
     @user_code_boundary
+    @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
         """Run it as the user does. Raises StepError where it runs out of data."""
         __tracebackhide__ = True
-        try:
-            return in_a_window(partial(self.run, context))
-        except StopIteration:  # would look like the end of a generator of ours
-            raise StepError(OUT_OF_DATA) from None
+        return in_a_window(partial(self.run, context))
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
         """Return the objects from which all that it can change is reached."""

@@ -35,8 +35,9 @@ LOOKED_AT = 8
 
 
 @cache
-def is_installed(package: str) -> bool:
-    """Return whether a top-level package was installed, and not written by the user."""
+def is_installed(module_name: str) -> bool:
+    """Return whether the top-level package was installed, and not written by the user."""
+    package = module_name.partition(".")[0]
     if package in sys.stdlib_module_names or package == PACKAGE:
         return True
     module = None if package == "__main__" else sys.modules.get(package)
@@ -49,13 +50,13 @@ def is_installed(package: str) -> bool:
 def is_the_users_class(cls: type) -> bool:
     """Return whether it was written in the notebook or in the user's own files."""
     home = cls.__dict__.get("__module__")
-    return isinstance(home, str) and not is_installed(home.partition(".")[0])
+    return isinstance(home, str) and not is_installed(home)
 
 
 def is_the_users_function(function: FunctionType) -> bool:
     """Return whether it was written in the notebook or in the user's own files."""
     home = function.__globals__.get("__name__")
-    return not isinstance(home, str) or not is_installed(home.partition(".")[0])
+    return not isinstance(home, str) or not is_installed(home)
 
 
 def is_machinery(home: Any) -> bool:

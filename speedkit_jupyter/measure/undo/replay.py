@@ -155,7 +155,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
     owner = walk.before(holder) if isinstance(holder, dict) else None
     if owner is not None and attribute_dict(owner) is holder:
         return isinstance(owner, torch.nn.Module) or is_the_users_class(type(owner))
-    return any(handler.can_replace for handler in walk.handlers(holder))
+    return any(type(one).replace is not StateHandler.replace for one in walk.handlers(holder))
 
 
 def _is_its_loader(owner: Any, holder: Any) -> bool:

@@ -109,10 +109,9 @@ class Snapshot:
                 yield key, found
 
     def _put_back(self, key: Key, instance: Any, memory: Any) -> None:
-        _, handler = key
-        if handler.bulky and key in self._changing:  # to compare costs as much as to copy
-            handler.put_back(instance, memory)
-        elif not handler.same(instance, memory):
+        handler = key[1]
+        changes = handler.bulky and key in self._changing  # to compare costs as much as to copy
+        if changes or not handler.same(instance, memory):
             self._changing.add(key)
             handler.put_back(instance, memory)
 

@@ -13,11 +13,7 @@ MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
 
 
 class Copies:
-    """Where copies are made, and how many bytes of data they may still take.
-
-    Tensors whose ids are `required` are copied whatever their size. Copies of tensors lie beside
-    the originals, or in main memory where `off_device` is set.
-    """
+    """How many bytes may still be copied; what has a `required` id is copied whatever its size."""
 
     def __init__(self, off_device: bool = False, required: Iterable[int] = ()) -> None:
         self.off_device = off_device
@@ -76,11 +72,6 @@ class StateHandler:
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
         """Make it hold `new` wherever it holds `old`."""
-
-    @property
-    def can_replace(self) -> bool:
-        """Return whether it can hold another object in place of one."""
-        return type(self).replace is not StateHandler.replace
 
     def is_unrestorable(self, instance: Any) -> bool:
         """Return whether it can't be put back, which is then said before the run."""

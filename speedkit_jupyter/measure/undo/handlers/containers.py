@@ -196,4 +196,4 @@ def _is_the_users(instance: Any) -> bool:
     if isinstance(instance, type):
         return is_the_users_class(instance)
     home: Any = vars(instance).get("__name__")
-    return isinstance(home, str) and home != "__main__" and not is_installed(_package(home))
+    return isinstance(home, str) and home != "__main__" and not is_installed(home)

@@ -84,8 +84,8 @@ class Iterators(StateHandler):
             # `cycle` has collected is its own.
             behind = [] if isinstance(instance, itertools.cycle) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
-        elif (frame := instance.gi_frame) is not None:
-            home = str(frame.f_globals.get("__name__")).partition(".")[0]
-            if not is_installed(home):
-                yield from frame.f_locals.values()
-                yield Names(frame.f_globals, global_names(instance.gi_code)[0])
+        elif (frame := instance.gi_frame) is not None and not is_installed(
+            str(frame.f_globals.get("__name__"))
+        ):
+            yield from frame.f_locals.values()
+            yield Names(frame.f_globals, global_names(instance.gi_code)[0])
