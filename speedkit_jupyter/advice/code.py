@@ -42,10 +42,9 @@ class Part:
 
     def statement(self, node: ast.AST) -> ast.AST:
         """Return the statement that it stands in."""
-        around: ast.AST | None = node
-        while around is not None and not isinstance(around, ast.stmt):
-            around = self._parents.get(id(around))
-        return node if around is None else around
+        while not isinstance(node, ast.stmt) and id(node) in self._parents:
+            node = self._parents[id(node)]
+        return node
 
     def spots(self, node: ast.AST) -> tuple[Spot, ...]:
         """Return all lines of it."""
@@ -71,16 +70,12 @@ class Code:
                 self.parts.append(Part(code, tree))
 
     def nodes(self, *kinds: type[N]) -> Iterator[tuple[Part, N]]:
-        """Yield those of these kinds, of all that ran."""
-        for part in self.parts:
-            for node in part.nodes(*kinds):
-                yield part, node
+        """Return those of these kinds, of all that ran."""
+        return ((part, node) for part in self.parts for node in part.nodes(*kinds))
 
     def calls(self, *names: str) -> Iterator[tuple[Part, ast.Call]]:
-        """Yield calls of what ends in one of these dotted names: `tensor` finds `torch.tensor`."""
-        for part, node in self.nodes(ast.Call):
-            if is_called(node, *names):
-                yield part, node
+        """Return calls of what ends in one of these dotted names: `tensor` finds `torch.tensor`."""
+        return (found for found in self.nodes(ast.Call) if is_called(found[1], *names))
 
 
 def is_called(node: ast.AST, *names: str) -> bool:

@@ -97,7 +97,7 @@ class Batch:
 
     def call(self, function: Callable[..., Any]) -> Any:
         """Call the function with these arguments. Raises StepError where it writes to one."""
-        tensors = self.tensors
+        tensors = tensors_in(list(self.given.values()))
         before = [*map(version, tensors)]
         named = {key: value for key, value in self.given.items() if isinstance(key, str)}
         result = function(*(self.given[key] for key in self.given if key not in named), **named)
@@ -107,11 +107,6 @@ class Batch:
                 "can't split it"
             )
         return result
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """Return all tensors in the arguments."""
-        return tensors_in(list(self.given.values()))
 
 
 @dataclass(repr=False)
@@ -402,7 +397,8 @@ def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:
     """Return the tolerance of the least exact numbers that take part."""
     import torch
 
-    tensors = [*few.tensors, *(one for model in models for one in model.parameters())]
+    parameters = [one for model in models for one in model.parameters()]
+    tensors = [*tensors_in(list(few.given.values())), *parameters]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)
     if halves or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return CLOSE_IN_HALF

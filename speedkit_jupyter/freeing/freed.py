@@ -176,7 +176,7 @@ def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
     waiting: deque[Any] = deque([list(roots)])
     while waiting and len(seen) < MOST:
         for part in gc.get_referents(waiting.popleft()):
-            # Not isinstance, which asks a dead proxy for its class.
+            # No isinstance here and in is_large: it asks a dead proxy for its class.
             if id(part) in seen or issubclass(type(part), ModuleType | type):
                 continue
             seen.add(id(part))
@@ -192,7 +192,6 @@ def is_large(value: Any) -> bool:
     import numpy as np
     import torch
 
-    # Not isinstance, which asks a dead proxy for its class.
     is_array = issubclass(type(value), np.ndarray)
     return issubclass(type(value), torch.Tensor) or (is_array and value.nbytes >= LARGE_BYTES)
 

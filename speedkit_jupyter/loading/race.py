@@ -22,6 +22,8 @@ T = TypeVar("T")
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # An interval that decides needs this many rounds; more than MOST tell nothing that matters.
 LEAST, MOST = 8, 100
+# Workers whose batches take at most this many times as long as the best are worth variations.
+NEARLY = 1.25
 # What gains less is not worth another loader.
 GAIN = 1.02
 # Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
@@ -149,11 +151,13 @@ class Race:
         return next(one for one in self.racing if one.batch_s <= 1.005 * self._fastest.batch_s)
 
     def worth_variations(self) -> Candidate:
-        """Return the fastest with workers, whose prefetching evens out batches that differ, if any
-        still races; else the best.
+        """Return the fastest with workers if it is near the best (prefetching evens out batches
+        that differ), else the best.
         """
+        best = self.best()
         workers = [one for one in self.racing if one.settings.num_workers]
-        return min(workers, key=lambda one: one.batch_s, default=self.best())
+        fastest = min(workers, key=lambda one: one.batch_s, default=best)
+        return fastest if fastest.batch_s <= NEARLY * best.batch_s else best
 
     def proven(self) -> Candidate:
         """Return the best, where it is proven faster than the user's own, and by enough."""

@@ -27,7 +27,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError
-from speedkit_jupyter.support.torch_private import tree_leaves
+from speedkit_jupyter.support.samples import tensors_in
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -102,11 +102,8 @@ class _Inputs(Watcher):
     found: tuple[str, ...] | None = None
 
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        import torch
-
         if self.found is None:
-            leaves = tree_leaves((args, kwargs))
-            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            tensors = tensors_in((args, kwargs))
             shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
             dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
             self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
