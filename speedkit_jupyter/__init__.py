@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support.version import __version__ as __version__
+from speedkit_jupyter.support import __version__ as __version__
 
 if TYPE_CHECKING:
     from speedkit_jupyter.advice.advisor import advise as advise

@@ -45,7 +45,7 @@ def named(names: Mapping[str, Any] | None, kind: str, inside: bool = True) -> di
     """Return the objects of a kind (a class of torch) by the words that find them, each once.
 
     After the variables come those `inside` lists, dicts and the user's own objects, one level deep.
-    Without torch there is nothing of any kind, and Tab must not wait for its import.
+    Nothing imports torch for this: without it there are none.
     """
     cls: Any = sys.modules.get("torch")
     for part in kind.split(".") if cls is not None else ():
@@ -80,10 +80,9 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: its first line, what makes it a step again, and what would
-    profile it in so many seconds.
+    """The last `%%speedbench` cell: its first line, what makes a step of it, and what a profiler.
 
-    Made anew each time, so that no model is kept alive by having been measured.
+    Both are made anew each time, so that no model is kept alive by having been measured.
     """
 
     title: str
@@ -95,8 +94,7 @@ class MeasuredCell:
 class Found:
     """What tuning found last for a model: the config that `%speedkit apply WORDS` puts into force.
 
-    `proof` says in words what it brings; it is empty where nothing was proven faster. `is_newer`
-    until a plan is applied to the model.
+    `proof` says what it brings, if anything; `is_newer` until a plan is applied to the model.
     """
 
     config: SpeedConfig
@@ -158,10 +156,7 @@ class Session:
             found.is_newer = False
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-        """Return the contexts that are not restored, by the word of their model.
-
-        A word that means another object by now is marked.
-        """
+        """Return the contexts in force by the words of their models, marked where these changed."""
         contexts = [(word, applied_to(one)) for word, one in named(names, "nn.Module").items()]
         by_id = {id(one): (word, one) for word, one in contexts if one is not None}
         by_id |= {id(one): (word, one) for word, one in self._applied if not one.restored}

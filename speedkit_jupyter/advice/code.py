@@ -99,10 +99,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def what_ran(call: Callable[[], object]) -> set[CodeType]:
-    """Return the functions of the user's that are called meanwhile, in this thread.
-
-    None where somebody else (a profiler) listens to calls already.
-    """
+    """Return the user's functions that the call runs in this thread; none if a profiler listens."""
     ran = set[CodeType]()
     if sys.getprofile() is not None:
         call()

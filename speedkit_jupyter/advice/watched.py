@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.advice.code import what_ran
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
-from speedkit_jupyter.support.torch_private import loader_iterator, tree_leaves, tree_map, version
+from speedkit_jupyter.support.samples import tensors_in
+from speedkit_jupyter.support.torch_private import loader_iterator, tree_map, version
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +45,7 @@ class ModelCall:
     @property
     def inputs(self) -> list[torch.Tensor]:
         """Return its tensors, also those within lists and dicts."""
-        return tensors((self.args, self.kwargs))
+        return tensors_in((self.args, self.kwargs))
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -113,7 +114,7 @@ class Watched:
         if self._inside:
             return original(module, *args, **kwargs)
         self.in_anomaly_mode |= torch.is_anomaly_enabled()
-        versions = tuple(map(version, (*tensors((args, kwargs)), *module.parameters())))
+        versions = tuple(map(version, (*tensors_in((args, kwargs)), *module.parameters())))
         training = getattr(module, "training", False)  # a frozen TorchScript module has none
         seen = ModelCall(module, args, kwargs, self.steps, training, versions)
         self.calls.append(seen)
@@ -123,7 +124,7 @@ class Watched:
         finally:
             self._inside = False
         given = vars(result) if hasattr(result, "__dataclass_fields__") else result
-        seen.has_graph = any(one.requires_grad for one in tensors(given))
+        seen.has_graph = any(one.requires_grad for one in tensors_in(given))
         return result
 
     def backward(
@@ -177,13 +178,6 @@ class Watched:
             raise
         draws.next_s.append(clock.now() - begun_s)
         return batch
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    """Return all tensors within containers."""
-    import torch
-
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()) -> Watched:

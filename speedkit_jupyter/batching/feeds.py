@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import CellType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.loading.settings import begun_with
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.samples import EMPTY, length_of
+from speedkit_jupyter.support.samples import EMPTY, each_taken, length_of
 from speedkit_jupyter.support.torch_private import tree_leaves
 
 if TYPE_CHECKING:
@@ -79,12 +79,8 @@ def through(loader: DataLoader[Any]) -> Feed:
     return Feed(first_of(loader), put, words, lambda: drawn[0], partial(installed, begin))
 
 
-class Variable(NamedTuple):
-    """A variable of a namespace or a closure that holds a tensor; `bind` gives it another value."""
-
-    name: str
-    value: Any
-    bind: Callable[[Any], object]
+# The name of a variable, the tensor that it holds, and what gives it another value.
+Variable = tuple[str, Any, Callable[[Any], object]]
 
 
 def named(step: Step, given: Sequence[Any] = ()) -> Feed:
@@ -94,27 +90,27 @@ def named(step: Step, given: Sequence[Any] = ()) -> Feed:
     found = _variables(step)
     if given:
         wanted = set(map(id, given))
-        found = [one for one in found if id(one.value) in wanted]
-        if len({id(one.value) for one in found}) < len(wanted):
+        found = [one for one in found if id(one[1]) in wanted]
+        if len({id(value) for _, value, _ in found}) < len(wanted):
             raise StepError(
                 "the step takes no argument, and not everything that was given as its batch is a "
                 "tensor that it reads by a name of its own: leave out what is not"
             )
-    lengths = Counter(length_of(one.value) for one in found).most_common()
+    lengths = Counter(length_of(value) for _, value, _ in found).most_common()
     now = next((length for length, _ in lengths if length and length > 1), None)
     if now is None:
         raise StepError(
             "what is a batch in this step? Give a function that takes one, and its batch or "
             "loader; or one that reads tensors with the same first dimension"
         )
-    found = [one for one in found if length_of(one.value) == now]
+    found = [one for one in found if length_of(one[1]) == now]
 
     def put(batch: Mapping[int, Any]) -> None:
-        for one in found:
-            one.bind(batch[id(one.value)])
+        for _, value, bind in found:
+            bind(batch[id(value)])
 
-    names = ", ".join(sorted({one.name for one in found}))
-    return Feed({id(one.value): one.value for one in found}, put, f"{names} ({now} samples each)")
+    names = ", ".join(sorted({name for name, _, _ in found}))
+    return Feed({id(value): value for _, value, _ in found}, put, f"{names} ({now} samples each)")
 
 
 def _variables(step: Step) -> list[Variable]:
@@ -125,44 +121,34 @@ def _variables(step: Step) -> list[Variable]:
     for holder in walk.near:
         if isinstance(holder, Names):
             space = holder.space
-            found += [Variable(n, space.get(n), partial(space.__setitem__, n)) for n in holder.all]
+            found += [(n, space.get(n), partial(space.__setitem__, n)) for n in holder.all]
         elif isinstance(holder, CellType) and holder != CellType():
             value = holder.cell_contents
-            bind = partial(setattr, holder, "cell_contents")
-            found.append(Variable(walk.name(value), value, bind))
+            found.append((walk.name(value), value, partial(setattr, holder, "cell_contents")))
     buffers = {id(one) for model in step.models for one in model.buffers()}
-    return [
-        one
-        for one in found
-        if isinstance(one.value, torch.Tensor)
-        and not isinstance(one.value, torch.nn.Parameter)
-        and id(one.value) not in buffers
-    ]
+
+    def is_data(value: Any) -> bool:
+        is_parameter = isinstance(value, torch.nn.Parameter) or id(value) in buffers
+        return isinstance(value, torch.Tensor) and not is_parameter
+
+    return [one for one in found if is_data(one[1])]
 
 
-def resized(value: Any, number: int, length: int | None = None) -> Any:
-    """Return `number` samples of a batch of this length: the first ones, or all over and over."""
+def resized(batch: Any, number: int) -> Any:
+    """Return `number` samples of a batch: the first ones, or all over and over."""
     import numpy as np
     import torch
 
-    length = length_of(value) if length is None else length
-    if length is None:
-        return value
-    if isinstance(value, torch.Tensor):
-        if not value.ndim or len(value) != length:
-            return value
+    length = length_of(batch) or 1
+
+    def take(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value[np.arange(number) % length]
+        if not isinstance(value, torch.Tensor):
+            return type(value)(value[at % length] for at in range(number))
         samples = value.detach()[torch.arange(number, device=value.device) % length]
         if value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last):
             samples = samples.contiguous(memory_format=torch.channels_last)
         return samples.requires_grad_(value.requires_grad)
-    if isinstance(value, np.ndarray):
-        same = value.ndim and len(value) == length
-        return value[np.arange(number) % length] if same else value
-    if isinstance(value, Mapping):
-        return {key: resized(one, number, length) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        if len(value) == length and length_of(value) is None:  # texts, say
-            return type(value)(value[at % length] for at in range(number))
-        parts = [resized(one, number, length) for one in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+
+    return each_taken(batch, length, take)

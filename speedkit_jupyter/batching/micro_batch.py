@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.samples import cut, length_of
-from speedkit_jupyter.support.torch_private import tree_leaves, tree_map, version
+from speedkit_jupyter.support.samples import each_taken, length_of, tensors_in
+from speedkit_jupyter.support.torch_private import tree_map, version
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
 
 if TYPE_CHECKING:
@@ -82,8 +83,9 @@ class Batch:
 
     def cut(self, samples: slice) -> Batch:
         """Return these samples."""
+        take = itemgetter(samples)
         given = {
-            key: value if key in self.whole else cut(value, self.length, samples)
+            key: value if key in self.whole else each_taken(value, self.length, take)
             for key, value in self.given.items()
         }
         return Batch(given, len(range(self.length)[samples]), self.whole)
@@ -109,10 +111,7 @@ class Batch:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Return all tensors in the arguments."""
-        import torch
-
-        leaves = tree_leaves(list(self.given.values()))
-        return [one for one in leaves if isinstance(one, torch.Tensor)]
+        return tensors_in(list(self.given.values()))
 
 
 @dataclass(repr=False)

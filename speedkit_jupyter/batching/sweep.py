@@ -24,14 +24,14 @@ from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import in_a_window, interruptible
-from speedkit_jupyter.support.torch_private import tree_leaves
-from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
+from speedkit_jupyter.support.interrupts import interruptible
+from speedkit_jupyter.support.samples import tensors_in
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
@@ -203,12 +203,10 @@ class Sweep:
                 yield Progress(max(budget.share, number / ENOUGH), f"round {number + 1}")
             longest_s = clock.now() - begun_s
 
-    @reports_out_of_data
-    @user_code_boundary
     def _call(self) -> None:
         __tracebackhide__ = True
         with self.step.around_blocks():
-            in_a_window(lambda: self.step.run(self._context))
+            self.step.call(self._context)
 
     def _line(self) -> tuple[float, float] | None:
         """Return the bytes of no sample, and of each: through the last two sizes."""
@@ -237,11 +235,10 @@ def received(call: Callable[[], object]) -> int:
     """Make the call; return how many numbers all modules in it were given."""
     import torch
 
-    given: list[Any] = []
+    given: list[int] = []
 
     def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves = tree_leaves((args, kwargs))
-        given.extend(one.numel() for one in leaves if isinstance(one, torch.Tensor))
+        given.extend(one.numel() for one in tensors_in((args, kwargs)))
         return original(module, *args, **kwargs)
 
     with patched(torch.nn.Module, "__call__", partial(partial, noted)):

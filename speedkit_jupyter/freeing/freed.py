@@ -189,15 +189,12 @@ def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
 
 def is_large(value: Any) -> bool:
     """Return whether it is a tensor, or an array of more than a little memory."""
-    torch = sys.modules.get("torch")
-    if torch is not None and issubclass(type(value), torch.Tensor):
-        return True
-    return _is_array(value) and value.nbytes >= LARGE_BYTES
+    import numpy as np
+    import torch
 
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and issubclass(type(value), numpy.ndarray)
+    # Not isinstance, which asks a dead proxy for its class.
+    is_array = issubclass(type(value), np.ndarray)
+    return issubclass(type(value), torch.Tensor) or (is_array and value.nbytes >= LARGE_BYTES)
 
 
 def size(values: Iterable[Any]) -> int:
@@ -211,14 +208,16 @@ def size(values: Iterable[Any]) -> int:
 
 def _piece(value: Any) -> tuple[object, int]:
     """Return the piece of memory that a tensor or array lies in, and its bytes."""
+    import numpy as np
+
     if hasattr(value, "fake_mode"):
         return id(value), 0  # without memory; it warns where it is asked for some
     try:
         storage = value.untyped_storage()
         return (str(value.device), storage.data_ptr() or id(value)), int(storage.nbytes())
     except Exception:  # an array, or a tensor without memory of its own (sparse, meta, wrapped)
-        while _is_array(getattr(value, "base", None)):
+        while isinstance(getattr(value, "base", None), np.ndarray):
             value = value.base
-        if _is_array(value):
+        if isinstance(value, np.ndarray):
             return ("cpu", value.__array_interface__["data"][0]), int(value.nbytes)
         return id(value), int(getattr(value, "nbytes", 0))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.loading.settings import Settings, end_workers
 from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, paired_ratio
@@ -22,19 +22,10 @@ T = TypeVar("T")
 SLOWER = ((3, 1.6), (6, 1.3), (10, 1.15))
 # An interval that decides needs this many rounds; more than MOST tell nothing that matters.
 LEAST, MOST = 8, 100
-# Workers whose batches take at most this many times as long as the best are worth variations.
-NEARLY = 1.25
 # What gains less is not worth another loader.
 GAIN = 1.02
 # Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
 TIMED_OUT = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
-
-
-class Block(NamedTuple):
-    """Seconds of a batch: what its step took, and waiting for it."""
-
-    step_s: float
-    wait_s: float
 
 
 @dataclass(eq=False)
@@ -61,11 +52,6 @@ class Candidate:
         total_s = sum(self.times_s.values())
         return sum(self.waits_s.values()) / total_s if total_s else 0.0
 
-    @property
-    def words(self) -> str:
-        """Return for example `2 workers`."""
-        return self.settings.words
-
     def leave(self, why: str) -> None:
         """Take it out of the race, and end its workers."""
         self.why_out = why
@@ -80,10 +66,12 @@ class Candidate:
 
 @dataclass
 class Race:
-    """`candidates`, the user's own first, which never leaves; `block` times one of them."""
+    """`candidates`, the user's own first, which never leaves; `block` times one of them in a round:
+    seconds of a batch's step, and of waiting for the batch.
+    """
 
     candidates: list[Candidate]
-    block: Callable[[Candidate, int], Block]
+    block: Callable[[Candidate, int], tuple[float, float]]
     rounds: int = 0
     _stuck: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(0))
@@ -107,7 +95,7 @@ class Race:
 
     def round(self) -> Iterator[Candidate]:
         """Measure each once; yield after each."""
-        order, blocks = self.racing, dict[Candidate, Block]()
+        order, blocks = self.racing, dict[Candidate, tuple[float, float]]()
         self._random.shuffle(order)
         for one in order:
             block = self._attempt(one, partial(self.block, one, self.rounds))
@@ -120,7 +108,7 @@ class Race:
             # from other memory, or fewer workers take the step's cores.
             settings = one.settings
             if settings.pin_memory == mine.pin_memory and settings.num_workers >= mine.num_workers:
-                step_s = max(step_s, blocks[self.own].step_s)
+                step_s = max(step_s, blocks[self.own][0])
             one.times_s[self.rounds], one.waits_s[self.rounds] = step_s + wait_s, wait_s
         self.rounds += 1
         fastest_s = self._fastest.batch_s
@@ -144,7 +132,7 @@ class Race:
                 raise
             if (found := TIMED_OUT.search(str(error))) and one.settings.num_workers:
                 one.leave(f"gave no batch within {float(found[1]):.3g} s")
-                self._stuck = f"{one.words} {one.why_out}"
+                self._stuck = f"{one.settings.words} {one.why_out}"
                 return None
             # Of an error in a worker the last line names the kind already.
             kind, line = type(error).__name__, str(error).strip().rpartition("\n")[2].strip()
@@ -161,13 +149,11 @@ class Race:
         return next(one for one in self.racing if one.batch_s <= 1.005 * self._fastest.batch_s)
 
     def worth_variations(self) -> Candidate:
-        """Return the fastest with workers if it is near the best (prefetching evens out batches
-        that differ), else the best.
+        """Return the fastest with workers, whose prefetching evens out batches that differ, if any
+        still races; else the best.
         """
-        best = self.best()
         workers = [one for one in self.racing if one.settings.num_workers]
-        fastest = min(workers, key=lambda one: one.batch_s, default=best)
-        return fastest if fastest.batch_s <= NEARLY * best.batch_s else best
+        return min(workers, key=lambda one: one.batch_s, default=self.best())
 
     def proven(self) -> Candidate:
         """Return the best, where it is proven faster than the user's own, and by enough."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.loading.race import Block, Candidate
+from speedkit_jupyter.loading.race import Candidate
 from speedkit_jupyter.loading.settings import (
     begun_with,
     index_sampler,
@@ -19,13 +20,12 @@ from speedkit_jupyter.loading.settings import (
 )
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.interrupts import held_back, in_a_window
+from speedkit_jupyter.support.interrupts import held_back
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.torch_private import end_workers
-from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -68,9 +68,6 @@ class Skipping:
 
     def __iter__(self) -> Iterator[Any]:
         return islice(iter(self.sampler), self.number, None)
-
-    def __len__(self) -> int:
-        return len(self.sampler) - self.number
 
 
 @dataclass
@@ -160,9 +157,8 @@ class Timed:
         restore: Callable[[], object],
     ) -> None:
         self._step, self._loader, self._device = step, loader, device
-        self._budget_s, self._restore = budget_s, restore
+        self._budget_s, self.restore = budget_s, restore
         self._context: Any = in_force_or_none(step.models)
-        self._now: tuple[Draw, DataLoader[Any]] | None = None
         # Batches in a window; None where calls are timed whole.
         self._window: int | None = None
         self._block_s = min(BLOCK_S, budget_s / (ROUNDS * CANDIDATES))
@@ -170,22 +166,13 @@ class Timed:
         # How many batches an epoch has, or a loop takes before it is left.
         self.epoch = length(loader) or LONG_EPOCH
 
-    def installed(self) -> AbstractContextManager[None]:
-        """In the block loops over the user's loader get the batches that are measured."""
-        return begun_with(self._loader, self._batches)
-
-    def _batches(self) -> Iterator[Any]:
-        assert self._now is not None
-        draw, loader = self._now
-        return draw.batches(loader)
-
     def begin(self, own: Candidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
         __tracebackhide__ = True
         self._install(own)
         draw = self._called(own, self._short())
         if draw.was_cut:  # the first call is often slow
-            self._restore()
+            self.restore()
             draw = self._called(own, self._short())
         self._batch_s = draw.taken_s / draw.drawn
         if draw.was_cut:
@@ -201,7 +188,7 @@ class Timed:
             most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
             stuck_s = min(max(STUCK_S, STUCK * self._batch_s), most_s)
             loader.timeout = max(loader.timeout, stuck_s)
-        self._restore()
+        self.restore()
         self._called(one, Draw(self._device) if self._window is None else self._short())
 
     def _short(self) -> Draw:
@@ -215,24 +202,24 @@ class Timed:
             loader.__dict__[name] = Skipping(index_sampler(loader))
         return loader
 
-    def block(self, one: Candidate, number: int) -> Block:
-        """Time one candidate in the round of this number."""
+    def block(self, one: Candidate, number: int) -> tuple[float, float]:
+        """Return the seconds of a batch's step, and of waiting for it, in the round `number`."""
         __tracebackhide__ = True
-        self._restore()
+        self.restore()
         if self._window is None:
             draw = self._called(one, Draw(self._device))
             self.epoch = max(self.epoch, draw.longest)
             waited_s = draw.waited_s + draw.begun_s
-            return Block((draw.taken_s - waited_s) / draw.drawn, waited_s / draw.drawn)
+            return (draw.taken_s - waited_s) / draw.drawn, waited_s / draw.drawn
         draw = self._timed_window(one, number, self._window)
         if draw.was_left and not draw.was_cut and draw.longest < self.epoch:
             self.epoch = draw.longest  # the loop is left before its window closes
-            self._restore()
+            self.restore()
             draw = self._timed_window(one, number, self._window)
         if not draw.timed:
             raise StepError(NO_LOOP)
         step_s = (draw.window_s - draw.waited_s) / draw.timed
-        return Block(step_s, draw.waited_s / draw.timed + draw.begun_s / self.epoch)
+        return step_s, draw.waited_s / draw.timed + draw.begun_s / self.epoch
 
     def _timed_window(self, one: Candidate, number: int, each: int) -> Draw:
         """Time the window of a round, which begins with the same batch for every candidate.
@@ -256,26 +243,16 @@ class Timed:
         return self._called(one, Draw(self._device, lead, most, until_s))
 
     def _called(self, one: Candidate, draw: Draw) -> Draw:
-        """Call the step with a candidate's batches."""
+        """Call the step; its loops over the user's loader get a candidate's batches."""
         __tracebackhide__ = True
         assert one.loader is not None
-        self._now = draw, one.loader
-        synchronize(self._device)
-        begun_s = clock.now()
-        try:
-            with self._step.around_blocks():
-                in_a_window(self._run)
+        with begun_with(self._loader, partial(draw.batches, one.loader)):
+            synchronize(self._device)
+            begun_s = clock.now()
+            with self._step.around_blocks(), suppress(WindowClosed):
+                self._step.call(self._context)
             if not draw.drawn:
                 raise StepError(NO_LOOP)
             draw.close()
             draw.taken_s = clock.now() - begun_s
             return draw
-        finally:
-            self._now = None
-
-    @reports_out_of_data
-    @user_code_boundary
-    def _run(self) -> None:
-        __tracebackhide__ = True
-        with suppress(WindowClosed):
-            self._step.run(self._context)

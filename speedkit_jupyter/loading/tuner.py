@@ -69,14 +69,9 @@ class LoaderTuning(Shown):
     command: str
 
     @property
-    def own(self) -> Candidate:
-        """The loader as its user made it."""
-        return self.race.own
-
-    @property
     def is_changed(self) -> bool:
         """Whether another one was proven faster."""
-        return self.chosen is not self.own
+        return self.chosen is not self.race.own
 
     @property
     def ratio(self) -> Ratio | None:
@@ -90,7 +85,7 @@ class LoaderTuning(Shown):
             ratio = self.race.ratio(one)
             rows.append(
                 {
-                    "settings": one.words,
+                    "settings": one.settings.words,
                     "batch_s": one.batch_s if one.times_s else None,
                     "waiting": one.waiting if one.times_s else None,
                     "ratio": ratio and ratio.median,
@@ -148,31 +143,23 @@ class LoaderTuner:
         budget = Budget(self._budget_s)
         with self._step.guarded() as guard:
             budget.reserved_s = guard.taking_s
-            restore = guard.state.restore
-            timed = Timed(self._step, self._loader, self._device, self._budget_s, restore)
+            state, budget_s = guard.state, self._budget_s
+            timed = Timed(self._step, self._loader, self._device, budget_s, state.restore)
             race = Race([Candidate(Settings.of(self._loader))], timed.block)
             try:
-                with timed.installed():
-                    yield Progress(0.0, "a look at the samples")
-                    seen = samples.look_at(self._loader)
-                    restore()
-                    yield Progress(budget.share, "first batches")
-                    timed.begin(race.own)
-                    yield from self._race(race, timed, seen, budget, restore)
+                yield from self._race(race, timed, budget)
             finally:
                 for one in race.candidates:
                     one.close()
 
-    def _race(
-        self,
-        race: Race,
-        timed: Timed,
-        seen: Samples,
-        budget: Budget,
-        restore: Callable[[], object],
-    ) -> Generator[Progress, None, None]:
+    def _race(self, race: Race, timed: Timed, budget: Budget) -> Generator[Progress, None, None]:
         """First what differs most, then variations of the best, then the fastest alone."""
         __tracebackhide__ = True
+        yield Progress(0.0, "a look at the samples")
+        seen = samples.look_at(self._loader)
+        timed.restore()
+        yield Progress(budget.share, "first batches")
+        timed.begin(race.own)
         ways, declined = first_ways(self._loader, seen, Hardware.current().cpu.usable_cores)
 
         def outcome(chosen: Candidate) -> LoaderTuning:
@@ -192,7 +179,7 @@ class LoaderTuner:
         yield from _rounds(race, budget, PROOF * self._budget_s)
         yield Progress(budget.share, "the same samples in the same order?")
         while (rival := race.rival()) is not None and (
-            why := samples.difference(self._loader, rival.settings, restore)
+            why := samples.difference(self._loader, rival.settings, timed.restore)
         ):
             rival.leave(why)
         race.narrow(rival)
@@ -241,7 +228,7 @@ def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress
         if race.rounds and not budget.allows(longest_s + reserved_s):
             return
         for one in race.round():
-            yield Progress(budget.share, f"round {race.rounds + 1}: {one.words}")
+            yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
         longest_s = clock.now() - begun_s
 
 
@@ -257,7 +244,8 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
     best, ratio = race.best(), race.ratio(race.best())
     if best is not chosen and ratio is not None and ratio.median >= GAIN:
-        yield f"not proven: {best.words}, which looked {ratio.median:.2f} times as fast; {LONGER}"
+        looked = f"looked {ratio.median:.2f} times as fast"
+        yield f"not proven: {best.settings.words}, which {looked}; {LONGER}"
 
 
 @hide_internal_frames
@@ -287,14 +275,13 @@ def tune_loader(
     return tuner.result().loader
 
 
-def check_loader(loader: Any, name: str = "loader") -> None:
+def check_loader(loader: Any) -> None:
     """Raise StepError for what is no DataLoader of torch's."""
     from torch.utils.data import DataLoader
 
     if not is_a(loader, DataLoader):
-        raise StepError(
-            f"{name} must be a torch.utils.data.DataLoader, not {type(loader).__name__}"
-        )
+        kind = type(loader).__name__
+        raise StepError(f"loader must be a torch.utils.data.DataLoader, not {kind}")
 
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:

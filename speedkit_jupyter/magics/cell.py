@@ -65,7 +65,7 @@ class Cell:
     def _compile(self, runs: ast.Module) -> None:
         body, last = list(runs.body), None
         if isinstance(body[-1], ast.Expr):
-            last = ast.Expression(body.pop().value)
+            last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
         self._code = self._shell.compile(ast.Module(body, []), self._file, "exec")
         self._last = self._shell.compile(last, self._file, "eval") if last else None
 

@@ -163,8 +163,7 @@ def planned_for(
     name: str | None,
     wanted: Mapping[str, torch.optim.Optimizer] | None = None,
 ) -> tuple[str, SpeedContext | None, Plan]:
-    """Return the model that a line is about, its context in force, and its plan, or the plan that
-    apply would make, with these optimizers or those of the notebook.
+    """Return the model of a line, its context, and the plan in force or that apply would make.
 
     Without a name it is the only model with a plan, or the only one. Raises UsageError.
     """

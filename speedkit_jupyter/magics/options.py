@@ -84,9 +84,9 @@ class Parser(argparse.ArgumentParser):
         message = message.removeprefix("argument ")
         topic = self.prog.strip("%").removeprefix("speedkit ")
         if choice := re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message):
-            words = choice[2].replace("'", "")
-            hint = did_you_mean(choice[1], words.split(", "))
-            message = f"{choice[1]!r} is not allowed; allowed: {words}.{hint}"
+            typed, words = choice[1], choice[2].replace("'", "")
+            hint = did_you_mean(typed, words.split(", "))
+            message = f"{typed!r} is not allowed; allowed: {words}.{hint}"
         elif match := re.search(r"unrecognized arguments: (\S+)", message):
             known = [name[2:] for name in self._option_string_actions if name[:2] == "--"]
             hint = did_you_mean(match[1].partition("=")[0].strip("-"), known)
@@ -118,9 +118,7 @@ def without_comment(line: str) -> str:
 
 
 def split(line: str) -> list[str]:
-    """Return the words of a line; quotes and blanks within brackets belong to a word, as in
-    `models['lm']`. Raises UsageError where a quote is left open.
-    """
+    """Return the words of a line; `models['l m']` is one. Raises UsageError for an open quote."""
 
     def kept(match: re.Match[str]) -> str:
         return match[0] if match[1] else re.sub(r"(['\"\s\\])", r"\\\1", match[0])
@@ -132,9 +130,7 @@ def split(line: str) -> list[str]:
 
 
 def split_setup(parser: Parser, line: str) -> tuple[str, str]:
-    """Return the options at the beginning of a `%%speedbench` line, and the set-up code after
-    them as it was typed.
-    """
+    """Return the options that begin a `%%speedbench` line, and the set-up code as typed."""
     actions, end = parser._option_string_actions, 0
     while match := OPTION.match(line, end):
         end = match.end()
@@ -168,11 +164,7 @@ def names_of(text: str) -> list[str]:
 
 
 class Command(Parser):
-    """A subcommand of `%speedkit`; completion and help follow from its options.
-
-    `run` does it with the notebook's names, its session, and the arguments; it displays and
-    returns nothing.
-    """
+    """A subcommand of `%speedkit`: `run(names, session, arguments)` does it and displays."""
 
     def __init__(self, name: str, summary: str, options: Iterable[Option], run: Run) -> None:
         super().__init__(f"%speedkit {name}", options)

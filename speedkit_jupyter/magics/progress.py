@@ -64,10 +64,8 @@ def measured(
 
 
 class _ProgressLine:
-    """Shows progress while blocks run, and the result in its place.
-
-    Uses display updates, which every front end has, never a widget; in a terminal it rewrites one
-    line of stderr.
+    """Shows progress, and the result in its place: by display updates, which every front end has,
+    or on one line of stderr in a terminal.
     """
 
     def __init__(self, title: str) -> None:

@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.rounds.budget import DEFAULT_S, Budget, few_digits
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.repeats import ended
-from speedkit_jupyter.measure.subject.step import Step, reports_out_of_data
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.guard import MeasurementGuard
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
@@ -26,10 +26,8 @@ from speedkit_jupyter.profiling.lines import LineTimes, cells, sampled
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, LineSample, Recorder, Split
-from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -280,11 +278,10 @@ class Profiler:
             self._call(recorder)
         return recorder.split
 
-    @reports_out_of_data
-    @user_code_boundary
     def _call(self, recorder: Recorder | None = None) -> None:
+        __tracebackhide__ = True
         with nullcontext() if recorder is None else recorder.run():
-            interrupts.in_a_window(partial(self.step.run, self._context))
+            self.step.call(self._context)
             if recorder is not None and self._device.type != "cpu":
                 with recorder.within("synchronizations"):
                     synchronize(self._device)

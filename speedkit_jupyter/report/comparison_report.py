@@ -76,10 +76,8 @@ def comparison_report(comparison: Comparison) -> Document:
     if len(lines) == open_lines + 1:  # one line takes no more room than its summary
         open_lines += 1
     ratios = [comparison.ratio(record) for record in comparison.records]
-    picture = Picture(
-        cache(lambda: plots.as_png(plots.speedups(comparison))),
-        "Speed-up of each variant with its interval, as in the table",
-    )
+    png = cache(lambda: plots.as_png(plots.speedups(comparison)))
+    picture = Picture(png, "Speed-up of each variant with its interval, as in the table")
     content = [
         comparison_table(comparison),
         picture if any(gain and gain.low > 0 for gain in ratios) else None,
@@ -107,15 +105,15 @@ def _headline(comparison: Comparison) -> str:
 
 def _nothing(comparison: Comparison) -> str:
     """Say what to do where something may be fast and was not checked."""
-    text = f"Nothing is proven faster than {comparison.baseline.name}"
-    verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
+    text, others = f"Nothing is proven faster than {comparison.baseline.name}", []
     for record in comparison.records:
-        if verdicts[record.name] == "not checked":
+        verdict = comparison.verdict(record)
+        if verdict == "not checked":
             why = record.accuracy.reason if record.accuracy else ""
             return f"{text} and right; {record.name}: not checked: {why}"
-    if others := [name for name, verdict in verdicts.items() if verdict == "other model"]:
-        text += f" with the same results; faster with others: {', '.join(others)}"
-    return text
+        others += [record.name] * (verdict == "other model")
+    more = f" with the same results; faster with others: {', '.join(others)}"
+    return text + more * bool(others)
 
 
 def describe_verdict(comparison: Comparison, record: Record) -> str:
@@ -145,19 +143,15 @@ def comparison_table(comparison: Comparison) -> Table:
     for record in comparison.records:
         key = str(id(record)) if _is_timed(comparison, record) else _verdict(comparison, record)
         groups.setdefault(key, []).append(record)
-    cells = [_cells(comparison, group) for group in groups.values()]
-    tones = [TONES.get(spoken(comparison, group[0]), "plain") for group in groups.values()]
-    titles = tuple(title for title in cells[0] if any(row[title] for row in cells))
-    return Table(
-        titles,
-        [
-            Row(tuple(row[title] or BLANK for title in titles), tone)
-            for row, tone in zip(cells, tones, strict=True)
-        ],
-        numbers=tuple(title for title in titles if title not in WORDS),
-        wraps=(*WORDS, INTERVAL),
-        optional=tuple(title for title in LEAVING if title in titles),
-    )
+    every = [_cells(comparison, group) for group in groups.values()]
+    titles = tuple(title for title in every[0] if any(cells[title] for cells in every))
+    rows = []
+    for cells, (first, *_) in zip(every, groups.values(), strict=True):
+        tone = TONES.get(spoken(comparison, first), "plain")
+        rows.append(Row(tuple(cells[title] or BLANK for title in titles), tone))
+    numbers = tuple(title for title in titles if title not in WORDS)
+    leaving = tuple(title for title in LEAVING if title in titles)
+    return Table(titles, rows, numbers, (*WORDS, INTERVAL), leaving)
 
 
 def _is_timed(comparison: Comparison, record: Record) -> bool:
@@ -181,10 +175,8 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
     if baseline.score is not None:
         name = baseline.score.function
         name = f"{name}()" if name.isidentifier() else name
-        title = name if len(name) <= LONG else f"{name[: LONG - 1]}…"
-        cells[title] = (
-            shown(record.score.after.value) if record.score and record.score.after else ""
-        )
+        after = record.score and record.score.after
+        cells[_cut(name, LONG)] = shown(after.value) if after else ""
     cells["accuracy"] = _accuracy(record.accuracy)
     if not _is_timed(comparison, record):
         cells = dict.fromkeys(cells, "")
@@ -233,8 +225,11 @@ def _reason(record: Record) -> str:
 
 
 def _in_short(record: Record) -> str:
-    first = re.split(r"; | \(|\. ", _reason(record))[0]
-    return first if len(first) <= SHORT else f"{first[: SHORT - 1].rstrip()}…"
+    return _cut(re.split(r"; | \(|\. ", _reason(record))[0], SHORT)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 # --- the lines below ---
@@ -263,16 +258,13 @@ def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
 
 
 def _given_up(record: Record) -> str:
-    accuracy, told = record.accuracy, CHANGES
-    if accuracy is not None and accuracy.verdict != "other model":
-        told = f"{accuracy.verdict}: {accuracy.reason}"
-    elif accuracy is not None:
-        errors = {
-            "output off": accuracy.output_error,
-            "loss": accuracy.loss_error,
-            "gradients": accuracy.gradient_error,
-        }
-        known = [f"{name} by {error:.2g}" for name, error in errors.items() if error is not None]
+    found, told = record.accuracy, CHANGES
+    if found is not None and found.verdict != "other model":
+        told = f"{found.verdict}: {found.reason}"
+    elif found is not None:
+        errors = (found.output_error, found.loss_error, found.gradient_error)
+        pairs = zip(("output off", "loss", "gradients"), errors, strict=True)
+        known = [f"{name} by {error:.2g}" for name, error in pairs if error is not None]
         told += f": {', '.join(known)}" if known else ""
     if record.score is not None:
         return f"{told}; {judged(record.score)}"
@@ -342,8 +334,8 @@ def live_report(progress: Progress, title: str = "") -> Document:
     """Return what notebooks and the panel show; without a title the bar is somebody else's."""
     rows = []
     for one in progress.known:
-        is_known = one.low and one.high is not None and not math.isinf(one.high)
-        interval = between(one.low, one.high) if is_known else BLANK
+        low, high = one.low or 0.0, math.inf if one.high is None else one.high
+        interval = between(low, high) if low and not math.isinf(high) else BLANK
         gain = BLANK if one.speedup is None else ratio(one.speedup)
         rows.append(Row((one.name, gain, interval, one.state), TONES.get(one.state, "plain")))
     table = Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])

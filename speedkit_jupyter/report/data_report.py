@@ -36,21 +36,20 @@ def timing_report(timing: Timing) -> Document:
         return Document(f"Nothing was timed ({runs})")
     ends, digits = timing.interval_s, timing.precision
     values = {
-        "median": timing.median_s,
         "best": timing.best,
         "worst": timing.worst,
         "CPU time": timing.cpu_s,
         "device time": timing.device_s,
         "first call": timing.first_call_s,
     }
-    cells = {name: seconds(one, digits) for name, one in values.items() if one is not None}
-    between = " to ".join(seconds(end, digits) for end in ends) if ends else BLANK
+    interval = " to ".join(seconds(end, digits) for end in ends) if ends else BLANK
     mean = f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}"
-    median = cells.pop("median")
-    cells = {"median": median, INTERVAL: between, "mean ± std. dev.": mean, **cells}
+    cells = {"median": seconds(timing.median_s, digits), INTERVAL: interval}
+    cells["mean ± std. dev."] = mean
+    cells |= {name: seconds(one, digits) for name, one in values.items() if one is not None}
     table = Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
-    interval = f", {INTERVAL} {between}" if ends else ""
-    headline = f"{median} per loop{interval} ({runs})"
+    within = f", {INTERVAL} {interval}" if ends else ""
+    headline = f"{cells['median']} per loop{within} ({runs})"
     return Document(headline, [table, "\n".join(_lines(timing))], timing.to_dict())
 
 
@@ -81,18 +80,18 @@ def loader_report(tuning: LoaderTuning) -> Document:
         headline += f" {step}, {INTERVAL} {between(found.low, found.high)}"
     else:
         headline = f"Leave `{tuning.name}` as it is: nothing was proven faster {step}"
-        if tuning.against and tuning.own.times_s:
-            headline += f" ({share(tuning.own.waiting)} of its time is waiting)"
+        if tuning.against and tuning.race.own.times_s:
+            headline += f" ({share(tuning.race.own.waiting)} of its time is waiting)"
     return Document(headline, content, tuning.to_dict())
 
 
 def _loader_row(tuning: LoaderTuning, one: Candidate) -> Row:
-    own, chosen = one is tuning.own, one is tuning.chosen
+    own, chosen = one is tuning.race.own, one is tuning.chosen
     found = None if own else tuning.race.ratio(one)
     notes = ["taken"] * chosen + [one.failure or one.why_out or "as it is" * own]
     cells = (
         "→" if chosen else "",
-        one.words,
+        one.settings.words,
         seconds(one.batch_s) if one.times_s else BLANK,
         share(one.waiting) if one.times_s else BLANK,
         ratio(found.median) if found else "",
@@ -107,19 +106,14 @@ def batch_report(found: BatchSizes) -> Document:
     if not found.measured:
         return Document("Nothing was measured")
     columns = ("batch", "a step", "samples a second", INTERVAL, "peak memory", "")
-    headline = _batch_headline(found)
     memory = f"Batches: {found.source}, repeated where there are too few; loading is not timed."
     if found.available_bytes is not None and found.largest is not None:
         memory += (
             f" {size(found.available_bytes)} may be used; the largest is by the growth of memory, "
             "a tenth of it kept free, or by what was tried."
         )
-    content = [
-        Table(columns, [_batch_row(found, one) for one in found.sizes], columns[:-1]),
-        memory,
-        WARNING,
-    ]
-    return Document(headline, content, found.to_dict())
+    table = Table(columns, [_batch_row(found, one) for one in found.sizes], columns[:-1])
+    return Document(_batch_headline(found), [table, memory, WARNING], found.to_dict())
 
 
 def _batch_headline(found: BatchSizes) -> str:
@@ -178,9 +172,6 @@ def free_report(freed: Freed) -> Document:
         for name, (was, now) in freed.devices_bytes.items():
             headline += f"; on {name} {size(was)} became {size(now)}"
     names = Table(named, kept, named[1:2], wraps=named[2:3])
-    content = [
-        Table(columns, let_go, columns[1:2], wraps=columns[2:3]),
-        Section(names, "Your own names, which were not touched"),
-        "\n".join(lines),
-    ]
-    return Document(headline, content, freed.to_dict())
+    own_names = Section(names, "Your own names, which were not touched")
+    gone = Table(columns, let_go, columns[1:2], wraps=columns[2:3])
+    return Document(headline, [gone, own_names, "\n".join(lines)], freed.to_dict())

@@ -8,6 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 from speedkit_jupyter.report import html
@@ -22,8 +23,7 @@ GAP = "  "
 class Document:
     """A headline with its content: sections, or bodies without a title. Empty ones are left out.
 
-    `data` is a result's plain values, for a page. A brief document shows summaries of what is
-    folded.
+    `data` is a result's plain values, for a page; a brief one shows summaries of what is folded.
     """
 
     headline: str
@@ -93,14 +93,11 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
 
 
 def table(found: Table, width: int) -> str:
-    """Return a table as text: columns that may wrap get narrower until all fit; then those that
-    are optional go.
-    """
+    """Return a table as text: columns that may wrap get narrower, then the optional ones go."""
     while (widths := _widths(found, width)) is None:
         found = found.without_last_optional()
-    head, *lines = (
-        _row(cells, widths, found) for cells in (found.columns, *(row.cells for row in found.rows))
-    )
+    every = (found.columns, *(row.cells for row in found.rows))
+    head, *lines = (_row(cells, widths, found) for cells in every)
     rule = GAP.join("─" * size for size in widths)
     return "\n".join([head, rule, *lines] if any(found.columns) else lines)
 
@@ -131,12 +128,9 @@ def _row(cells: Sequence[str], widths: Sequence[int], found: Table) -> str:
         _Wrapper(max(size, 1), break_on_hyphens=False).wrap(cell)
         for cell, size in zip(cells, widths, strict=True)
     ]
+    sides = [">" if name in found.numbers else "<" for name in found.columns]
     lines = []
-    for number in range(max(1, *map(len, columns))):
-        texts = [column[number] if number < len(column) else "" for column in columns]
-        padded = [
-            text.rjust(size) if name in found.numbers else text.ljust(size)
-            for text, size, name in zip(texts, widths, found.columns, strict=True)
-        ]
+    for texts in zip_longest(*columns, fillvalue=""):
+        padded = map("{:{}{}}".format, texts, sides, widths)
         lines.append(GAP.join(padded).rstrip())
     return "\n".join(lines)

@@ -36,9 +36,9 @@ class Row:
 class Table:
     """Columns with their rows; a plain tuple is a row without a colour.
 
-    Columns named in `numbers` are aligned to the right. Those in `wraps`, and the last one, break
-    into lines on a narrow page. Those in `optional` are left out of a text that is too narrow, the
-    last of them first; the last column then keeps `least_last` characters.
+    Columns in `numbers` are aligned to the right; those in `wraps`, and the last one, break into
+    lines. A narrow text leaves out those in `optional`, from the end, while the last column would
+    have fewer than `least_last` characters.
     """
 
     columns: tuple[str, ...]
@@ -57,12 +57,10 @@ class Table:
 
     def without_last_optional(self) -> Table:
         """Return the table without one of its columns."""
-        *optional, name = self.optional
-        at = self.columns.index(name)
-        cut = [(*cells[:at], *cells[at + 1 :]) for cells in (row.cells for row in self.rows)]
-        rows = [Row(cells, row.tone) for cells, row in zip(cut, self.rows, strict=True)]
-        columns = (*self.columns[:at], *self.columns[at + 1 :])
-        return replace(self, columns=columns, rows=rows, optional=tuple(optional))
+        at = self.columns.index(self.optional[-1])
+        rows = [Row(row.cells[:at] + row.cells[at + 1 :], row.tone) for row in self.rows]
+        columns = self.columns[:at] + self.columns[at + 1 :]
+        return replace(self, columns=columns, rows=rows, optional=self.optional[:-1])
 
 
 @dataclass(frozen=True)

@@ -127,28 +127,24 @@ def _coloured(code: Code) -> str:
 
 
 def _table(table: Table) -> str:
-    head = "".join(
-        f'<th scope="col"{_hint(HINTS.get(name, ""))} style="{HEAD}text-align:'
-        f'{_side(table, name)};{ASKS if name in HINTS else ""}">'
-        f"{_text(name).replace('-', '&#8209;')}</th>"
-        for name in table.columns
-    )
-    head = f"<thead><tr>{head}</tr></thead>" if any(table.columns) else ""
-    rows = "".join(_row(table, row) for row in table.rows)
-    return (
-        f'<div style="overflow-x:auto"><table style="{TABLE}">{head}<tbody>{rows}</tbody>'
-        "</table></div>"
-    )
+    head = ""
+    for name in table.columns:
+        style = f"{HEAD}text-align:{_side(table, name)};{ASKS if name in HINTS else ''}"
+        title = _text(name).replace("-", "&#8209;")
+        head += f'<th scope="col"{_hint(HINTS.get(name, ""))} style="{style}">{title}</th>'
+    head = f"<thead><tr>{head}</tr></thead>" * any(table.columns)
+    body = f"{head}<tbody>{''.join(_row(table, row) for row in table.rows)}</tbody>"
+    return f'<div style="overflow-x:auto"><table style="{TABLE}">{body}</table></div>'
 
 
 def _row(table: Table, row: Row) -> str:
-    cells = []
+    cells = ""
     for name, cell in zip(table.columns, row.cells, strict=True):
         space = "normal" if name in (table.columns[-1], *table.wraps) else "nowrap"
         style = f"{CELL}text-align:{_side(table, name)};white-space:{space};"
         hint = _hint(HINTS[name] if name in ASKED else "")
-        cells.append(f'<td{hint} style="{style}">{_cell(cell, name in table.wraps)}</td>')
-    return f'<tr style="{TONES[row.tone]}">{"".join(cells)}</tr>'
+        cells += f'<td{hint} style="{style}">{_cell(cell, name in table.wraps)}</td>'
+    return f'<tr style="{TONES[row.tone]}">{cells}</tr>'
 
 
 def _cell(cell: str, wraps: bool) -> str:
@@ -175,10 +171,6 @@ def _side(table: Table, name: str) -> str:
 
 def _text(text: str) -> str:
     """Escape a text; `code` in backticks becomes <code>."""
-    pieces = escape(text).split("`")
-    if len(pieces) % 2 == 0:
+    if text.count("`") % 2:
         return escape(text)
-    return "".join(
-        f'<code style="{INLINE}">{piece}</code>' if i % 2 else piece
-        for i, piece in enumerate(pieces)
-    )
+    return re.sub("`([^`]*)`", rf'<code style="{INLINE}">\1</code>', escape(text))

@@ -47,6 +47,10 @@ def hardware_line(hardware: Hardware, device: str = "cpu") -> str:
     return ", ".join([describe(hardware, device), *sizes, *idle, *versions])
 
 
+def _machine(plan: Plan) -> str:
+    return hardware_line(plan.hardware, plan.facts.device)
+
+
 def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
     """Return what is on, or offered, in the words of options: `precision bf16, channels_last`."""
     if not isinstance(values, Mapping):
@@ -56,8 +60,8 @@ def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
 
 def plan_report(plan: Plan, name: str = "model", found: Found | None = None) -> Document:
     """Return what would be decided for a model; nothing is applied."""
-    headline = f"Plan for {name} on {hardware_line(plan.hardware, plan.facts.device)}"
-    return Document(headline, [decision_table(plan), worth_measuring(plan, found)])
+    content = [decision_table(plan), worth_measuring(plan, found)]
+    return Document(f"Plan for {name} on {_machine(plan)}", content)
 
 
 def context_report(
@@ -91,16 +95,16 @@ def applied_report(context: SpeedContext, words: Words) -> Document:
 
 
 def _loop(context: SpeedContext, words: Words) -> Section:
-    title = "Your predictions" if context.plan["inference"].active else "Your training loop"
+    body: Any = "Nothing to edit: it runs under the plan as it is."
     if library := trained_by(context.model, words.names):
-        text = f"{library} runs its own loop."
+        body = f"{library} runs its own loop."
         if library == "transformers":
             line = f"`%speedkit code {words.model} --as transformers`"
-            text += f" {line} writes the plan as arguments."
-        return Section(text, title)
-    lines = loop(context, words)
-    nothing = "Nothing to edit: it runs under the plan as it is."
-    return Section(Code(lines) if lines else nothing, title)
+            body += f" {line} writes the plan as arguments."
+    elif lines := loop(context, words):
+        body = Code(lines)
+    is_inference = context.plan["inference"].active
+    return Section(body, "Your predictions" if is_inference else "Your training loop")
 
 
 def status_report(
@@ -163,10 +167,7 @@ def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
 
 
 def worth_measuring(plan: Plan, found: Found | None = None) -> str:
-    """Return a line for all that may pay here and waits until it is measured; empty without.
-
-    Where tuning has measured it, the line says what was found in place of the plan.
-    """
+    """Return a line for all that may pay once it is measured, or for what tuning has found."""
     if found is None:
         offer = f"Worth measuring here: {spoken(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
@@ -195,9 +196,8 @@ def _changed(context: SpeedContext) -> Section:
 
 
 def _headline(context: SpeedContext, name: str) -> str:
-    plan = context.plan
-    machine = hardware_line(plan.hardware, plan.facts.device)
-    return f"{_state(context, name)} on {machine} ({count(plan.facts.parameters, 'parameter')})"
+    parameters = count(context.plan.facts.parameters, "parameter")
+    return f"{_state(context, name)} on {_machine(context.plan)} ({parameters})"
 
 
 def _state(context: SpeedContext, name: str) -> str:
@@ -224,7 +224,7 @@ def catalog_report(plan: Plan, name: str) -> Document:
     """Return every entry: what it does, and what would be on, as is or declined here."""
     table = decision_table(plan, IN_CATALOG, wraps=("what it does",), least_last=38)
     more = "`%speedkit explain NAME` says where one helps, its risk, and how it is undone."
-    headline = f"The catalog for {name} on {hardware_line(plan.hardware, plan.facts.device)}"
+    headline = f"The catalog for {name} on {_machine(plan)}"
     return Document(headline, [table, worth_measuring(plan), more])
 
 
@@ -255,13 +255,12 @@ def state_report(preview: Preview, name: str, found: Found | None = None) -> Doc
     """Return what is applied, what the choice would change, and why."""
     plan, applied = preview.plan, preview.applied
     would = spoken(plan) or "nothing"
-    if applied is None:
-        headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
-    else:
+    headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
+    if applied is not None:
         headline = f"Applied to `{name}`: {spoken(applied.plan) or 'nothing'}"
         headline += f". Apply would make it: {would}" if preview.pending else ""
-    if plan.hardware.pinned:
-        headline += f" ({machines.as_for(plan.hardware.pinned)})"
+    pinned = plan.hardware.pinned
+    headline += f" ({machines.as_for(pinned)})" if pinned else ""
     content = [_changes(preview), *_reasons(preview), worth_measuring(plan, found)]
     return Document(headline, content, is_brief=True)
 
@@ -310,9 +309,9 @@ def _reasons(preview: Preview) -> list[Section]:
     was_on = set() if now is None else {one.name for one in now if one.active}
     shown = [one for one in preview.plan if one.active or one.declined or one.name in was_on]
     left = [one for one in preview.plan if one not in shown]
-    tables = [decision_table(some, IN_PANEL, marked=marked) for some in (shown, left)]
+    why, as_is = (decision_table(some, IN_PANEL, marked=marked) for some in (shown, left))
     title = f"{len(left)} left as they are, and why"
-    return [Section(tables[0], "Why"), Section(tables[1], title, folded=True)]
+    return [Section(why, "Why"), Section(as_is, title, folded=True)]
 
 
 def as_code(
@@ -324,8 +323,7 @@ def as_code(
     """Return the plan to take along, in the user's word for the model."""
     text: Any
     try:
-        written = code(plan, "torch", optimizers, model=model, name=name)
-        text = Code(written.rstrip(), "python")
+        text = Code(code(plan, "torch", optimizers, model=model, name=name).rstrip(), "python")
     except SpeedKitError as error:
         text = str(error)
     yaml = Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")

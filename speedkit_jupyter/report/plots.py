@@ -40,10 +40,7 @@ def _axes(height: float, x_label: str) -> Any:
 
 
 def speedups(comparison: Comparison) -> Figure:
-    """Draw a dot with its interval for each variant, around 1.
-
-    Variants without a ratio (failed, or not reached) are named and left empty.
-    """
+    """Draw a dot with its interval for each variant, around 1; without a ratio its verdict."""
     records = [record for record in comparison.records if record is not comparison.baseline]
     axes = _axes(0.9 + 0.45 * len(records), f"speed-up over {comparison.baseline.name}")
     axes.xaxis.set_major_formatter(lambda value, _: ratio(value))

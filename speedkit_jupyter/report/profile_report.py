@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from speedkit_jupyter.advice.advice import Advice, Opportunity
+from speedkit_jupyter.advice.advice import Advice
 from speedkit_jupyter.profiling.costs import Cost
 from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile
@@ -183,37 +183,30 @@ def advice_report(advice: Advice) -> Document:
     profile, every = advice.profile, advice.opportunities
     if not profile.taken:
         return Document("Nothing was measured")
-    found = list(enumerate(every[:MOST], 1))
-    because = Table(
-        ("", "opportunity", "expected, whole step", "because"),
-        [(str(number), one.title, str(one.gain), one.evidence) for number, one in found],
-        numbers=("",),
-        wraps=("opportunity",),
-        least_last=40,
-    )
-    remedies = Table(
-        ("", "write", "measure it", "risk"),
-        [(str(number), one.remedy, try_line(one, number), one.risk) for number, one in found],
-        numbers=("",),
-        wraps=("write", "measure it"),
-        least_last=30,
-    )
-    parts = {part: profile.share(part) for part in PARTS if profile.share(part) >= LEAST_NAMED}
-    waits = [
-        f"{profile.place(wait.line)}: waits {wait.times:.3g} times a step"
-        for wait in profile.waits()
-    ]
+    reasons, writing = [], []
+    for number, one in enumerate(every[:MOST], 1):
+        trial = f"%speedkit advise --try {number}" if one.variant or one.trial else BY_HAND
+        reasons.append((str(number), one.title, str(one.gain), one.evidence))
+        writing.append((str(number), one.remedy, trial, one.risk))
+    heads = ("", "opportunity", "expected, whole step", "because")
+    because = Table(heads, reasons, heads[:1], heads[1:2], least_last=40)
+    heads = ("", "write", "measure it", "risk")
+    remedies = Table(heads, writing, heads[:1], heads[1:3], least_last=30)
+    shares = {part: profile.share(part) for part in PARTS}
+    parts = ", ".join(f"{part} {share(of)}" for part, of in shares.items() if of >= LEAST_NAMED)
+    waits = [(profile.place(one.line), f"{one.times:.3g}") for one in profile.waits()]
+    waiting = [f"{place}: waits {times} times a step" for place, times in waits]
     content = [
         because,
         Section(remedies, "What to write"),
-        f"The step: {', '.join(f'{part} {share(of)}' for part, of in parts.items())}.",
+        f"The step: {parts}.",
         "\n".join(_advice_notes(advice)),
-        Section("\n".join([HOW, *waits]), folded=True),
+        Section("\n".join([HOW, *waiting]), folded=True),
     ]
     told = "no known reason why it would be slow"
     if every:
-        number = "1 opportunity" if len(every) == 1 else f"{len(every)} opportunities"
-        told = f"{number}, the first {every[0].gain}"
+        noun = "opportunity" if len(every) == 1 else "opportunities"
+        told = f"{len(every)} {noun}, the first {every[0].gain}"
     elif profile.is_interrupted:
         told = "interrupted before reasons were looked for"
     subject = f" of `{advice.subject}`" if advice.subject else ""
@@ -221,17 +214,10 @@ def advice_report(advice: Advice) -> Document:
     return Document(headline, content, advice.to_dict())
 
 
-def try_line(one: Opportunity, number: int) -> str:
-    """Return the line that compares the step as it is with the step as it would be."""
-    return f"%speedkit advise --try {number}" if one.variant or one.trial else BY_HAND
-
-
 def _advice_notes(advice: Advice) -> Iterator[str]:
     if (more := len(advice.opportunities) - MOST) > 0:
         yield f"{more} more gain less: in the result's rows()."
     if advice.opportunities:
-        expected = "Expected is what the split allows (Amdahl), not a promise"
-        yield f"{expected}: the comparison measures."
-    switches = "What switches bring (precision, compile, layouts)"
-    yield f"{switches} is measured by %%speedbench --tune."
+        yield "Expected is what the split allows (Amdahl), not a promise: the comparison measures."
+    yield "What switches bring (precision, compile, layouts) is measured by %%speedbench --tune."
     yield from (f"{rule}: not looked at ({why})" for rule, why in advice.skipped.items())

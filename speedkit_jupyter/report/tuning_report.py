@@ -28,13 +28,11 @@ def tuning_report(tuning: Tuning) -> Document:
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.saved_at)
         checked = f"Learned before ({when}) and checked again now; --fresh searches anew."
+    rejected = [(candidate.name, candidate.reason) for candidate in tuning.rejected]
     content = [
         Table(PARTS, parts if tuning.helped else (), PARTS[1:]),
         MEMORY.format(*peaks) if peaks and tuning.helped else "",
-        Table(
-            ("tried", "why it is not in the plan"),
-            [(candidate.name, candidate.reason) for candidate in tuning.rejected],
-        ),
+        Table(("tried", "why it is not in the plan"), rejected),
         f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",
         *tuning.notes,
         checked,
@@ -84,9 +82,9 @@ def _peaks(tuning: Tuning) -> tuple[str, str] | None:
 
 # --- what is kept ---
 
-# Verdicts that are told beside a speed-up.
 # What another version has not kept.
 UNKNOWN = {"device": None, "torch": None}
+# Verdicts that are told beside a speed-up.
 TOLD = ("accepted", "other model", "wrong", "not checked")
 
 
@@ -134,10 +132,8 @@ def _median(row: Mapping[str, Any]) -> str:
 def _speedup(row: Mapping[str, Any]) -> str:
     """Return it with its interval; empty for what is compared with."""
     speedup, low, high = (row.get(name) for name in ("speedup", "low", "high"))
-    if speedup is None:
-        return ""
-    if not low or high is None:
-        return "too few rounds"
+    if speedup is None or not low or high is None:
+        return "" if speedup is None else "too few rounds"
     verdict = f" ({row['verdict']})" if row.get("verdict") in TOLD else ""
     return f"{ratio(speedup)} [{between(low, high)}]{verdict}"
 

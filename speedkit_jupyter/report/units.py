@@ -39,7 +39,7 @@ def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:
     unit = next((unit for unit, scale in units.items() if abs(value) >= scale), smallest)
     rounded = float(f"{value / units[unit]:.{max(digits, 1)}g}")
     whole = abs(rounded) >= 10 ** (digits - 1)
-    return f"{rounded:.0f} {unit}".rstrip() if whole else f"{rounded:.{digits}g} {unit}".rstrip()
+    return f"{rounded:.0f} {unit}" if whole else f"{rounded:.{digits}g} {unit}"
 
 
 def day(moment: datetime.datetime) -> str:

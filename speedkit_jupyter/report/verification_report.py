@@ -35,17 +35,13 @@ def verification_report(result: Verification) -> Document:
     if score is not None and not result.failure:
         headline += f": {change(score)}"
     if runs:
-        headline += (
-            f" {'over' if score is None else 'after'} {count(len(runs), 'call')} of the step"
-        )
+        when = "over" if score is None else "after"
+        headline += f" {when} {count(len(runs), 'call')} of the step"
     if result.failure:
         return Document(headline, [result.failure], result.to_dict())
-    content = [
-        score_table(score, result.name) if score else None,
-        _given_up(result),
-        *(body for curve in result.curves for body in _curve(result, curve)),
-        UNDONE,
-    ]
+    numbers = score_table(score, result.name) if score else None
+    curves = [body for curve in result.curves for body in _curve(result, curve)]
+    content = [numbers, _given_up(result), *curves, UNDONE]
     return Document(headline, content, result.to_dict())
 
 
@@ -127,9 +123,8 @@ def score_table(score: Scored, name: str) -> Table:
     rows: list[Row | tuple[str, ...]] = [(score.function, *(_cell(side) for side in sides))]
     ends = [side.interval if side else None for side in sides]
     if any(ends):
-        rows.append(
-            (INTERVAL, *("{:.3g} to {:.3g}".format(*one) if one else BLANK for one in ends))
-        )
+        words = ("{:.3g} to {:.3g}".format(*one) if one else BLANK for one in ends)
+        rows.append((INTERVAL, *words))
     if score.others:
         others = dict.fromkeys(shown(end) for end in (min(score.others), max(score.others)))
         rows.append(("other baselines", " to ".join(others), ""))

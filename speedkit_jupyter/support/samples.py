@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.support.torch_private import tree_leaves
+
+if TYPE_CHECKING:
+    import torch
 
 EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves nothing"
 
@@ -22,21 +25,29 @@ def length_of(value: Any) -> int | None:
     return next((len(leaf) for leaf in tensors if leaf.ndim), None)
 
 
-def cut(value: Any, length: int, samples: slice) -> Any:
-    """Return these samples of what holds a value for each of `length`, in containers too."""
+def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
+    """Return `take` of all tensors, arrays and lists of texts with `length` samples, in containers
+    too; the rest as it is.
+    """
     import numpy as np
     import torch
 
     if isinstance(value, torch.Tensor | np.ndarray):
-        return value[samples] if value.ndim and len(value) == length else value
+        return take(value) if value.ndim and len(value) == length else value
     if isinstance(value, Mapping):
-        return {key: cut(one, length, samples) for key, one in value.items()}
+        return {key: each_taken(one, length, take) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        holds_tensors = length_of(value) is not None
-        if len(value) == length and not holds_tensors:  # texts, say
-            return value[samples]
-        parts = [cut(one, length, samples) for one in value]
+        if len(value) == length and length_of(value) is None:  # texts, say
+            return take(value)
+        parts = [each_taken(one, length, take) for one in value]
         if isinstance(value, tuple):
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         return parts
     return value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return all tensors within containers."""
+    import torch
+
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -47,7 +47,6 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             del args, kwargs  # this frame is at work still, and can't be emptied
             reasons = _reasons(error, [])
-            _clear(reasons)
             _shorten(error, reasons)
             del reasons
             # A plain `raise` would bring the whole traceback back.
@@ -63,14 +62,11 @@ def users_part(error: BaseException) -> TracebackType | None:
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
-def _clear(reasons: list[BaseException]) -> None:
-    """Empty our frames: those of the user's that stay refer to them, as to their callers."""
+def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
+    """Empty our frames, since the user's refer to them as their callers, and leave the user's."""
     for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
         with suppress(RuntimeError):  # still at work
             entry.tb_frame.clear()
-
-
-def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
     entries = [*dropwhile(lambda entry: entry.tb_frame.f_code not in _DOORS, _entries(error))]
     if not all(map(_is_ours, entries)):
         for reason in reasons:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -41,12 +41,11 @@ class Choice:
     def __init__(self, session: Session, model: torch.nn.Module) -> None:
         self.session, self.name = session, session.name_of(model)
         self._model = ref(model, self._gone)
-        self._optimizers: Alive[torch.optim.Optimizer] | None = None
+        self.given: Alive[torch.optim.Optimizer] | None = None
         # Whether the user has picked something on a control since a plan was applied.
         self._chosen = False
         self.step: Callable[..., object] | str | None = None
-        applied = applied_to(model)
-        self.config = self._begun() if applied is None else applied.config
+        self.config = self._begun() if self.context is None else self.context.config
         self._take_found()
         self.run: Run | None = None
         self.result: Comparison | None = None
@@ -84,15 +83,11 @@ class Choice:
         """The context that is in force on the model."""
         return None if (model := self.model) is None else applied_to(model)
 
-    def give_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Take these in place of the notebook's that hold the model's parameters."""
-        self._optimizers = Alive(optimizers)
-
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return those that were given, or those of the notebook."""
-        if self._optimizers is None:
+        """Return those that were given, or those of the notebook that hold the model."""
+        if self.given is None:
             return self.session.optimizers_of(self._alive())
-        return list(self._optimizers)
+        return list(self.given)
 
     def preview(self) -> Preview:
         """Return what applying would change; raises SpeedKitError where the model is gone."""
@@ -115,16 +110,16 @@ class Choice:
 
     def restore(self) -> None:
         """Put everything back, on this model."""
-        model = self._alive()
-        while (applied := applied_to(model)) is not None:
-            applied.restore()
+        self._alive()
+        while self.context is not None:
+            self.context.restore()
 
     def measure(self, budget_s: float) -> None:
         """Baseline against the choice, between the turns of the event loop."""
         from speedkit_jupyter.measure.rounds.benchmark import Benchmark  # a panel must open at once
         from speedkit_jupyter.measure.subject.variants import AUTO, BASELINE, Variant
 
-        name = AUTO if not self.config.to_dict() and not self.config.is_alone else "this choice"
+        name = "this choice" if self.config.to_dict() or self.config.is_alone else AUTO
         variants = [Variant(BASELINE), Variant(name, self.config)]
         self._start(Benchmark(self._step(), variants, budget_s))
 
@@ -160,18 +155,18 @@ class Choice:
         from speedkit_jupyter.measure.subject.from_function import step_of
 
         model, cell = self._alive(), self.session.measured
-        if self.step is None:
-            if cell is None:
-                raise StepError(NO_STEP)
-            try:
-                return cell.step().on(model)
-            except StepError as error:
-                raise StepError(f"the last %%speedbench cell ({cell.title}): {error}") from None
-        names = self.session.names or {}
-        step = names.get(self.step) if isinstance(self.step, str) else self.step
-        if not callable(step):
-            raise StepError(f"there is no function {self.step} any more")
-        return step_of(step, model, self.optimizers() or None)
+        if self.step is not None:
+            names = self.session.names or {}
+            step = names.get(self.step) if isinstance(self.step, str) else self.step
+            if not callable(step):
+                raise StepError(f"there is no function {self.step} any more")
+            return step_of(step, model, self.optimizers() or None)
+        if cell is None:
+            raise StepError(NO_STEP)
+        try:
+            return cell.step().on(model)
+        except StepError as error:
+            raise StepError(f"the last %%speedbench cell ({cell.title}): {error}") from None
 
     def _start(self, engine: Any) -> None:
         from speedkit_jupyter.measure.undo.event_loop import Run
@@ -205,9 +200,8 @@ class Choice:
 
     def _applied_or_restored(self, model: torch.nn.Module) -> None:
         if model is self.model:
-            applied = applied_to(model)
-            if applied is not None:
-                self.config, self._chosen = applied.config, False
+            if self.context is not None:
+                self.config, self._chosen = self.context.config, False
             self.tell()
 
     def _session_changed(self, topic: str) -> None:

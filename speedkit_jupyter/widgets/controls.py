@@ -103,12 +103,10 @@ class Control:
         self._drawing = True
         try:
             if not self.words[1:]:
-                self.input.value = "" if asked == "auto" else asked
-                self.input.placeholder = auto
-            else:
-                if self.is_first:
-                    self._set_options(asked, decisions, auto)
-                self.input.value = asked
+                asked, self.input.placeholder = "" if asked == "auto" else asked, auto
+            elif self.is_first:
+                self._set_options(asked, decisions, auto)
+            self.input.value = asked
         finally:
             self._drawing = False
         refused: dict[str, list[str]] = {}  # words by their reason
@@ -143,7 +141,7 @@ class Control:
 
     def _say(self, notes: list[str]) -> None:
         lines = "".join(f"<div>✕ {escape(note)}</div>" for note in notes)
-        self.note.value = f'<div style="{self._note_style}">{lines}</div>' if lines else ""
+        self.note.value = f'<div style="{self._note_style}">{lines}</div>' * bool(lines)
         self.note.layout.display = None if lines else "none"
 
 
@@ -152,11 +150,9 @@ def button(name: str) -> Any:
     import ipywidgets as w
 
     (icon, hint), kind = BUTTONS[name], w.ToggleButton if name == "Code" else w.Button
+    look = {"icon": icon, "button_style": "primary" if name == "Apply" else ""}
     layout = w.Layout(flex="1 1 30%", width="auto")
-    style = "primary" if name == "Apply" else ""
-    return kind(
-        description=name, icon=icon, layout=layout, button_style=style, **_tooltip(kind, hint)
-    )
+    return kind(description=name, layout=layout, **look, **_tooltip(kind, hint))
 
 
 def _tooltip(kind: Any, text: str) -> dict[str, str]:
@@ -179,11 +175,10 @@ def arranged(controls: Mapping[str, Control]) -> list[Any]:
 
     labels = {control.label: control for control in controls.values() if control.is_first}
     main = [labels[label] for label in FIRST]
-    rest = [control for control in controls.values() if control not in main]
     grouped: list[Any] = []
     for effect, title in GROUPS.items():
-        members = [control.widget for control in rest if control.effect is effect]
-        grouped += [w.HTML(HEADING.format(title))] * bool(members) + members
+        members = [one for one in controls.values() if one.effect is effect and one not in main]
+        grouped += [w.HTML(HEADING.format(title)), *(one.widget for one in members)]
     more = w.Accordion([w.VBox(grouped)], selected_index=None)
     more.set_title(0, MORE)
     return [*(control.widget for control in main), more]
@@ -193,17 +188,13 @@ def columns(left: list[Any], right: list[Any], below: list[Any]) -> Any:
     """Return the panel: two columns where there is room, and a row below them."""
     import ipywidgets as w
 
-    made = []
-    for name, widgets, flex, most in (
-        ("left", left, "1 1 380px", "430px"),
-        ("right", right, "2 1 540px", "none"),
-        ("below", below, "1 1 100%", "none"),
-    ):
+    def part(widgets: list[Any], name: str, flex: str, most: str = "none") -> Any:
         layout = w.Layout(flex=flex, max_width=most, min_width="0", overflow="visible")
         layout.margin = "0 24px 0 0"
-        made.append(w.VBox(widgets, layout=layout).add_class(f"speedkit-{name}"))
-        if name != "below":
-            made[-1].add_class("speedkit-column")
+        return w.VBox(widgets, layout=layout).add_class(f"speedkit-{name}")
+
+    made = [part(left, "left", "1 1 380px", "430px"), part(right, "right", "2 1 540px")]
+    made = [*(one.add_class("speedkit-column") for one in made), part(below, "below", "1 1 100%")]
     wrapping = w.Box(made, layout=w.Layout(flex_flow="row wrap", width="100%"))
     style = w.HTML(TOP, layout=w.Layout(margin="0"))
     whole = w.VBox([style, wrapping], layout=w.Layout(width="100%", padding="4px 0"))

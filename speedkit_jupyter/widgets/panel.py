@@ -18,6 +18,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.plan_report import as_code, panel_report, state_report
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import BUTTONS, arranged, button, columns, every_control
@@ -70,7 +71,8 @@ class Panel:
         self._choice = Choice.of(known, model)
         self._choice.step = step or self._choice.step
         if optimizer is not None:
-            self._choice.give_optimizers(each_once(arguments.optimizers("optimizer", optimizer)))
+            given = each_once(arguments.optimizers("optimizer", optimizer))
+            self._choice.given = Alive(given)
         self._drawn_at, self._was_busy = 0.0, False
         self.controls = every_control(self._choice.choose)
         self.buttons = {name: button(name) for name in BUTTONS}
@@ -110,20 +112,17 @@ class Panel:
 
     def report(self) -> Document:
         """Return all that the panel shows. Raises SpeedKitError once the model is gone."""
-        choice = self._choice
-        return panel_report(
-            choice.preview(), choice.name, choice.message, choice.report, choice.found
-        )
+        it = self._choice
+        return panel_report(it.preview(), it.name, it.message, it.report, it.found)
 
     def __repr__(self) -> str:
         return self._static()["text/plain"]
 
     def _static(self) -> dict[str, str]:
         try:
-            document = self.report()
+            return self.report()._repr_mimebundle_()
         except SpeedKitError as error:
-            document = Document(str(error))
-        return document._repr_mimebundle_()
+            return Document(str(error))._repr_mimebundle_()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}

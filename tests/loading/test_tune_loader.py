@@ -211,8 +211,8 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str, made_time
 
     tuning = tune_loader(loader, step, budget_s=2.0).tuning
     assert tuning.epoch == (6 if name == "so many" else 8)
-    assert 0.0 < tuning.own.waiting < 0.5
-    assert tuning.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
+    assert 0.0 < tuning.race.own.waiting < 0.5
+    assert tuning.race.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
 
 
 def test_a_loop_that_notices_iterators_which_end_early_is_timed(made_time: MadeTime) -> None:
@@ -223,7 +223,7 @@ def test_a_loop_that_notices_iterators_which_end_early_is_timed(made_time: MadeT
         for _ in zip(loader, loader, strict=True):
             made_time.sleep(0.2)
 
-    assert tune_loader(loader, step, budget_s=1.0).tuning.own.batch_s > 0.05
+    assert tune_loader(loader, step, budget_s=1.0).tuning.race.own.batch_s > 0.05
 
 
 def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time: MadeTime) -> None:
@@ -236,4 +236,4 @@ def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time:
     assert tuning.epoch == 10_000
     for row in tuning.rows():
         if row["ratio"] is not None:
-            assert row["ratio"] <= 1.02 / (1 - max(tuning.own.waiting, 0.02))
+            assert row["ratio"] <= 1.02 / (1 - max(tuning.race.own.waiting, 0.02))

@@ -118,11 +118,10 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 def _holders(names: Names, shell: Any) -> Iterator[Holder]:
     python, *figures = of_process()
     owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
-    kept = [(owner, name) for owner in owners for name in OF_AN_ERROR]
-    kept.append((shell, "last_execution_result"))
+    kept = [*itertools.product(owners, OF_AN_ERROR), (shell, "last_execution_result")]
 
     def of_error() -> list[Any]:
-        values = (getattr(owner, name, None) for owner, name in kept)
+        values = [getattr(owner, name, None) for owner, name in kept]
         return [*python.roots(), *(value for value in values if value is not None)]
 
     def forget_error() -> None:

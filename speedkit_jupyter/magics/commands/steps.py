@@ -113,10 +113,7 @@ def verify(names: Names, session: Session, arguments: Namespace) -> None:
 def _trained(
     names: Names, session: Session, arguments: Namespace, accuracy: NamedAccuracy | None
 ) -> tuple[Step, int, str]:
-    """Return the step, how often it is called, and its name.
-
-    Without a step an accuracy is all that runs.
-    """
+    """Return the step, its number of calls, and its name; an accuracy may be all that runs."""
     from speedkit_jupyter.advice.advisor import over_batches
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.measure.subject.named_accuracy import required
@@ -214,11 +211,11 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
         known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
         data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
     text, title = "%speedkit batch", ""
-    if arguments.step is not None:
-        text += f" --step {arguments.step}"
-        step = namespace.find_function(names, arguments.step)
-    else:
+    if arguments.step is None:
         cell = last_cell(session)
         step, title = cell.step(), cell.title
+    else:
+        step = namespace.find_function(names, arguments.step)
+        text += f" --step {arguments.step}"
     sweep = sweep_of(step, data, loader, arguments.range, arguments.budget, text, title)
     measured(sweep, "batches", names, arguments.v)

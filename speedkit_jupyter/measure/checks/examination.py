@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -191,20 +191,18 @@ class Examination:
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)
                 runner.record.memory = memory.needed(runner.once, runner.device, state)
 
-    def flops(self) -> int | None:
-        """Operations of one step of the first variant; None where they can't be counted."""
-        first, found = self._runners[0], 0
-        with self._warm(first, fails=False):  # a dispatch mode, which some code does not allow
-            found = roofline.flops(first.once, first.step.models)
-        return found or None
+    def limits(self) -> Generator[Progress, None, int | None]:
+        """What this machine could do at best, in each variant's precision.
 
-    def limits(self, flops: int | None) -> Iterator[Progress]:
-        """What this machine could do at best, in each variant's precision."""
+        Returns the operations of one step of the first variant; None where they can't be counted.
+        """
         import torch
 
-        first = self._runners[0]
-        if flops is None or first.record.memory is None:
-            return
+        first, flops = self._first, 0
+        with self._warm(first, fails=False):  # a dispatch mode, which some code does not allow
+            flops = roofline.flops(first.once, first.step.models)
+        if not flops or first.record.memory is None:
+            return flops or None
         dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
         for runner in self._runners:
             yield Progress(0.0, f"the machine's own limit, as in {runner.record.name}")
@@ -213,6 +211,7 @@ class Examination:
             with runner.applied():
                 peak = roofline.peak(runner.device, dtype, runner.precision)
             runner.record.limit_s = peak.limit_s(flops, first.record.memory.state_bytes)
+        return flops
 
     @contextmanager
     def _warm(self, runner: Runner, fails: bool = True) -> Iterator[None]:

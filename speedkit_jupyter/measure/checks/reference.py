@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.checks.memory import size, state_tensors
@@ -31,8 +31,7 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
     return parameters
 
 
-@contextmanager
-def each_operation(make: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
     """Every operation of the block is made by `make(operation, args, kwargs)`."""
 
     class Mode(dispatch_mode()):  # type: ignore[misc]
@@ -41,8 +40,7 @@ def each_operation(make: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
         ) -> Any:
             return make(operation, args, kwargs or {})
 
-    with Mode():
-        yield
+    return Mode()
 
 
 def name_of(operation: Any) -> str:
@@ -121,23 +119,17 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
     return result
 
 
-@contextmanager
-def without_wrappers() -> Iterator[None]:
+def without_wrappers() -> AbstractContextManager[None]:
     """DistributedDataParallel reduces nothing: its buckets have a fixed dtype."""
-    from torch.nn.parallel import DistributedDataParallel
+    from torch.nn.parallel import DistributedDataParallel as Wrapper
 
-    def make(forward: Any) -> Any:
-        return lambda wrapper, *args, **kwargs: wrapper.module(*args, **kwargs)
-
-    with patched(DistributedDataParallel, "forward", make):
-        yield
+    return patched(Wrapper, "forward", lambda _: lambda ddp, *args, **kw: ddp.module(*args, **kw))
 
 
 # Random draws.
 
 
-@contextmanager
-def replayed(drawn: set[str]) -> Iterator[None]:
+def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
     """Make every draw from torch's generators in float32, in contiguous memory: the same numbers
     in float64, bf16 and channels_last. `drawn` gets the names of the operations that drew.
     """
@@ -156,8 +148,7 @@ def replayed(drawn: set[str]) -> Iterator[None]:
             drawn.add(name)
         return operation(*args, **kwargs)
 
-    with each_operation(make):
-        yield
+    return each_operation(make)
 
 
 def draws_inside(name: str) -> bool:

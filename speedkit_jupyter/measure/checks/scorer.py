@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.subject.repeats import Work, counted
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 
 # Of torch's error where a backward pass meets a result that recorded nothing.
 NEEDS_GRADIENTS = "require grad"
@@ -27,7 +27,6 @@ class Scorer:
     def __init__(self, accuracy: NamedAccuracy, step: Step) -> None:
         self.accuracy = accuracy
         self._call = accuracy.bound(step.models)
-        self._records_gradients = False  # only if the function needs them
         self.before: Score | None = None  # the baseline's number
 
     def scores(
@@ -66,14 +65,7 @@ class Scorer:
         name, step = self.accuracy.name, runner.step
         held, compiled = step.state(), is_compiled(runner)
         with nullcontext(Work(calls=1)) if compiled else counted(step.models) as work:
-            try:
-                score = self._score(runner)
-            except StepError as error:
-                if NEEDS_GRADIENTS not in str(error):
-                    raise
-                self._records_gradients = True
-                held.restore()
-                score = self._score(runner)
+            score = self._score(runner)
         if not work.calls:
             raise StepError(
                 f"{name} calls no model that the step uses, so no plan changes what it gives"
@@ -88,17 +80,18 @@ class Scorer:
 
         lowered = [c for c in runner.contexts if c.plan["precision"].active]
         autocast = lowered[0].autocast() if lowered else nullcontext()
-        runner.step.rewind()
-        try:
-            with torch.set_grad_enabled(self._records_gradients), autocast:
-                given = interrupts.in_a_window(self._call)
-        except SpeedKitError:
-            raise
-        except Exception as error:
-            first = (str(error).strip().splitlines() or [""])[0]
-            line = f"{type(error).__name__}: {first:.160}".rstrip(": ")
-            raise StepError(f"{self.accuracy.name} raises {line}") from None
-        return self.accuracy.score(given)
+        for records_gradients in (False, True):  # only if the function needs them
+            runner.step.rewind()
+            try:
+                with torch.set_grad_enabled(records_gradients), autocast:
+                    return self.accuracy.score(interrupts.in_a_window(self._call))
+            except SpeedKitError:
+                raise
+            except Exception as error:
+                line = in_a_line(error)
+            if NEEDS_GRADIENTS not in line:
+                break
+        raise StepError(f"{self.accuracy.name} raises {line}")
 
 
 def _changed(step: Step, overwritten: set[int]) -> str:

@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_ratio
 from speedkit_jupyter.measure.subject.named_accuracy import Scored
 from speedkit_jupyter.plans.planning import describe
-from speedkit_jupyter.support.version import __version__
+from speedkit_jupyter.support import __version__
 
 if TYPE_CHECKING:
     import torch

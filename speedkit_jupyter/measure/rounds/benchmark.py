@@ -288,8 +288,7 @@ class Benchmark:
         about = Examination(runners, start)
         with compiling_excluded(self.budget, needed_s):
             yield from about.memory()
-            self._flops = about.flops()
-            yield from about.limits(self._flops)
+            self._flops = yield from about.limits()
 
 
 def _keep_copies_where_they_fit(step: Step, copies: int) -> None:

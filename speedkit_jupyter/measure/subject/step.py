@@ -7,7 +7,7 @@ import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -20,7 +20,9 @@ from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.interrupts import in_a_window
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -38,6 +40,22 @@ class StateWarning(UserWarning):
 
 def _warn(line: str) -> None:
     warnings.warn(line, StateWarning, stacklevel=2)
+
+
+def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a StopIteration of the step raise StepError: it would end a generator of ours."""
+
+    @wraps(function)  # no context manager, whose frames would stay in the user's traceback
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration:
+            raise StepError(
+                "the step ran out of data (StopIteration): an iterator that it draws from has "
+                "ended. One that the cell names begins anew by itself"
+            ) from None
+
+    return call
 
 
 @dataclass
@@ -80,6 +98,13 @@ class Step:
     def afresh(self) -> bool:
         """Whether each measured call has to begin in the user's own state."""
         return self.repeats is not None and self.repeats.afresh
+
+    @user_code_boundary
+    @reports_out_of_data
+    def call(self, context: SpeedContext) -> object:
+        """Run it as the user does. Raises StepError where it runs out of data."""
+        __tracebackhide__ = True
+        return in_a_window(partial(self.run, context))
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
         """Return the objects from which all that it can change is reached."""
@@ -149,22 +174,6 @@ class Step:
             raise StepError("the step does not use this model")
         rest = [candidate for candidate in self.models if candidate is not same[0]]
         return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])
-
-
-def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a StopIteration of the step raise StepError: it would end a generator of ours."""
-
-    @wraps(function)  # no context manager, whose frames would stay in the user's traceback
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except StopIteration:
-            raise StepError(
-                "the step ran out of data (StopIteration): an iterator that it draws from has "
-                "ended. One that the cell names begins anew by itself"
-            ) from None
-
-    return call
 
 
 def refuse_unrun_result(result: Any) -> None:
