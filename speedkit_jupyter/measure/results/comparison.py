@@ -160,15 +160,6 @@ class Comparison(Shown):
         """Return the rows by variant. Raises SpeedKitError if pandas is missing."""
         return super().to_frame().set_index("name")
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Comparison:
-        """Return the comparison that `to_dict` described."""
-        names = {column.name for column in fields(cls)}
-        known = {name: value for name, value in values.items() if name in names}
-        known["records"] = tuple(map(Record.from_dict, values["variants"]))
-        known["unrestorable"] = tuple(known.get("unrestorable", ()))
-        return cls(**known)
-
     def _median(self, record: Record) -> float:
         ratio = self.ratio(record)
         return 0.0 if ratio is None else ratio.median

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from pydantic import TypeAdapter
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -73,7 +69,7 @@ class Record:
     @property
     def interrupted(self) -> list[bool]:
         """Return whether each of the times may hold waiting that a ratio would show."""
-        waited_s = zip(self.times_s, self.waited_s, strict=False)  # older results have none
+        waited_s = zip(self.times_s, self.waited_s, strict=False)  # may be unknown
         return [waited > SAME * seconds for seconds, waited in waited_s]
 
     def is_other_model(self, baseline: Record) -> bool:
@@ -90,13 +86,6 @@ class Record:
         """Return whether the user named a number, and more is given up than is allowed."""
         return self.score is not None and not self.score.is_accepted
 
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Record:
-        """Return what was measured; what follows from it is computed anew."""
-        values = {column.name: row[column.name] for column in fields(cls) if column.name in row}
-        times_s = [] if row["same_as_baseline"] else row["times_s"]
-        return _adapter().validate_python(values | {"times_s": times_s})
-
 
 def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
     """Return how many times as fast `after` is, by the rounds of both; None without any."""
@@ -106,11 +95,6 @@ def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
     both = (before, after)
     waited_s = [(record.waited_s + [0.0] * pairs)[:pairs] for record in both]
     return paired_ratio(before.times_s[:pairs], after.times_s[:pairs], error, waited_s)
-
-
-@cache
-def _adapter() -> TypeAdapter[Record]:
-    return TypeAdapter(Record)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -94,11 +94,9 @@ def optimizer_hooks(
 
     with ExitStack() as stack:
         if before is not None:
-            pre = torchs.register_optimizer_step_pre_hook(confined(before))
-            stack.callback(pre.remove)
+            stack.enter_context(torchs.register_optimizer_step_pre_hook(confined(before)))
         if after is not None:
-            post = torchs.register_optimizer_step_post_hook(confined(after))
-            stack.callback(post.remove)
+            stack.enter_context(torchs.register_optimizer_step_post_hook(confined(after)))
         yield
 
 

@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import FrameType
 from typing import Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.undo.output import calling_step
 from speedkit_jupyter.support.torch_private import COMPILERS
-from speedkit_jupyter.support.tracebacks import is_user_code_boundary
 
 # What an event does, by its name: {0} is the event's first argument, {1} its name.
 FILES = (
@@ -61,7 +60,7 @@ def named(say: Callable[[list[str]], None]) -> Iterator[None]:
     def listen(event: str, given: tuple[Any, ...]) -> None:
         nonlocal busy
         what = None if busy or threading.get_ident() != here else _what(event, given)
-        if what is not None and _is_of_a_step(sys._getframe(2)):
+        if what is not None and calling_step(OF_THEIR_OWN) is not None:
             busy = True
             try:
                 say([f"the step {what}: that can't be put back"])
@@ -109,12 +108,3 @@ def _what(event: str, given: tuple[Any, ...]) -> str | None:
             return None
         about = os.fsdecode(about)
     return EVENTS[event].format(about, event)
-
-
-def _is_of_a_step(frame: FrameType | None) -> bool:
-    """Return whether a measured step is among the callers, and no library's own business."""
-    while frame is not None and not is_user_code_boundary(frame.f_code):
-        if str(frame.f_globals.get("__name__")).startswith(OF_THEIR_OWN):
-            return False
-        frame = frame.f_back
-    return frame is not None

@@ -87,10 +87,12 @@ class Output:
         return is_new and os.getpid() == self._process
 
 
-def calling_step() -> FrameType | None:
-    """Return the innermost frame of ours that called the user's code, if any."""
+def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
+    """Return the innermost frame of ours that called the user's code, not through `libraries`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code_boundary(frame.f_code):
+        if str(frame.f_globals.get("__name__")).startswith(libraries):
+            return None
         frame = frame.f_back
     return frame
 

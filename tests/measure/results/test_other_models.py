@@ -89,9 +89,7 @@ def test_a_benchmark_asks_it_under_each_variant_and_puts_everything_back(parts):
     assert gelu.score.after.examples == 200
     assert gelu.is_accepted
     assert "right()" in words(found)
-    again = Comparison.from_dict(found.to_dict())
-    assert again.to_dict() == found.to_dict()
-    assert again.records[1].score == gelu.score
+    assert found.to_dict()["variants"][1]["score"] == gelu.score.to_dict()
     assert found.rows()[1]["score"] == gelu.score.after.value
 
 
@@ -250,7 +248,6 @@ def test_what_is_slower_is_no_more_than_that():
 def test_beside_a_baseline_that_is_the_same_other_model_it_is_a_variant_like_all():
     found = comparison(baseline_is_other=True)
     assert [found.verdict(r) for r in found.records] == ["baseline", "faster", "faster"]
-    assert Comparison.from_dict(found.to_dict()).to_dict() == found.to_dict()
 
 
 def test_a_benchmark_says_what_is_given_up_and_compares_its_own_precision_as_ever(parts):
@@ -265,5 +262,3 @@ def test_a_benchmark_says_what_is_given_up_and_compares_its_own_precision_as_eve
     assert not fused.changes_model
     assert found.records[2].declined  # it has none
     assert parts.model[2].approximate == "none"
-    again = Comparison.from_dict(found.to_dict())
-    assert again.verdict(again.records[1]) == found.verdict(gelu)

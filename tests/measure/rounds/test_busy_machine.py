@@ -61,8 +61,7 @@ def test_where_others_hold_the_cores_the_interval_is_wide_and_the_load_is_said(h
     assert ratio.high > 2 * ratio.low
     assert "other processes held up" in found.busy
     assert "other processes held up" in repr(found)
-    again = Comparison.from_dict(found.to_dict())
-    assert (again.busy, again.ratio(again.records[1])) == (found.busy, ratio)
+    assert found.to_dict()["busy"] == found.busy
 
 
 def test_a_step_that_sleeps_is_held_up_by_others_alone(monkeypatch):
