@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import inspect
 import itertools
 import os
 import signal
@@ -239,9 +240,11 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
     """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms.
 
-    A module that measures asks for it; its tests that are `real_time` go by the real clock.
+    A module that measures asks for it; its tests that are `real_time` go by the real clock, unless
+    they take this one as an argument.
     """
-    if request.node.get_closest_marker("real_time"):
+    is_asked = "made_time" in inspect.signature(request.function).parameters
+    if request.node.get_closest_marker("real_time") and not is_asked:
         return None
     return install(monkeypatch, tick_s=5e-3)
 

@@ -18,18 +18,18 @@ promise is broken.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from statistics import median
 
 import torch
 import torch.utils.benchmark
+from _load import strangers
 from _nets import mlp
 from _program import Row, append, exit_code, machine, parser_of, read
 from scipy import stats
@@ -169,22 +169,17 @@ def loops(step: Callable[[], None]) -> float:
 @contextmanager
 def bursts() -> Iterator[None]:
     """Have two processes multiply matrices in bursts of 0.1 to 1 s with pauses as long."""
-    context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=_burst, args=(seed,), daemon=True) for seed in range(2)]
-    for one in others:
-        one.start()
-    time.sleep(5)  # until they have imported torch
-    try:
+    here = str(Path(__file__).parent)
+    code = f"import os, sys; sys.path.insert(0, {here!r}); import truth; truth._burst(os.getpid())"
+    with strangers(2, code):
+        time.sleep(5)  # until they have imported torch
         yield
-    finally:
-        for one in others:
-            one.terminate()
 
 
 def _burst(seed: int) -> None:
     torch.set_num_threads(1)
-    order, a, parent = random.Random(seed), torch.rand(256, 256), os.getppid()
-    while os.getppid() == parent:  # a parent that was killed leaves no load behind
+    order, a = random.Random(seed), torch.rand(256, 256)
+    while True:
         end = time.perf_counter() + order.uniform(0.1, 1.0)
         while time.perf_counter() < end:
             a @ a
@@ -230,16 +225,8 @@ def of_a_tiny_net(width: int, batch: int) -> Comparison:
 @contextmanager
 def every_core_held() -> Iterator[None]:
     """Have as many processes as there are cores at work, which never pause."""
-    others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        for _ in range(os.cpu_count() or 1)
-    ]
-    try:
+    with strangers(os.cpu_count() or 1):
         yield
-    finally:
-        for one in others:
-            one.kill()
-            one.wait()
 
 
 # What it comes to.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
+from _load import strangers
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.results.timing import Timing
@@ -72,13 +71,8 @@ def test_the_step_runs_and_prints_as_often_as_by_timeit(shell, seen):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="only Linux counts waiting")
 def test_a_cell_that_other_processes_hold_up_has_a_wide_interval_and_says_so(shell):
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    try:
+    with strangers(4):
         shown = shell.run("%%speedbench -n 100 -r 8 -v timing\nloss_fn(model(x), y).backward()")
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
     found = shell.names.pop("timing")
     assert found.interval_s is None or found.interval_s[0] < 0.8 * found.median_s
     assert "other processes held up" in shown

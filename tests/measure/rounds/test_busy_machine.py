@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from _load import strangers
 from torch import nn
 
 from speedkit_jupyter import benchmark
@@ -29,16 +30,8 @@ pytestmark = [
 @pytest.fixture
 def held_cores() -> Iterator[None]:
     """Two processes for each core, which never pause."""
-    others = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        for _ in range(2 * (os.cpu_count() or 1))
-    ]
-    try:
+    with strangers(2 * (os.cpu_count() or 1)):
         yield
-    finally:
-        for one in others:
-            one.kill()
-            one.wait()
 
 
 def compared(inner: int) -> Comparison:
