@@ -69,7 +69,6 @@ class Advisor:
 
     def _look(self, isolated: Isolated) -> None:
         """Ask the rules while the step is isolated, so that they may try what they think of."""
-        __tracebackhide__ = True
         isolated.settle()
         seen = self._situation(isolated)
         found: list[Opportunity] = []
@@ -83,7 +82,6 @@ class Advisor:
         self._advice.opportunities = ranked(_tried(found, isolated, seen.subject), ALWAYS)
 
     def _situation(self, isolated: Isolated) -> Situation:
-        __tracebackhide__ = True
         step, hardware = self._profiler.step, Hardware.current()
         what = watched(isolated.call, Subject(step.models).parameters)
         known = [*(self._loaders or loaders_of(step))]
@@ -122,7 +120,6 @@ def _tried(
 
     A trial lowers what is expected to the upper end of its interval, down to nothing.
     """
-    __tracebackhide__ = True
     begun_s = clock.now()
     for one in found:
         most = math.inf

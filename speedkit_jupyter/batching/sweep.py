@@ -96,7 +96,6 @@ class Sweep:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every size. What the step changed is put back at the end."""
-        __tracebackhide__ = True
         budget = Budget(self.budget_s)
         with self.step.guarded() as guard:
             self._context: Any = in_force_or_none(self.step.models)
@@ -115,7 +114,6 @@ class Sweep:
 
     def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Try each size once, from the smallest: memory, and about how long it takes."""
-        __tracebackhide__ = True
         found = self._found
         held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
         free = free_bytes(self._device)
@@ -145,7 +143,6 @@ class Sweep:
 
     def _first(self, size: Size, state: Snapshot) -> str:
         """Measure what its model receives, its memory, and a first time; return why not."""
-        __tracebackhide__ = True
         try:
             with self._feed.of(size.number):
                 size.received = received(self._call)
@@ -172,7 +169,6 @@ class Sweep:
 
     def _grows(self, size: Size) -> bool:
         """Return whether the model received more than of another size, if it calls modules."""
-        __tracebackhide__ = True
         smaller = self._found.measured
         other = smaller[-1] if smaller else Size(2 * size.number)
         if not smaller:
@@ -185,7 +181,6 @@ class Sweep:
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Time all that ran, in shuffled rounds."""
-        __tracebackhide__ = True
         order, shuffled = self._found.measured, random.Random(0)
         longest_s = sum(max(2 * size.first_s, BLOCK_S) for size in order)
         for number in range(ENOUGH):
@@ -204,7 +199,6 @@ class Sweep:
             longest_s = clock.now() - begun_s
 
     def _call(self) -> None:
-        __tracebackhide__ = True
         with self.step.around_blocks():
             self.step.call(self._context)
 

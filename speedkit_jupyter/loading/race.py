@@ -90,7 +90,6 @@ class Race:
 
     def admit(self, more: Iterable[Settings], enter: Callable[[Candidate], object]) -> None:
         """Let others into the race, each once it can `enter`."""
-        __tracebackhide__ = True
         for one in map(Candidate, more):
             self.candidates.append(one)
             self._attempt(one, partial(enter, one))
@@ -123,7 +122,6 @@ class Race:
         """Make a call for a candidate, which leaves where it fails. Once workers are stuck no other
         workers are tried: they would be waited for as long.
         """
-        __tracebackhide__ = True
         if self._stuck and one.settings.num_workers and one is not self.own:
             one.leave(f"not tried: {self._stuck}")
             return None

@@ -168,7 +168,6 @@ class Timed:
 
     def begin(self, own: Candidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
-        __tracebackhide__ = True
         self._install(own)
         draw = self._called(own, self._short())
         if draw.was_cut:  # the first call is often slow
@@ -182,7 +181,6 @@ class Timed:
 
     def enter(self, one: Candidate) -> None:
         """Make its loader, and draw batches."""
-        __tracebackhide__ = True
         loader = self._install(one)
         if one.settings.num_workers:
             most_s = max(STUCK_SHARE * self._budget_s, STARTING_S)
@@ -204,7 +202,6 @@ class Timed:
 
     def block(self, one: Candidate, number: int) -> tuple[float, float]:
         """Return the seconds of a batch's step, and of waiting for it, in the round `number`."""
-        __tracebackhide__ = True
         self.restore()
         if self._window is None:
             draw = self._called(one, Draw(self._device))
@@ -227,7 +224,6 @@ class Timed:
         What comes before it is not loaded, but for one batch a worker, and one more: then they are
         at work as they are in the middle of an epoch.
         """
-        __tracebackhide__ = True
         workers, loader = one.settings.num_workers, one.loader
         assert loader is not None
         last = max(self.epoch - max(each, MOST_WORKERS), 0)
@@ -244,7 +240,6 @@ class Timed:
 
     def _called(self, one: Candidate, draw: Draw) -> Draw:
         """Call the step; its loops over the user's loader get a candidate's batches."""
-        __tracebackhide__ = True
         assert one.loader is not None
         with begun_with(self._loader, partial(draw.batches, one.loader)):
             synchronize(self._device)

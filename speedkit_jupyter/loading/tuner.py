@@ -139,7 +139,6 @@ class LoaderTuner:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yields after every block. What the step changed is put back at the end."""
-        __tracebackhide__ = True
         budget = Budget(self._budget_s)
         with self._step.guarded() as guard:
             budget.reserved_s = guard.taking_s
@@ -154,7 +153,6 @@ class LoaderTuner:
 
     def _race(self, race: Race, timed: Timed, budget: Budget) -> Generator[Progress, None, None]:
         """First what differs most, then variations of the best, then the fastest alone."""
-        __tracebackhide__ = True
         yield Progress(0.0, "a look at the samples")
         seen = samples.look_at(self._loader)
         timed.restore()
@@ -221,7 +219,6 @@ def variations(best: Settings, on_cuda: bool) -> Iterator[Settings]:
 
 def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress, None, None]:
     """Measure rounds until it is settled, or the time is over."""
-    __tracebackhide__ = True
     longest_s = 0.0
     while (len(race.racing) > 1 or not race.rounds) and not race.is_settled():
         begun_s = clock.now()
@@ -299,7 +296,6 @@ def loop(
     loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
 ) -> None:
     """Go through an epoch; a batch of several is `spread` over the arguments of the step."""
-    __tracebackhide__ = True
     is_empty = True
     for batch in loader:
         is_empty = False

@@ -44,7 +44,6 @@ class Cell:
     """
 
     def __init__(self, shell: Any, source: str, line: str = "") -> None:
-        __tracebackhide__ = True
         self._shell = shell
         # The magic is line 1, as in the notebook.
         code = shell.transform_cell(f"# %%speedbench {line.strip()}".rstrip() + f"\n{source}")
@@ -79,7 +78,6 @@ class Cell:
     @user_code_boundary
     def run(self) -> Any:
         """Run one step; return the value of a trailing expression. Only the first one may print."""
-        __tracebackhide__ = True
         try:
             exec(self._code, self._names)
             return None if self._last is None else eval(self._last, self._names)
@@ -111,7 +109,6 @@ class Cell:
 
     def loop(self, setup: str) -> Callable[[int, Stopwatch], None]:
         """Return a loop over the cell after this code, as in `%%timeit`; raises SyntaxError."""
-        __tracebackhide__ = True
         self._setup = self._parsed(self._shell.transform_cell(setup))
         before = self._shell.compile(self._setup, self._file, "exec")
         code = self._shell.compile(self.tree, self._file, "exec")
@@ -119,7 +116,6 @@ class Cell:
 
         @user_code_boundary
         def run(loops: int, watch: Stopwatch) -> None:
-            __tracebackhide__ = True
             exec(before, names)
             watch.begin()
             for _ in itertools.repeat(None, loops):
@@ -208,7 +204,6 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     lends_context = "ctx" in cell.used() and (ctx is None or is_context)
 
     def step(context: SpeedContext) -> Any:
-        __tracebackhide__ = True
         if lends_context:
             names["ctx"] = context
         return cell.run()

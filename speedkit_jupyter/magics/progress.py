@@ -36,7 +36,6 @@ def measured(
 
     Ctrl-C does the same with what is known so far, and stops the notebook.
     """
-    __tracebackhide__ = True
     check_result_name(variable, names)
     line, shown, was_stopped = _ProgressLine(title), None, False
     streams = sys.stdout, sys.stderr

@@ -62,7 +62,6 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
     def speedkit(self, line: str, local_ns: Any = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
-        __tracebackhide__ = True
         from speedkit_jupyter.magics.commands import selected
 
         shell: Any = self.shell
@@ -77,7 +76,6 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
     def speedbench(self, line: str, cell: str) -> Any:
         """Time this cell, or compare plans for it, fairly. `%speedkit help`"""
-        __tracebackhide__ = True
         from speedkit_jupyter.magics.speedbench import run
 
         shell = self.shell
@@ -114,7 +112,6 @@ class _Names(ChainMap[str, Any]):
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
     """Call it: errors for users are one line, those of the user's own code look as without us."""
-    __tracebackhide__ = True
     try:
         return run()
     except SyntaxError as error:  # of the cell itself: IPython would show our frames

@@ -37,7 +37,6 @@ BELONGS = {
 @interruptible
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
-    __tracebackhide__ = True
     begun_s = clock.now()
     line = options.without_comment(line)
     typed, setup = options.split_setup(options.speedbench_parser(), line)

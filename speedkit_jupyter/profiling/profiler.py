@@ -279,7 +279,6 @@ class Profiler:
         return recorder.split
 
     def _call(self, recorder: Recorder | None = None) -> None:
-        __tracebackhide__ = True
         with nullcontext() if recorder is None else recorder.run():
             self.step.call(self._context)
             if recorder is not None and self._device.type != "cpu":

@@ -114,7 +114,6 @@ def read_step(step: Step, hardware: Hardware, budget: Budget | None = None) -> S
 
     Raises what the step raises. The inputs of a model that the user compiled stay unknown.
     """
-    __tracebackhide__ = True
     inputs, stepped = _Inputs(), list[bool]()
     with hidden(*step.models), step.guarded() as guard:
         where = setting(step.models, hardware)

@@ -100,7 +100,6 @@ class Search:
 
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
-        __tracebackhide__ = True
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         self.budget = Allowance(self._budget_s, self.begun_s)
         yield Progress(0.0, "looking at one step")
@@ -123,7 +122,6 @@ class Search:
 
     def _read_step(self) -> learning.StepFacts:
         """Return what a step does and how long it takes; note the plan that was learned for it."""
-        __tracebackhide__ = True
         tuning = self.tuning
         seen = learning.read_step(self.step, self.hardware, self.budget)
         self.budget.follow(seen.step_s)
@@ -135,7 +133,6 @@ class Search:
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
-        __tracebackhide__ = True
         plan, tuning = Candidate(learned.value["values"]), self.tuning
         yield from self.prove(plan, "checking the learned plan", with_parts=False)
         if tuning.helped:
@@ -151,7 +148,6 @@ class Search:
 
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
-        __tracebackhide__ = True
         tuning, known, budget = self.tuning, self.known, self.budget
         if facts[0].device_type == "cpu":
             yield from self._measure_engines()
@@ -223,7 +219,6 @@ class Search:
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
     ) -> Generator[Progress, None, Candidate]:
         """Return what leads, or lost narrowly, beside all that is near it; BASELINE without one."""
-        __tracebackhide__ = True
         known, leads, title = self.known, BASELINE, "what the machine suggests"
         for _ in range(MOST_RACES):
             known.tried |= {plan.name: plan for plan in asked}
@@ -264,7 +259,6 @@ class Search:
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
     ) -> Iterator[Progress]:
         """Measure a plan in rounds that took no part in choosing it, and it without each part."""
-        __tracebackhide__ = True
         known, budget = self.known, self.budget
         plans = [whole, *(whole.without_each() if with_parts else ())]
         known.tried |= {plan.name: plan for plan in plans}
@@ -306,7 +300,6 @@ class Search:
         self, title: str, asked: Sequence[Candidate], seconds: float, policy: Policy
     ) -> Generator[Progress, None, Comparison]:
         """Compare the baseline and what is asked: a stage of the result, also if cut short."""
-        __tracebackhide__ = True
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         benchmark = Benchmark(self.step, variants, max(seconds, 0.01), policy=policy, within=budget)
         is_known = False

@@ -139,7 +139,6 @@ class Verifier:
 
     def run(self) -> Generator[Progress, None, None]:
         """Train three times or more from the user's state; yields after every step."""
-        __tracebackhide__ = True
         result = self._result
         with hidden(*self.step.models), self.step.guarded() as guard:
             start = guard.state
@@ -169,7 +168,6 @@ class Verifier:
 
     def _train_another(self, start: Snapshot) -> Iterator[Progress]:
         """Train a baseline with another seed; with other weights where the seed changes nothing."""
-        __tracebackhide__ = True
         result, run = self._result, len(self._result.runs)
         for title, by_weights in ((OTHER_SEED, False), ("baseline, rounded weights", True)):
             if result.by_weights is by_weights:
@@ -181,7 +179,6 @@ class Verifier:
 
     def _train(self, title: str, config: SpeedConfig | None, run: int) -> Iterator[Progress]:
         """Train the baseline (`run` 0), the plan (1) or another baseline, with the same data."""
-        __tracebackhide__ = True
         step, result = self.step, self._result
         contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
         runner, losses = Runner(step, contexts, Record(title)), list[Losses]()

@@ -43,7 +43,6 @@ def last_cell(session: Session) -> MeasuredCell:
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     """Advise, or with --try compare the step with and without a piece of advice."""
-    __tracebackhide__ = True
     asked, last = (arguments.step, arguments.model, arguments.loader), session.last_advice
     is_known = last is not None and (last.asked == asked or not any(asked))
     if not (arguments.wanted and is_known):
@@ -56,7 +55,6 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
-    __tracebackhide__ = True
     from speedkit_jupyter.advice.advisor import Advised, Advisor
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.profiling.api import profiler_of
@@ -100,7 +98,6 @@ def _over_batches(names: Names, name: str, loader: str | None) -> Any:
 )
 def verify(names: Names, session: Session, arguments: Namespace) -> None:
     """Train with and without a plan, and show the curves."""
-    __tracebackhide__ = True
     from speedkit_jupyter.tuning.api import verifier_of
 
     accuracy = options.accuracy_of(names, arguments)
@@ -156,7 +153,6 @@ def _plan(session: Session, step: Step) -> Any:
 )
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure the settings of a DataLoader with a step."""
-    __tracebackhide__ = True
     from speedkit_jupyter.loading.tuner import LoaderTuner
 
     known = [arguments.loader] if arguments.loader else list(namespace.loaders(names))
@@ -203,7 +199,6 @@ def _sizes(text: str) -> tuple[int, int]:
 )
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
     """Measure batch size by batch size."""
-    __tracebackhide__ = True
     from speedkit_jupyter.batching.sweep import sweep_of
 
     loader, data = namespace.find_loader(names, arguments.loader), None

@@ -53,7 +53,6 @@ class Examination:
         It costs two calls; once for all variants one in float64 and two of the baseline, and a
         rounded one for each lower precision.
         """
-        __tracebackhide__ = True
         if not runner.record.failure:
             yield Progress(1.0, f"checking {runner.record.name}")
             self._check(runner)
@@ -97,7 +96,6 @@ class Examination:
 
     def _run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
         """Return what some calls of the step, from the user's state, show beside the trace."""
-        __tracebackhide__ = True
         judge, drawn = self._judge, set[str]()
         replays = judge.drawn != set() and not is_compiled(runner)
         try:
@@ -117,7 +115,6 @@ class Examination:
 
     def _prepare(self) -> None:
         """Know the reference and the baseline; an earlier stage of a search may have run them."""
-        __tracebackhide__ = True
         self._start.restore()
         first, kept = self._first, self._first.step.kept
         tensors = memory.state_tensors(first.step.models, first.step.optimizers)
@@ -131,7 +128,6 @@ class Examination:
 
     def _gather(self) -> None:
         """Run the step in float64, and the baseline."""
-        __tracebackhide__ = True
         first, judge, models = self._first, self._judge, self._first.step.models
         held = reference.parameters_of([*models, *first.step.optimizers])
         with confinement.calls_noted(models) as reached:

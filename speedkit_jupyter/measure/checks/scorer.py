@@ -33,7 +33,6 @@ class Scorer:
         self, runners: Sequence[Runner], start: Snapshot, budget: Budget
     ) -> Iterator[Progress]:
         """Write the numbers into the records, the baseline's first; their time is no budget's."""
-        __tracebackhide__ = True
         for runner in runners:
             accuracy = runner.record.accuracy
             if accuracy is not None and accuracy.verdict == "wrong":

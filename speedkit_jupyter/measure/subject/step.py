@@ -103,7 +103,6 @@ class Step:
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
         """Run it as the user does. Raises StepError where it runs out of data."""
-        __tracebackhide__ = True
         return in_a_window(partial(self.run, context))
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
