@@ -12,6 +12,7 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.lines import Spot
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Part
+from speedkit_jupyter.support.units import ratio
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +40,7 @@ class Gain(NamedTuple):
         return Gain(min(self.low, most), min(self.high, most))
 
     def __str__(self) -> str:
-        return f"{self.low:.2f}× to {self.high:.2f}×"
+        return f"{ratio(self.low)} to {ratio(self.high)}"
 
 
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:

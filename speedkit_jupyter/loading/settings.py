@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support import torch_private
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.support.units import count
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

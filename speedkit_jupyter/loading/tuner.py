@@ -29,7 +29,7 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import device_of
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support import arguments, units
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
@@ -241,7 +241,7 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
     best, ratio = race.best(), race.ratio(race.best())
     if best is not chosen and ratio is not None and ratio.median >= GAIN:
-        looked = f"looked {ratio.median:.2f} times as fast"
+        looked = f"looked {units.ratio(ratio.median)} as fast"
         yield f"not proven: {best.settings.words}, which {looked}; {LONGER}"
 
 

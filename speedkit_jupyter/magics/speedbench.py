@@ -21,7 +21,7 @@ from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.support.units import count
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"

@@ -17,9 +17,17 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
-from speedkit_jupyter.report.units import between, operations, ratio, seconds, size, word
 from speedkit_jupyter.report.verification_report import change, judged, shown
-from speedkit_jupyter.support.words import count, share
+from speedkit_jupyter.support.units import (
+    between,
+    count,
+    operations,
+    ratio,
+    seconds,
+    share,
+    size,
+    word,
+)
 
 TONES: dict[str, Tone] = {
     "faster": "good",

@@ -11,8 +11,7 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Row, Section, Table
-from speedkit_jupyter.report.units import between, ratio, seconds, size
-from speedkit_jupyter.support.words import count, share
+from speedkit_jupyter.support.units import between, count, ratio, seconds, share, size
 
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
 TAKE = "The same in plain torch; `-v NAME` gives a variable the rebuilt loader"

@@ -20,10 +20,9 @@ from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table, Tone
-from speedkit_jupyter.report.units import size, word
 from speedkit_jupyter.session import Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.support.units import count, size, word
 
 if TYPE_CHECKING:
     import torch

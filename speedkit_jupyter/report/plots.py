@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
-from speedkit_jupyter.report.units import ratio
+from speedkit_jupyter.support.units import ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,8 +12,7 @@ from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Part
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Section, Table
-from speedkit_jupyter.report.units import operations, seconds, size
-from speedkit_jupyter.support.words import count, share
+from speedkit_jupyter.support.units import count, operations, seconds, share, size
 
 ABOUT: dict[Part, str] = {
     "data": "waiting for the next batch",

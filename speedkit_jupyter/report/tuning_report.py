@@ -9,9 +9,8 @@ from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Table
-from speedkit_jupyter.report.units import between, day, ratio, seconds, size
 from speedkit_jupyter.support.database import Kept
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.support.units import between, count, day, ratio, seconds, size
 from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.

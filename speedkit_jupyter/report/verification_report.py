@@ -9,7 +9,7 @@ from speedkit_jupyter.measure.subject.named_accuracy import SHARE, YARDSTICKS, S
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table, Tone
-from speedkit_jupyter.support.words import count, share
+from speedkit_jupyter.support.units import count, share
 from speedkit_jupyter.tuning.curves import RAN_ON, Curve
 from speedkit_jupyter.tuning.verification import Verification
 

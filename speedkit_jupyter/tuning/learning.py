@@ -29,6 +29,7 @@ from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.samples import tensors_in
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
+from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -209,12 +210,12 @@ def _when(learned: database.Kept) -> str:
 def proof(
     name: str, speedup: float | None = None, low: float | None = None, high: float | None = None
 ) -> str:
-    """Return `measured: bf16+compile 1.31x [1.25, 1.38]`."""
+    """Return `measured: bf16+compile 1.31× (1.25× to 1.38×)`."""
     if speedup is None:
         return f"measured: {name}"
-    is_bounded = low and high is not None and math.isfinite(high)
-    number = f"{speedup:.2f}x [{low:.2f}, {high:.2f}]" if is_bounded else f"about {speedup:.2f}x"
-    return f"measured: {name} {number}"
+    if not low or high is None or math.isinf(high):
+        return f"measured: {name} about {ratio(speedup)}"
+    return f"measured: {name} {ratio(speedup)} ({between(low, high)})"
 
 
 def or_learned(

@@ -20,8 +20,8 @@ from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.units import between, count, ratio
 from speedkit_jupyter.support.weak import Alive
-from speedkit_jupyter.support.words import count
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import Part, is_out, memory_saved, parts_of, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
@@ -88,8 +88,8 @@ class Timed:
 
     def __str__(self) -> str:
         low, high = self.range
-        rounds = f"{low:.2f}× to {high:.2f}× in {count(self.ratio.pairs, 'round')}"
-        number = f"{self.ratio.median:.2f}× as fast ({rounds})"
+        rounds = f"{between(low, high)} in {count(self.ratio.pairs, 'round')}"
+        number = f"{ratio(self.ratio.median)} as fast ({rounds})"
         return f"{self.record.name} is probably about {number}, not proven"
 
 
@@ -251,10 +251,10 @@ class Tuning(Shown):
     @property
     def found(self) -> Found:
         """What the session remembers of the search, so that every view speaks of it."""
-        proof, ratio = self.winner.name if self.helped else "", self.ratio
-        if ratio is not None and self.comparison is not None:
-            proof += f" is {ratio.median:.2f}× as fast as {self.comparison.baseline.name}"
-            proof += f", {INTERVAL} {ratio.low:.2f}× to {ratio.high:.2f}×" * ratio.is_bounded
+        proof, found = self.winner.name if self.helped else "", self.ratio
+        if found is not None and self.comparison is not None:
+            proof += f" is {ratio(found.median)} as fast as {self.comparison.baseline.name}"
+            proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded
         return Found(self.config, proof, ",".join(self.named))
 
     @property

@@ -12,8 +12,8 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import choices
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import from_word
-from speedkit_jupyter.report.units import word
 from speedkit_jupyter.support.exceptions import ConfigError
+from speedkit_jupyter.support.units import word
 
 # What most people want to see, in this order; the rest stands under MORE, with longer labels, in
 # groups.

@@ -31,8 +31,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.base.optimization import Optimization
-from speedkit_jupyter.report.units import ratio
-from speedkit_jupyter.support.words import share
+from speedkit_jupyter.support.units import ratio, share
 from speedkit_jupyter.tuning.candidates import Candidate
 
 BUDGET_S, TUNING = 10.0, 8

@@ -100,7 +100,7 @@ def test_what_was_learned_is_listed_and_forgotten(shell):
 
 def test_apply_uses_what_was_learned_unless_something_definite_is_asked_for(shell):
     learned(shell)
-    assert "measured: channels_last 1.25x [1.20, 1.31]" in said(shell, "%speedkit report model")
+    assert "measured: channels_last 1.25× (1.20× to 1.31×)" in said(shell, "%speedkit report model")
     shell.run("%speedkit apply")
     on = {d.name: d.source for d in shell.names["ctx"].plan if d.active}
     assert on == {"channels_last": "measured"}

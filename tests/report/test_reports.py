@@ -13,7 +13,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus, statuses
-from speedkit_jupyter.report import document, units
+from speedkit_jupyter.report import document
 from speedkit_jupyter.report.comparison_report import (
     bar,
     comparison_report,
@@ -22,6 +22,7 @@ from speedkit_jupyter.report.comparison_report import (
 )
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table
+from speedkit_jupyter.support import units
 from speedkit_jupyter.tuning.aim import Aim
 
 pytestmark = pytest.mark.usefixtures("made_time")

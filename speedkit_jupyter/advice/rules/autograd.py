@@ -10,7 +10,7 @@ from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
-from speedkit_jupyter.support.words import share
+from speedkit_jupyter.support.units import share
 
 if TYPE_CHECKING:
     import torch

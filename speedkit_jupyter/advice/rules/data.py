@@ -13,7 +13,7 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import Draws
 from speedkit_jupyter.loading.samples import why_no_workers
 from speedkit_jupyter.loading.settings import Settings, is_iterable, takes_whole_batches
-from speedkit_jupyter.support.words import count, share
+from speedkit_jupyter.support.units import count, share
 
 if TYPE_CHECKING:
     import torch

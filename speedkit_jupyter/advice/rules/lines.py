@@ -11,7 +11,7 @@ from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl
 from speedkit_jupyter.advice.code import Part, dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.profiling.lines import Spot
-from speedkit_jupyter.support.words import share
+from speedkit_jupyter.support.units import share
 
 Nodes = Iterable[tuple[Part, ast.AST]]
 # A line that takes less of the step is not worth a word.

@@ -10,7 +10,7 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import ModelCall
 from speedkit_jupyter.profiling.lines import Spot, source
 from speedkit_jupyter.profiling.split import Part
-from speedkit_jupyter.support.words import share
+from speedkit_jupyter.support.units import share
 
 
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:

@@ -11,7 +11,7 @@ from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.profiling.split import Part
-from speedkit_jupyter.support.words import share
+from speedkit_jupyter.support.units import share
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate
 

@@ -24,7 +24,7 @@ from speedkit_jupyter.report.tuning_report import history_list, history_report, 
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import did_you_mean
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.support.units import count
 
 ACTIONS = {
     "show": "This session's config; `%speedkit apply` starts from it",

@@ -29,7 +29,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.session import CTX, Session
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 # Models without a plan, for a first look.

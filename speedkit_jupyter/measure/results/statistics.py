@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, NamedTuple
 
+from speedkit_jupyter.support import units
+
 Word = Literal[
     "baseline", "faster", "slower", "same", "too noisy", "accepted", "other model", "not checked",
     "wrong", "failed", "declined",
@@ -23,8 +25,6 @@ ERROR, LAST_LOOK = 0.05, 0.5
 FIRST_LOOK = 10
 # How an interval is called wherever one is shown.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
-# An interval that reaches over more than such a factor says nothing, and is not shown.
-WIDE = 10.0
 # A run ends early once every verdict is clear and every interval is as narrow as this.
 PRECISE = 0.03
 
@@ -58,13 +58,13 @@ class Ratio:
     def is_bounded(self) -> bool:
         """Return whether there is an interval: enough rounds, disturbed little enough."""
         is_proven = self.low > 1 and math.isfinite(self.high)
-        return is_proven or self.high <= WIDE * self.low
+        return is_proven or self.high <= units.WIDE * self.low
 
     def __str__(self) -> str:
-        """Return `1.50× [1.42, 1.61]`, or how many rounds give no interval."""
+        """Return `1.50× (1.42× to 1.61×)`, or how many rounds give no interval."""
         if not self.is_bounded:
-            return f"about {self.median:.2f}× in {self.pairs} round{'s' * (self.pairs != 1)}"
-        return f"{self.median:.2f}× [{self.low:.2f}, {self.high:.2f}]"
+            return f"about {units.ratio(self.median)} in {units.count(self.pairs, 'round')}"
+        return f"{units.ratio(self.median)} ({units.between(self.low, self.high)})"
 
     def is_precise(self, share: float) -> bool:
         """Return whether the interval is as narrow as this share of the median to both sides."""

@@ -11,11 +11,11 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.statistics import (
     SAME,
     TICK_S,
-    WIDE,
     held_up,
     least_values,
     median_interval,
 )
+from speedkit_jupyter.support.units import WIDE
 
 # Fewer runs can't bound a median.
 LEAST_RUNS = least_values()

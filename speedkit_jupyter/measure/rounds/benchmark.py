@@ -39,7 +39,7 @@ from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.words import count
+from speedkit_jupyter.support.units import count
 
 # A budget that is not the user's grows up to this many seconds where a step is long.
 MOST_GROWN_S = 600.0

@@ -1,4 +1,4 @@
-"""Seconds, bytes and ratios as people read them."""
+"""Seconds, bytes, ratios, shares and counts as people read them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from speedkit_jupyter.measure.results.statistics import WIDE
-
+# An interval that reaches over more than such a factor says nothing, and is not shown.
+WIDE = 10.0
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 OPERATIONS = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
@@ -68,3 +68,14 @@ def word(value: Any) -> str:
     if value is None:
         return "default"
     return str(value).removeprefix("torch.") or "''"
+
+
+def share(value: float) -> str:
+    """Return `43 %`; below one, `0.4 %`."""
+    text = f"{value:.0%}" if value >= 0.0095 else f"{value:.1%}"
+    return text.replace("%", " %")
+
+
+def count(number: int, noun: str) -> str:
+    """Return `1 flag`, `2 flags`, `422,922 parameters`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
