@@ -28,6 +28,7 @@ from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, LineSample, Recorder, Split
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:
     import torch
@@ -278,6 +279,7 @@ class Profiler:
             self._call(recorder)
         return recorder.split
 
+    @user_code_boundary  # what the timer finds of ours is none of the caller's lines
     def _call(self, recorder: Recorder | None = None) -> None:
         with nullcontext() if recorder is None else recorder.run():
             self.step.call(self._context)
