@@ -249,7 +249,7 @@ def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return install(monkeypatch, tick_s=5e-3)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """For tiny steps: two threads that wait for one another would take longer than the steps."""
     import torch
@@ -258,6 +258,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(found)
+
+
+@pytest.fixture
+def two_threads(one_thread: None) -> None:
+    """For what is about the number of threads."""
+    import torch
+
+    torch.set_num_threads(2)
 
 
 @pytest.fixture

@@ -102,6 +102,7 @@ def test_the_model_is_the_same_object_throughout_and_carries_nothing_of_ours() -
 
 
 def test_a_plan_that_fails_to_apply_leaves_everything_as_it_was(
+    two_threads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from speedkit_jupyter.optimizations.threads import Threads

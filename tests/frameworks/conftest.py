@@ -30,11 +30,6 @@ def as_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         GradientState._reset_state()
 
 
-@pytest.fixture(autouse=True)
-def always_one_thread(one_thread: None) -> None:
-    """Small models, beside other test processes."""
-
-
 @pytest.fixture
 def net() -> nn.Module:
     """A small convolutional net with buffers and dropout."""

@@ -39,7 +39,7 @@ def set_all(wanted: list[tuple[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("name", OTHER_VALUES)
-def test_a_changed_switch_is_seen_and_put_back(name: str) -> None:
+def test_a_changed_switch_is_seen_and_put_back(name: str, two_threads: None) -> None:
     change, values = OTHER_VALUES[name]
     before = flags.snapshot()
     for value in values:

@@ -142,7 +142,7 @@ def test_a_wrong_config_file_is_one_error_with_every_mistake(shell, tmp_path: Pa
     assert f"{file}, line 2: tf32" in str(error)
 
 
-def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell):
+def test_restore_names_a_flag_that_the_user_changed_meanwhile(shell, two_threads):
     shell.run("%speedkit apply model --threads 1")
     torch.set_num_threads(2)
     assert "num_threads: you changed it meanwhile" in shell.run("%speedkit restore")

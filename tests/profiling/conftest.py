@@ -15,11 +15,6 @@ def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
 
 
 @pytest.fixture(autouse=True)
-def always_one_thread(one_thread: None) -> None:
-    """Small models, beside other test processes."""
-
-
-@pytest.fixture(autouse=True)
 def a_few_samples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines are sampled by the real clock: not for long, where they are not what it is about."""
     if request.path.name != "test_lines.py":

@@ -21,11 +21,6 @@ def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
 
 
 @pytest.fixture(autouse=True)
-def always_one_thread(one_thread: None) -> None:
-    """Small models, beside other test processes."""
-
-
-@pytest.fixture(autouse=True)
 def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are the machine's own affair, and compiling takes long: neither is tried here."""
     from speedkit_jupyter.optimizations.compile import Compile

@@ -15,11 +15,6 @@ from speedkit_jupyter import session
 from speedkit_jupyter.widgets import panel
 
 
-@pytest.fixture(autouse=True)
-def always_one_thread(one_thread: None) -> None:
-    """Small models, beside other test processes."""
-
-
 @pytest.fixture
 def names() -> Iterator[Any]:
     """The notebook's names, as attributes: model, optimizer, x, y and a train_step."""

@@ -69,7 +69,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout(one_thread, block):
+def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout(block):
     """Half of the batch pulls one way, half the other: kernels leave different rests of zero."""
     torch.manual_seed(0)
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 1))
@@ -148,9 +148,7 @@ LOWER = {"bf16": torch.bfloat16, "fp16": torch.float16}
 @pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", ["residual", "attention", "gru"])
 @pytest.mark.parametrize("how", ["autocast to bf16", "autocast to fp16", "parameters in bf16"])
-def test_a_step_that_lowers_its_precision_itself_is_judged_by_what_that_rounds(
-    one_thread, name, how
-):
+def test_a_step_that_lowers_its_precision_itself_is_judged_by_what_that_rounds(name, how):
     model, forward, loss = net(name)
     dtype, optimizer = LOWER[how[-4:]], torch.optim.AdamW(model.train().parameters(), 1e-3)
     if how.startswith("parameters"):

@@ -15,7 +15,6 @@ from speedkit_jupyter.measure.checks.values import leaves, plain
 
 pytestmark = [
     pytest.mark.usefixtures("made_time"),
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore"),  # torch calls many of these a prototype
 ]
 

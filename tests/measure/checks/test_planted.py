@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("mad
 
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("case", PLANTED, ids=str)
-def test_a_planted_fault_does_not_win(one_thread, case):
+def test_a_planted_fault_does_not_win(case):
     rows = list(judged(case))
     assert all(row["ok"] for row in rows), rows
 
 
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", HONEST, ids=str)
-def test_an_honest_net_is_not_called_wrong(one_thread, case):
+def test_an_honest_net_is_not_called_wrong(case):
     rows = list(judged(case))
     assert all(row["ok"] for row in rows), rows
 
@@ -101,7 +101,7 @@ class Reordered(nn.Linear):
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("only_float32", [False, True], ids=["float64", "float32 only"])
 @pytest.mark.parametrize("scales", [None, False, True], ids=["plain", "disabled", "enabled"])
-def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, only_float32):
+def test_gradients_that_are_rounding_noise_do_not_decide(scales, only_float32):
     torch.manual_seed(0)
     first = Reordered(16, 32, only_float32=only_float32)
     model = nn.Sequential(first, nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
@@ -127,7 +127,7 @@ def test_gradients_that_are_rounding_noise_do_not_decide(one_thread, scales, onl
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("fill", [float("-inf"), float("nan")], ids=str)
 @pytest.mark.parametrize("fault", ["", "masked other", "not masked", "scaled"])
-def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fault):
+def test_what_is_masked_alike_is_alike_and_the_rest_counts(fill, fault):
     class Masked(nn.Linear):
         def forward(self, x):
             found, there = super().forward(x), torch.get_num_threads() == 2
@@ -149,9 +149,7 @@ def test_what_is_masked_alike_is_alike_and_the_rest_counts(one_thread, fill, fau
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["10 % too large", "rows dropped", "scatter of 10 %"])
 @pytest.mark.parametrize("lowered", [False, True], ids=["autocast", "parameters in bf16"])
-def test_a_fault_is_seen_in_a_step_that_lowers_its_precision_itself(
-    one_thread, monkeypatch, name, lowered
-):
+def test_a_fault_is_seen_in_a_step_that_lowers_its_precision_itself(monkeypatch, name, lowered):
     monkeypatch.setattr(_planted, "in_force", lambda: not torch.backends.cuda.flash_sdp_enabled())
     torch.manual_seed(1)
     model, (x, y) = _planted.Net(_planted.OUTPUTS[name]), _planted.data()
@@ -171,7 +169,7 @@ def test_a_fault_is_seen_in_a_step_that_lowers_its_precision_itself(
 
 
 @pytest.mark.parametrize(("size", "verdict"), [(1e-17, "rounding"), (1e-6, "wrong")])
-def test_of_gradients_that_vanish_only_what_is_no_noise_counts(one_thread, size, verdict):
+def test_of_gradients_that_vanish_only_what_is_no_noise_counts(size, verdict):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 10)), torch.rand(32, 16)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)

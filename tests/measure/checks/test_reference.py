@@ -15,7 +15,7 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.checks.reference import draws_inside, in_float64, replayed
 from speedkit_jupyter.measure.checks.rounding import rounded
 
-pytestmark = pytest.mark.usefixtures("made_time", "one_thread")
+pytestmark = pytest.mark.usefixtures("made_time")
 
 
 class Off(torch.autograd.Function):

@@ -13,7 +13,7 @@ from planted import examined
 from torch import nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
-pytestmark = pytest.mark.usefixtures("made_time", "one_thread")
+pytestmark = pytest.mark.usefixtures("made_time")
 
 FEATURES = 3
 

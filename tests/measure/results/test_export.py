@@ -38,7 +38,7 @@ def measured(kind: str) -> Any:
     return made[kind]()
 
 
-@pytest.mark.usefixtures("made_time", "one_thread")
+@pytest.mark.usefixtures("made_time")
 @pytest.mark.parametrize(
     ("kind", "columns", "rows"),
     [

@@ -20,6 +20,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds import clock
 
 pytestmark = [
+    pytest.mark.usefixtures("two_threads"),
     pytest.mark.real_time,
     pytest.mark.skipif(
         not os.path.exists("/proc/self/schedstat"), reason="only Linux counts what threads wait"

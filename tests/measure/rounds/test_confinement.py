@@ -103,7 +103,7 @@ def test_with_autocast_inside_its_thread_a_step_is_measured(made_time):
     assert not any(one.failure for one in measured(inside=True).records)
 
 
-def test_where_the_model_is_called_in_a_thread_only_nothing_is_checked(made_time):
+def test_where_the_model_is_called_in_a_thread_only_nothing_is_checked(made_time, two_threads):
     model = nn.Linear(8, 8)
 
     def step() -> None:

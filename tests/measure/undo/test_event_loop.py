@@ -23,7 +23,7 @@ from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.measure.undo.event_loop import Run
 from speedkit_jupyter.plans.applying import applied_to
 
-pytestmark = pytest.mark.usefixtures("made_time", "one_thread")
+pytestmark = pytest.mark.usefixtures("made_time")
 
 # A step against itself: no look at it ends the run before the cell that the test is about.
 UNSETTLED = "baseline,baseline,channels_last"
