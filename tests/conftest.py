@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import inspect
 import itertools
 import os
 import signal
@@ -23,7 +22,8 @@ from typing import Any, cast
 
 import examples
 import pytest
-from made_time import MadeTime, install
+from made_time import MadeTime
+from made_time import installed as clock_installed
 
 from speedkit_jupyter.machines import flags, probes
 from speedkit_jupyter.machines.hardware import Hardware
@@ -238,15 +238,8 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
 
 @pytest.fixture
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms.
-
-    A module that measures asks for it; its tests that are `real_time` go by the real clock, unless
-    they take this one as an argument.
-    """
-    is_asked = "made_time" in inspect.signature(request.function).parameters
-    if request.node.get_closest_marker("real_time") and not is_asked:
-        return None
-    return install(monkeypatch, tick_s=5e-3)
+    """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms."""
+    return clock_installed(request, monkeypatch, tick_s=5e-3)
 
 
 @pytest.fixture(autouse=True)

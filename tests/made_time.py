@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
 import sys
 from queue import SimpleQueue
@@ -41,8 +42,20 @@ class MadeTime:
         return now
 
 
+def installed(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tick_s: float
+) -> MadeTime | None:
+    """The clock of the whole engine, as long as the test runs.
+
+    None for a `real_time` test in a module that asks for it, unless it is an argument of the test.
+    """
+    is_asked = "made_time" in inspect.signature(request.function).parameters
+    if request.node.get_closest_marker("real_time") and not is_asked:
+        return None
+    return install(monkeypatch, tick_s)
+
+
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
-    """The clock of the whole engine, as long as the test runs."""
     from speedkit_jupyter.machines import gemm_rates
     from speedkit_jupyter.measure.checks import roofline
     from speedkit_jupyter.measure.rounds import clock as engines_clock

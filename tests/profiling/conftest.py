@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from made_time import MadeTime, install
+from made_time import MadeTime, installed
 
 from speedkit_jupyter.profiling import profiler
 
 
 @pytest.fixture
-def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
+def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
     """The clock of the engine; what takes long is what sleeps on it."""
-    return install(monkeypatch, tick_s=1e-6)
+    return installed(request, monkeypatch, tick_s=1e-6)
 
 
 @pytest.fixture(autouse=True)

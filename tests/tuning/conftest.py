@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from made_time import MadeTime, install
+from made_time import MadeTime, installed
 from torch import nn
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 
-@pytest.fixture(autouse=True)
-def made_time(monkeypatch: pytest.MonkeyPatch) -> MadeTime:
+@pytest.fixture
+def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
     """The clock of the engine and of the search; what takes long is what sleeps on it."""
-    return install(monkeypatch, tick_s=1e-5)
+    return installed(request, monkeypatch, tick_s=1e-5)
 
 
 @pytest.fixture(autouse=True)
