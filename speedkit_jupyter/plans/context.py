@@ -82,7 +82,7 @@ class SpeedContext:
         made: Sequence[OptimizerFacts] | None = None,
     ) -> None:
         """Plan for a model in its original state. `made` are the optimizers that the measured code
-        will make; a context that has them, or none, is for measuring, and looks for no others.
+        will make, perhaps none: such a context is for measuring and looks for no others.
         """
         self.config = config
         self.target = Target(model, optimizers, search=made is None, made=tuple(made or ()))
@@ -196,7 +196,7 @@ class SpeedContext:
             _ON.setdefault(self._key, []).append(self)
             weakref.finalize(unwrapped(model), _end, self._key).atexit = False
             if below and not below[-1]._entered:
-                _finish_plain(below[:-1])  # they can't come back: it does not return to them
+                _finish_plain(below[:-1])  # no `with` block returns to these
         CHANGES.tell(model)
 
     def withdraw(self) -> None:
@@ -330,7 +330,7 @@ def restore_all() -> int:
 
 
 def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
-    """End the newest plans, down to the first that a `with` block returns to."""
+    """End the newest plans, except those from the last one that a `with` block entered down."""
     for context in takewhile(lambda context: not context._entered, reversed(contexts)):
         context._finish()
 

@@ -81,7 +81,7 @@ def _peaks(tuning: Tuning) -> tuple[str, str] | None:
 
 # --- what is kept ---
 
-# What another version has not kept.
+# Values that results of another version may lack.
 UNKNOWN = {"device": None, "torch": None}
 # Verdicts that are told beside a speed-up.
 TOLD = ("accepted", "other model", "wrong", "not checked")

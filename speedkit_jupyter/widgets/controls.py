@@ -29,14 +29,6 @@ LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
 # Words of more letters than these in all stand in a list rather than on buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
-BUTTONS = {
-    "Apply": ("check", "put the choice into force, on this model"),
-    "Restore": ("undo", "put everything back exactly"),
-    "Code": ("code", "the plan to take along"),
-    "Measure": ("clock-o", "baseline against the choice, with intervals"),
-    "Tune": ("search", "search the fastest safe plan by measuring"),
-    "Stop": ("stop", "end the measurement, with the results so far"),
-}
 # Once the front end has lost the kernel, dead controls are hidden: the saved record takes their
 # place. The rest is what core widgets leave open. A page narrower than 900 pixels has room for one
 # column (front ends without container queries wrap there too, by the columns' own widths): there a
@@ -145,11 +137,11 @@ class Control:
         self.note.layout.display = None if lines else "none"
 
 
-def button(name: str) -> Any:
-    """Return one of BUTTONS; Code stays pressed."""
+def button(name: str, icon: str, hint: str) -> Any:
+    """Return a button of the panel; Code stays pressed."""
     import ipywidgets as w
 
-    (icon, hint), kind = BUTTONS[name], w.ToggleButton if name == "Code" else w.Button
+    kind = w.ToggleButton if name == "Code" else w.Button
     look = {"icon": icon, "button_style": "primary" if name == "Apply" else ""}
     layout = w.Layout(flex="1 1 30%", width="auto")
     return kind(description=name, layout=layout, **look, **_tooltip(kind, hint))

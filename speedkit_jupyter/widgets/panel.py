@@ -21,7 +21,7 @@ from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.widgets.choice import Choice
-from speedkit_jupyter.widgets.controls import BUTTONS, arranged, button, columns, every_control
+from speedkit_jupyter.widgets.controls import arranged, button, columns, every_control
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,17 @@ body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }
 .jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
   display: none }}
 </style>"""
+
+
+# Icon, hint, and the method of `Choice` that a click calls.
+BUTTONS = {
+    "Apply": ("check", "put the choice into force, on this model", "apply"),
+    "Restore": ("undo", "put everything back exactly", "restore"),
+    "Code": ("code", "the plan to take along", ""),
+    "Measure": ("clock-o", "baseline against the choice, with intervals", "measure"),
+    "Tune": ("search", "search the fastest safe plan by measuring", "tune"),
+    "Stop": ("stop", "end the measurement, with the results so far", "stop"),
+}
 
 
 class Panel:
@@ -75,7 +86,7 @@ class Panel:
             self._choice.given = Alive(given)
         self._drawn_at, self._was_busy = 0.0, False
         self.controls = every_control(self._choice.choose)
-        self.buttons = {name: button(name) for name in BUTTONS}
+        self.buttons = {name: button(name, icon, hint) for name, (icon, hint, _) in BUTTONS.items()}
         self.code = self.buttons["Code"]
         bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
@@ -152,15 +163,12 @@ class Panel:
                 handle.update(self._twin(), raw=True)
 
     def _clicked(self, name: str, pressed: Any) -> None:
-        choice = self._choice
+        *_, method = BUTTONS[name]
+        budgets_s = [self._budgets_s[name]] if name in self._budgets_s else []
         try:
-            if name in self._budgets_s:
-                start = choice.measure if name == "Measure" else choice.tune
-                start(self._budgets_s[name])
-            else:
-                {"Apply": choice.apply, "Restore": choice.restore, "Stop": choice.stop}[name]()
+            getattr(self._choice, method)(*budgets_s)
         except SpeedKitError as error:
-            choice.tell(str(error))
+            self._choice.tell(str(error))
 
     def _follow(self, change: Any = None) -> None:
         """Draw what has changed."""

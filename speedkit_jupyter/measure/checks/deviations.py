@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.measure.checks.rounding import unit
 
 if TYPE_CHECKING:
     import torch
@@ -111,58 +110,3 @@ def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
     mean = math.sqrt(whole.square / max(whole.size, 1))
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0
     return [part.deviation(least) for part in parts]
-
-
-# How far a kind of tensor may be off: so many times its control, a share besides, and so many
-# roundings, for what kernels do besides.
-# A ReLU or a maximum that falls the other way by rounding moved gradients by 2e-2 in fp16; batch
-# statistics of 8 samples moved by 4e-2. What moves parameters beside an optimizer's step that is
-# followed may be Adam, whose first steps rounding turns in some elements.
-LIMITS = {
-    "output": (3.0, 0.0, 2.0),
-    "gradient": (8.0, 2e-2, 16.0),
-    "gradients": (4.0, 1e-2, 4.0),  # all together
-    "parameter": (4.0, 1e-2, 2.0),
-    "moved": (4.0, 0.25, 2.0),
-    "buffer": (8.0, 5e-2, 2.0),
-}
-# Scale and bias may be so many times the control's. A maximum that falls the other way shifts a
-# whole bias's gradient: bias counts in outputs alone.
-ALONG = 4.0
-# float32 kernels add up in another order, which brings as many roundings as there are terms. (Of
-# 30 nets' outputs none was off by more than 42; then came a small convolutional net with 120.)
-TERMS = 512.0
-# So many elements err as one: those of a row or a channel have their rounding in common. Chance
-# may leave a control without any scale or bias: its distance counts too, spread over its elements.
-ERR_AS_ONE = 64
-# Scatter within a net that normalizes shortens what is left of the signal, by 1 + scatter**2.
-SHORTENED = 0.5
-# What a net is taken to be off by, in roundings, where no control could be run.
-TYPICAL = 8.0
-# What rounding alone moves by as much as there is can't be told from anything.
-UNDETERMINED = 1.0
-
-
-def beyond_limit(
-    found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
-) -> tuple[float, str]:
-    """Return how many times its limit a tensor is off, and that in words; 0 where undetermined."""
-    times, besides, roundings = LIMITS[kind]
-    known = control or Deviation(*[TYPICAL * unit(precision)] * 3)
-    if known.distance >= UNDETERMINED:
-        return 0.0, ""
-    spread = known.distance * min(1.0, math.sqrt(ERR_AS_ONE / max(size, 1)))
-    spread += SHORTENED * known.distance**2
-    besides += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
-    explained = [
-        ("off", found.distance, times * known.distance),
-        ("scaled", found.scale, ALONG * (known.scale + spread)),
-        ("shifted", found.bias, ALONG * (known.bias + spread)),
-    ]
-    worst = (0.0, "")
-    for word, value, most in explained if kind == "output" else explained[:2]:
-        most += besides
-        excess = math.inf if math.isnan(value) else value / most
-        if excess > worst[0]:
-            worst = excess, f"{word} by {value:.2g}, where {precision} explains {most:.2g}"
-    return worst

@@ -8,29 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.deviations import (
-    LIMITS,
-    UNDETERMINED,
-    Deviation,
-    beyond_limit,
-    total,
-)
+from speedkit_jupyter.measure.checks.deviations import Deviation, total
 from speedkit_jupyter.measure.checks.observer import Key, Look, Row, Run
 from speedkit_jupyter.measure.checks.rounding import lowest, unit
+from speedkit_jupyter.measure.checks.tolerance import (
+    DOUBT,
+    LIKE,
+    LIMITS,
+    UNDETERMINED,
+    beyond_limit,
+)
 
-# What is beyond its limit by less may be the net or the plan: it is not accused, and can't win.
-DOUBT = 2.0
 # A float32 output that is off float64 by more is no rounding: some code asks for its dtype, or the
 # step computes something else each time. float64 is no reference then.
 RANDOM = 0.02
-# Of a later look, for which there is no control, the limits are those of the one before it that has
-# the same tensors, so many times.
-LIKE = 3.0
 # As exact as the baseline: by twice its own error, and by so much.
 SAME = 1e-6
-# How many integers may differ: twice those of the control and three times their scatter, and three
-# times the share by which rounding moves the outputs. After more optimizer steps than are followed
-# one in a hundred may.
+# How many integers may differ: the sum of twice the control's, three times their scatter, and three
+# times the share by which rounding moves the outputs. After more optimizer steps than are compared,
+# one in a hundred.
 SCATTER, FREE = 3.0, 1e-2
 NOTHING_TO_COMPARE = (
     "no model was called, there was no backward pass and no result to compare: end the step with "

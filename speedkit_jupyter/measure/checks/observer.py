@@ -31,8 +31,8 @@ from speedkit_jupyter.support.storage import is_in_memory
 # Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
 # the user has, the second what the first left. The trace holds as many copies of the parameters.
 FOLLOWED = 2
-# Model calls that are compared between two optimizer steps: the first ones, then each that follows
-# as many as all before. A loop that generates text makes thousands.
+# Model calls that are compared between two optimizer steps: the first ones, then each time their
+# number has doubled. A loop that generates text makes thousands.
 FIRST_CALLS = 8
 # Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
@@ -103,8 +103,8 @@ class Observer(Watcher):
     `others` are parameters beside those of the models; gradients of those whose ids are `unread`
     do not count. `scale` gives the loss scale in force. A run that `ends_early` raises `Enough`
     after the followed steps of its optimizers, or after one call. Where results are `named`, they
-    are compared in place of all outputs. Gradients are set to zero, which the caller puts back:
-    those of the step are its own then.
+    are compared in place of all outputs. Gradients are cleared first, so that they are the step's
+    alone; the caller puts them back.
     """
 
     models: Sequence[Any]

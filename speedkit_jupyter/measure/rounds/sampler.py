@@ -21,8 +21,8 @@ from speedkit_jupyter.support.exceptions import StepError
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
 BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
-# After each switch of variants this long is not timed: caches and clocks settle. For a step of
-# so many seconds that is no matter, and another one would be dear.
+# After each switch of variants this long is not timed: caches and clocks settle. Steps of LONG_S or
+# more are timed at once.
 LEAD_IN_S, LONG_S = 0.0005, 0.05
 MOST_ROUNDS = 20_000
 # Under a minimal budget one round is taken anyway if it is as short as this.

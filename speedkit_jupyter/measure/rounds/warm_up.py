@@ -99,7 +99,7 @@ class WarmUp:
         budget, record = self.budget, runner.record
         now, skipped, compiled = self._step(runner, usual_s)
         record.first_call_s = spent = last = now
-        # The first step of all is often the slowest; of one that compiled nothing else is known.
+        # What the next step takes is guessed: the first one is often the slowest, or compiles.
         expected_s = usual_s if compiled or not usual_s else now
         if self._is_hopeless(runner, usual_s, compiled):
             runner.step_s = now
