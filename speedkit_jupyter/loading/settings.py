@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 PREFETCH = 2
 
 
+# Numbers of workers that are tried, up to the cores; prefetch factors beside torch's default.
+WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+PREFETCH_FACTORS = (4, 8)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What changes how batches are loaded, and not which.

@@ -11,6 +11,8 @@ from speedkit_jupyter.loading import samples
 from speedkit_jupyter.loading.race import GAIN, Candidate, Race
 from speedkit_jupyter.loading.samples import Samples, why_no_workers
 from speedkit_jupyter.loading.settings import (
+    PREFETCH_FACTORS,
+    WORKERS,
     Settings,
     is_iterable,
     length,
@@ -40,9 +42,6 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 DEFAULT_S = 20.0
-# Numbers of workers that are tried, up to the cores; prefetch factors beside torch's default.
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-PREFETCH_FACTORS = (4, 8)
 # The share of the budget that is kept for variations of the best of the first race, and then for
 # the proof: the fastest beside the user's own alone.
 NEAR, PROOF = 0.65, 0.35

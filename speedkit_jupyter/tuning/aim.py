@@ -80,7 +80,7 @@ class Aim:
         if ratio is None:
             return record.why_not_measured or "not measured"
         if verdict == "faster":
-            return f"helps ({ratio}); {best} is as good or better"
+            return f"helps: {ratio}; {best} is as good or better"
         if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
             return f"slower: {ratio}"
         if len(record.times_s) < len(baseline.times_s):

@@ -269,7 +269,7 @@ class Search:
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
         best = whole if gains[whole.name] > 1 else max(plans, key=lambda plan: gains[plan.name])
-        if gains[whole.name] <= 1:
+        if gains[whole.name] <= 1 and whole.name != self.tuning.winner.name:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
             known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
         if gains[best.name] > 1:

@@ -13,6 +13,7 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import Draws
 from speedkit_jupyter.loading.samples import why_no_workers
 from speedkit_jupyter.loading.settings import Settings, is_iterable, takes_whole_batches
+from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import count, share
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def kept_samples(seen: Situation) -> Iterator[Opportunity]:
             Gain(amdahl(taken, 3.0).low, without(min(data, 0.95))),
             "samples = [dataset[i] for i in range(len(dataset))] in place of the data set, and "
             "again where it was changed",
-            f"the first epoch takes as long as now; memory: {size / 2**20:,.3g} MiB",
+            f"the first epoch takes as long as now; memory: {units.size(size)}",
             part="data",
         )
 

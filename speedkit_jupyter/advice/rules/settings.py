@@ -11,6 +11,7 @@ from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.profiling.split import Part
+from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import share
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate
@@ -222,7 +223,7 @@ def large_logits(seen: Situation) -> Iterator[Opportunity]:
     name = seen.name(head, "head")
     yield Opportunity(
         f"the loss without the logits of {name}",
-        f"{tokens:,} tokens × {head.out_features:,} words: {logits / 2**30:.2g} GiB, and as much "
+        f"{tokens:,} tokens × {head.out_features:,} words: {units.size(logits)}, and as much "
         "again for their gradient",
         Gain(0.9, 1.2),
         f"F.linear_cross_entropy(features, {name}.weight, labels)",
@@ -244,7 +245,7 @@ def optimizer_state(seen: Situation) -> Iterator[Opportunity]:
             continue
         yield Opportunity(
             f"the state of {seen.name(optimizer, 'the optimizer')} in 8 bits",
-            f"{size / 2**30:.3g} GiB of {memory / 2**30:.3g}: room for a larger batch, or model",
+            f"{units.size(size)} of {units.size(memory)}: room for a larger batch, or model",
             Gain(0.8, 1.1),
             "torchao.optim.AdamW8bit(model.parameters(), …); micro_batch() where activations "
             "fill the memory",

@@ -116,7 +116,7 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _holders(names: Names, shell: Any) -> Iterator[Holder]:
-    python, *figures = of_process()
+    python, *others = of_process()
     owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     kept = [*itertools.product(owners, OF_AN_ERROR), (shell, "last_execution_result")]
 
@@ -135,7 +135,7 @@ def _holders(names: Names, shell: Any) -> Iterator[Holder]:
     for number in list(outputs):
         yield _output(names, shell, f"Out[{number}], _{number}", outputs, number)
     yield from (_output(names, shell, name, names, name) for name in LAST)
-    yield from figures
+    yield from others
 
 
 def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder:
