@@ -218,7 +218,7 @@ dataset = [{"x": torch.rand(20), "labels": torch.rand(1)} for _ in range(16)]
          "assert optimizer.param_groups[0]['weight_decay'] == 0.1\n"),
     ],
 )  # fmt: skip
-def test_trainer_does_what_was_planned(tmp_path, optimizer, expected):
+def test_trainer_does_what_was_planned(two_threads, tmp_path, optimizer, expected):
     pytest.importorskip("transformers")
     names: dict = {}
     exec(f"{BEGIN}{TRAINER}optimizer = torch.optim.{optimizer}", names)
