@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -15,7 +14,6 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -48,16 +46,22 @@ class Entering(ContextDecorator):
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        self._open: dict[int, list[AbstractContextManager[Any]]] = defaultdict(list)  # by thread
+        # By thread: the innermost block that is open, and what is open around it.
+        self._inside: dict[int, tuple[AbstractContextManager[Any], Any]] = {}
 
     def __enter__(self) -> Any:
         chosen = self._make()
         result = chosen.__enter__()
-        self._open[threading.get_ident()].append(chosen)
+        inside, here = self._inside, threading.get_ident()
+        inside[here] = chosen, inside.get(here)
         return result
 
     def __exit__(self, *exception: Any) -> bool | None:
-        return self._open[threading.get_ident()].pop().__exit__(*exception)
+        here = threading.get_ident()
+        chosen, around = self._inside.pop(here)  # threads come and go
+        if around is not None:
+            self._inside[here] = around
+        return chosen.__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entering:
         """Return one that asks the same context, for a copy of a module that keeps it."""
@@ -141,18 +145,23 @@ class SpeedContext:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the block for the forward pass: the plan's autocast; nothing once restored."""
-        return Entering(partial(self._block, "precision"))
+        return Entering(self._autocast)
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """Return the plan's choice of attention kernel for one block; nothing once restored."""
-        return Entering(partial(self._block, "sdpa"))
+        return Entering(self._sdpa)
 
-    def _block(self, name: str) -> AbstractContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[Any]:
+        acting = self._acting if _MEASURED else self  # at every step: one call less
+        acting.asked.add("autocast")
+        if acting._stack is None:
+            return nullcontext()
+        acting.target.memo.autocast_entered = True
+        return acting._around["precision"]()
+
+    def _sdpa(self) -> AbstractContextManager[Any]:
         acting = self._acting
-        if name == "precision":
-            acting.asked.add("autocast")
-            acting.target.memo.autocast_entered |= acting.active
-        return acting._around[name]() if acting.active else nullcontext()
+        return acting._around["sdpa"]() if acting.active else nullcontext()
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
