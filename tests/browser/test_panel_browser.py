@@ -135,6 +135,8 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     page.shows("Nothing is applied")
     page.ask("state() == before", "True")
 
+    record = "document.querySelector('[class^=speedkit-saved]').textContent"
+    page.page.wait_for_function(f"() => {record}.includes('Nothing is applied')")
     page.page.evaluate("() => { jupyterapp.commands.execute('docmanager:save') }")
     page.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     import nbformat
