@@ -41,7 +41,7 @@ def _costly(seen: Situation, nodes: Nodes, least: float = LEAST) -> Iterator[_Li
         taken, spots = seen.line_share(part, node), part.spots(part.statement(node))
         if taken >= least and spots not in told:
             told.add(spots)
-            yield _Line(seen.place(part, node), node, spots, min(taken, 0.95))
+            yield _Line(seen.place(part, node), node, spots, taken)
 
 
 def cleaning(seen: Situation) -> Iterator[Opportunity]:

@@ -69,8 +69,14 @@ def switches() -> Iterator[Setting]:
         torch.get_default_device,
         lambda device: torch.set_default_device(None if device.type == "cpu" else device),
     )
-    mode = (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode)
-    yield Setting("deterministic algorithms", *mode)
+    yield Setting(
+        "deterministic algorithms",
+        lambda: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+    )
     yield Setting(
         "anomaly mode",
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
@@ -91,7 +97,8 @@ def surroundings() -> Iterator[Setting]:
 
 
 def _write_environment(value: dict[str, str]) -> None:
-    os.environ.clear()
+    for name in os.environ.keys() - value.keys():  # never empty: other threads read it
+        del os.environ[name]
     os.environ.update(value)
 
 
