@@ -41,14 +41,16 @@ class Aim:
     within: float | None = None
     steps: int | None = None
 
-    def gain(self, comparison: Comparison, record: Record, proven: bool = False) -> float:
-        """Return how many times better it looks, or is `proven` to be and right; 0 where it must
-        not be chosen.
+    def gain(
+        self, comparison: Comparison, record: Record, proven: bool = False, checked: bool = True
+    ) -> float:
+        """Return how many times better it looks, or is `proven` to be, and `checked` that it is
+        right; 0 where it must not be chosen.
         """
         baseline, ratio = comparison.baseline, comparison.ratio(record)
         if ratio is None or record.same_as_baseline or is_out(comparison, record):
             return 0.0
-        if proven and record.accuracy is None:
+        if proven and checked and record.accuracy is None:
             return 0.0
         if self.memory:
             saved = memory_saved(baseline, record)
@@ -116,6 +118,12 @@ def memory_saved(baseline: Record, record: Record) -> float:
     if not (before and now and before.peak_bytes and now.peak_bytes):
         return 0.0
     return before.peak_bytes / now.peak_bytes
+
+
+def leader(whole: str, gains: Mapping[str, float]) -> str:
+    """Return the name of the best; the whole where it is as good."""
+    best = max(gains, key=lambda name: gains[name])
+    return whole if gains.get(whole, 0.0) * (1 + SAME) >= gains[best] else best
 
 
 def row_of(comparison: Comparison, plan: Candidate) -> Record:
