@@ -94,8 +94,7 @@ class Proof(Grid):
     Rivals leave when they fall behind; where `steps_are_long` so do plans without a part.
     """
 
-    times = BEHIND
-    checked = 2
+    times, proves, checked = BEHIND, True, 2
 
     def __init__(self, plans: Sequence[Candidate], wanted: aim.Aim, steps_are_long: bool) -> None:
         self._whole, self._aim, self.weighs = plans[0], wanted, wanted.memory

@@ -288,12 +288,13 @@ class Search:
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
         best = next(plan for plan in plans if plan.name == leader(whole.name, gains))
-        if best is not whole and whole.name != self.tuning.winner.name:
+        is_taken = best is whole and gains[whole.name] > 1
+        if not is_taken and whole.name != self.tuning.winner.name:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
             known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
         if gains[best.name] > 1:
             self.tuning.take(best, comparison)
-            if best is whole:
+            if is_taken:
                 yield from self._drop_idlest(comparison, gains)
 
     def _rivals(self) -> list[Candidate]:

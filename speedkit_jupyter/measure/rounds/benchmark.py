@@ -9,7 +9,7 @@ from typing import Any
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
-from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.comparison import WON, Comparison
 from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
@@ -46,6 +46,8 @@ MOST_GROWN_S = 600.0
 LIMITS_S = 0.8
 # A variant that is so many times slower is the first that is left out where time is short.
 FAR = 2.0
+# Rounds that show nothing but how fast a variant is about.
+FEW_ROUNDS = 3
 # A check of one variant takes so long, however short its steps are.
 CHECK_S = 0.1
 
@@ -254,7 +256,9 @@ class Benchmark:
         budget, reserve_s = self.budget, 0.0
         if runners:
             spare_s = budget.left_s - self._rounds_s(runners)
-            one_s = min(self._checks_s(runners[:2]), budget.left_s)  # what wins is always checked
+            # What is proven is always checked: it takes more rounds than these.
+            few_s = FEW_ROUNDS * sum(runner.usual_s for runner in runners)
+            one_s = min(self._checks_s(runners[:2]), budget.left_s - few_s)
             reserve_s = max(min(self._checks_s(runners), spare_s), one_s, 0.0)
         budget.reserved_s += reserve_s
         try:
@@ -266,20 +270,23 @@ class Benchmark:
             budget.reserved_s -= reserve_s
 
     def _check(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
-        """Check what the policy names: the first whatever it takes, the others if there is time."""
+        """Check what the policy names: first what is proven faster, whatever that takes; others if
+        there is time.
+        """
         first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
         check, is_first = Examination(runners, pool, self._check_names), True
-        needed_s = (REFERENCE + ROUNDED) * first.usual_s
+        needed_s, verdict = (REFERENCE + ROUNDED) * first.usual_s, self.result().verdict
         for record in self._policy.to_check(self.result()):
             runner = by_name.get(record.name)
             if runner is None or record.failure:
                 continue
             needed_s += CHECKED * first.usual_s
-            if is_first or self.budget.allows(needed_s):
+            is_sure = is_first and (self._policy.proves or verdict(record) in WON)
+            if is_sure or self.budget.allows(needed_s):
                 with compiling_excluded(self.budget, needed_s):
                     yield from check.late(runner)
                 is_first, needed_s = False, 0.0
-            else:
+            elif verdict(record) in WON:
                 record.accuracy = Accuracy("not checked", "the budget was too short to check")
         self._dropout_off = check.dropout_off
 

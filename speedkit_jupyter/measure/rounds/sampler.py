@@ -32,8 +32,8 @@ MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # How the state of a variant is called while it may change.
 WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
-# Verdicts of what can't win, and of what is proven faster: by its times alone, or with a number.
-LOST, WON = ("slower", "same"), ("faster", "accepted", "other model")
+# Verdicts of what can't win, and of what is proven faster by its times.
+LOST, AHEAD = ("slower", "same"), ("faster", "accepted", "other model")
 # Seconds of one step of a block, and those in which other processes may have held it up; None if
 # the variant failed, or an optimizer step was skipped.
 Block = tuple[float, float] | None
@@ -65,6 +65,7 @@ class Policy:
 
     far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
     checked: int | None = None  # about how many variants are checked; None for all
+    proves = False  # whether all that is to be checked is checked, whatever time is left
     weighs = False  # whether the memory of each variant is measured before the rounds
     has_limits = True  # whether memory and machine limits are measured after them
 
@@ -91,7 +92,7 @@ class Policy:
         """
         verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
         timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
-        yield from sorted(timed, key=lambda r: (verdicts[r.name] not in WON, median(r.times_s)))
+        yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
 
 
 class Sampler:
