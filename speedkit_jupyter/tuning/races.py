@@ -52,6 +52,9 @@ class Race(Grid):
     far_slower = aim.FAR_SLOWER
     checked = 0
 
+    def __init__(self, rounds_s: float = math.inf) -> None:
+        self.rounds_s = rounds_s
+
     def least_rounds(self, others: int) -> int:
         return RACE_ROUNDS
 
@@ -76,7 +79,8 @@ class Lightest(Race):
 
     weighs = True
 
-    def __init__(self, within: float | None) -> None:
+    def __init__(self, rounds_s: float, within: float | None) -> None:
+        super().__init__(rounds_s)
         self.times = within or aim.FAR_SLOWER
 
     def why_too_heavy(self, baseline: Record, record: Record) -> str:

@@ -239,8 +239,9 @@ class Search:
             known.tried |= {plan.name: plan for plan in asked}
             if len(asked) == 1:  # it has only to be proven
                 return asked[0]
-            policy = Lightest(self.aim.within) if self.aim.memory else Race()
-            comparison = yield from self._benchmark(title, asked, self.budget.race_s, policy)
+            race_s = self.budget.race_s
+            policy = Lightest(race_s, self.aim.within) if self.aim.memory else Race(race_s)
+            comparison = yield from self._benchmark(title, asked, policy)
             best = self._best_of(comparison, asked)
             for plan in asked:
                 if plan.name != best.name:
@@ -283,7 +284,7 @@ class Search:
             plans += [plan for plan in self._rivals() if plan.name not in names]
         known.tried |= {plan.name: plan for plan in plans}
         policy = Proof(plans, self.aim, budget.steps_are_long)
-        comparison = yield from self._benchmark(title, plans, budget.left_s, policy)
+        comparison = yield from self._benchmark(title, plans, policy)
         rows = {plan.name: row_of(comparison, plan) for plan in plans}
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
@@ -325,14 +326,15 @@ class Search:
             yield from self.prove(rest, "without what is not proven")
 
     def _benchmark(
-        self, title: str, asked: Sequence[Candidate], seconds: float, policy: Policy
+        self, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
         """Compare the baseline and what is asked: a stage of the result, also if cut short."""
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         if self._pool is not None:
             self._pool.keep({plan.name for plan in (BASELINE, *asked, *self._rivals())})
+        left_s = max(budget.left_s, 0.01)
         benchmark = Benchmark(
-            self.step, variants, max(seconds, 0.01), policy=policy, within=budget, pool=self._pool
+            self.step, variants, left_s, policy=policy, within=budget, pool=self._pool
         )
         is_known = False
         try:

@@ -263,7 +263,7 @@ class Benchmark:
         budget.reserved_s += reserve_s
         try:
             least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_minimal else 0.0
-            left_s = max(budget.left_s, least_s)
+            left_s = min(max(budget.left_s, least_s), self._policy.rounds_s)
             self._sampler = Sampler(runners, left_s, self._throughput, budget)
             yield from self._sampler.run(self._policy, self.result)
         finally:

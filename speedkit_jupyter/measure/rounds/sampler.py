@@ -66,6 +66,7 @@ class Policy:
     far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
     checked: int | None = None  # about how many variants are checked; None for all
     proves = False  # whether all that is to be checked is checked, whatever time is left
+    rounds_s = math.inf  # the most seconds that the rounds may take, of what the budget leaves
     weighs = False  # whether the memory of each variant is measured before the rounds
     has_limits = True  # whether memory and machine limits are measured after them
 
