@@ -44,7 +44,7 @@ class Cell:
     """
 
     def __init__(self, shell: Any, source: str, line: str = "") -> None:
-        self._shell = shell
+        self._shell, self.source = shell, source.strip()
         # The magic is line 1, as in the notebook.
         code = shell.transform_cell(f"# %%speedbench {line.strip()}".rstrip() + f"\n{source}")
         self._file = _cached(shell, code)

@@ -16,12 +16,14 @@ from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import check_free, parse
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import count
+from speedkit_jupyter.tuning.api import going_on
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
@@ -29,7 +31,8 @@ TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),
     **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
-    **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep", "tune"), TUNE),
+    **dict.fromkeys(("objective", "within", "steps", "fresh", "keep"), TUNE),
+    **dict.fromkeys(("apply", "tune", "more"), TUNE),
 }
 
 
@@ -47,7 +50,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     work, title = _work(shell, session, cell, arguments, setup, command)
     work.begun_s = begun_s
     session.measured = MeasuredCell(
-        next((row.strip() for row in source.splitlines() if row.strip()), ""),
+        source.strip(),
         partial(again, step_of_cell, shell, cell, arguments, True),
         partial(again, profiler, shell, cell, arguments, command),
     )
@@ -65,7 +68,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 def _mode(arguments: Any) -> str:
     compared = COMPARE if arguments.compare is not None else TIMING
-    return PROFILE if arguments.profile else TUNE if arguments.tune else compared
+    tunes = arguments.tune or arguments.more
+    return PROFILE if arguments.profile else TUNE if tunes else compared
 
 
 def _check_options(arguments: Any, setup: str) -> None:
@@ -76,6 +80,11 @@ def _check_options(arguments: Any, setup: str) -> None:
             option = f"-{name}" if len(name) == 1 else f"--{name}"
             belongs = f": it belongs to {of}" if of != option else ""
             raise UsageError(f"{option} does not go with {mode}{belongs}")
+    asked = ("objective", "within", "steps", "fresh", "keep")
+    if arguments.more and (typed := [name for name in asked if getattr(arguments, name)]):
+        raise UsageError(
+            f"--{typed[0]} does not go with --more: the search goes on as it was asked"
+        )
     if arguments.save is not None:
         check_free(arguments.save)
     if setup and mode == COMPARE and arguments.compare.endswith(","):
@@ -106,10 +115,22 @@ def _work(
         more: Any = {"throughput": arguments.throughput, "check": check, "command": command}
         benchmark = Benchmark(step, variants, arguments.budget, accuracy=accuracy, **more)
         return benchmark, count(len(variants), "variant")
-    objective, keep = arguments.objective or "time", arguments.keep or ()
-    asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
-    search = Search(step, arguments.budget, *asked)
+    search = _search(session, step, cell, arguments)
     found = {session.name_of(model, "") for model in search.result().models}
     in_order = [word for word in namespace.words_of_models(names) if word in found]
     search.result().named = () if "" in found else tuple(in_order)
+    search.result().cell = cell.source
     return search, "tuning"
+
+
+def _search(session: Session, step: Step, cell: Cell, arguments: Any) -> Search:
+    """Return a new search, or one that goes on with what the last one knows."""
+    last = session.search
+    if not arguments.more:
+        objective, keep = arguments.objective or "time", arguments.keep or ()
+        asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
+        return Search(step, arguments.budget, *asked)
+    if last is None or last.cell != cell.source:
+        which = "no search was run" if last is None else "the last search was for another step"
+        raise UsageError(f"--more: {which}; --tune searches anew")
+    return going_on(step, last, arguments.budget)

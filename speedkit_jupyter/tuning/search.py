@@ -33,7 +33,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.outcome import INTERRUPTED, Stage, Tuning
+from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 from speedkit_jupyter.tuning.races import RACE_ROUNDS, Allowance, Lightest, Proof, Race
 
 # Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
@@ -56,7 +56,8 @@ class Search:
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
     the total time of this many steps, compiling included. `fresh` searches although a plan is
-    known; the optimizations in `keep` stay as they are. The budget begins when the search runs, or
+    known; the optimizations in `keep` stay as they are. With what is `known` of an earlier search
+    for the same it goes on from there. The budget begins when the search runs, or
     at `begun_s` on the clock. Raises StepError.
     """
 
@@ -69,6 +70,7 @@ class Search:
         fresh: bool = False,
         keep: Collection[str] = (),
         within: float | None = None,
+        known: Known | None = None,
     ) -> None:
         if objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
@@ -87,7 +89,8 @@ class Search:
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
         kept = tuple(name for name in names if name in keep)
         self.step, self._fresh, self.hardware = step, fresh, Hardware.current()
-        self.tuning = Tuning(step, objective, within, steps, kept)
+        known = Known() if known is None else known.copy()
+        self.tuning = Tuning(step, objective, within, steps, kept, known=known)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._budget_s, self.budget = budget_s, Allowance(budget_s)
@@ -108,6 +111,8 @@ class Search:
             yield Progress(self.budget.share, self.budget.ahead())
             if tuning.learned is not None:
                 yield from self._check_learned(tuning.learned)
+            elif (best := tuning.best) and best.is_likely(self.aim):  # by what is known
+                yield from self.prove(self.known.plan(best.record.name))
             if not tuning.helped:
                 yield from self._search(seen.facts)
             why = self.known.why_unclear(self.budget.step_s)
@@ -115,8 +120,11 @@ class Search:
             tuning.conclude(why)
             tuning.seconds = clock.now() - start_s
             self.step.kept.clear()
+            session = current(notebook())
+            if self.has_results():
+                session.search = tuning
             if tuning.is_settled:
-                current(notebook()).tuned(tuning.models, tuning.found)
+                session.tuned(tuning.models, tuning.found)
         if tuning.learned is None:
             self._keep(seen)
 
@@ -126,7 +134,8 @@ class Search:
         seen = learning.read_step(self.step, self.hardware, self.budget)
         self.budget.follow(seen.step_s)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
-        learned = None if self._fresh else learning.find(seen.setting, task)
+        is_new = self._fresh or self.known.stages
+        learned = None if is_new else learning.find(seen.setting, task)
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
         return seen._replace(task=task)
@@ -152,7 +161,8 @@ class Search:
         if facts[0].device_type == "cpu":
             yield from self._measure_engines()
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
-        known.left, proven = self._first(singles), set[str]()
+        plans = {plan.name: plan for plan in (*known.left, *self._first(singles))}
+        known.left, proven = [*filter(known.is_new, plans.values())], set[str]()
         while known.left and not tuning.helped and budget.allows(budget.step_s):
             room = max(budget.room(), 1)
             asked, known.left = known.left[:room], known.left[room:]

@@ -127,7 +127,10 @@ class Choice:
         """Start a search; what it finds becomes the choice, and is not applied."""
         from speedkit_jupyter.tuning.search import Search
 
-        self._start(Search(self._step(), budget_s))
+        search = Search(self._step(), budget_s)
+        if self.step is None and self.session.measured is not None:
+            search.result().cell = self.session.measured.source
+        self._start(search)
 
     def stop(self) -> None:
         """End what is being measured, with the results so far."""
@@ -189,6 +192,9 @@ class Choice:
             if isinstance(result, Tuning) and result.is_settled:
                 self._chosen = False
                 self._take_found()
+            elif isinstance(result, Tuning) and (likely := result.likely_config):
+                self.config, self._chosen = likely, True
+                self.message = f"Apply would put {result.likely} into force: likely, not proven."
         self.listeners.tell()
 
     def _begun(self) -> SpeedConfig:

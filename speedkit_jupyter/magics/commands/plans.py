@@ -79,6 +79,7 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     options.OPTIMIZER,
     Option("--config", "FILE", "a YAML file to start from", options.configs),
     switch("--rules", "by rules, although tuning has learned a plan"),
+    switch("--likely", "what the last search found likely; it is not proven"),
     *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
@@ -92,22 +93,44 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         name: namespace.find_optimizers(names, asked, model, is_only)
         for name, model in models.items()
     }
-    if not arguments.rules:
+    if arguments.likely:
+        if typed or arguments.config or arguments.rules:
+            raise UsageError("--likely takes the plan as it was tried: leave out other options")
+        config = _likely(session, list(models.values()))
+    elif not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
         config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
-        show_applied(names, session, name, context, optimizers[name])
+        note = "Likely, not proven." if arguments.likely and not session.search.helped else ""
+        show_applied(names, session, name, context, optimizers[name], note)
+
+
+def _likely(session: Session, models: list[Any]) -> SpeedConfig:
+    """Return what the last search for these models found, proven or likely."""
+    last = session.search
+    if last is None or not last.is_of(models):
+        raise UsageError(
+            "--likely: the last search was for no such model: run `%%speedbench --tune`"
+        )
+    if not (last.helped or last.likely):
+        raise UsageError("--likely: the last search found nothing likely")
+    return last.config if last.helped else last.likely_config  # type: ignore[no-any-return]
 
 
 def show_applied(
-    names: Names, session: Session, name: str, context: SpeedContext, optimizers: dict[str, Any]
+    names: Names,
+    session: Session,
+    name: str,
+    context: SpeedContext,
+    optimizers: dict[str, Any],
+    note: str = "",
 ) -> None:
     """Put the context of an applied plan into the namespace, and show what was applied."""
     variable = session.keep(name, context)
     document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
-    display(document.and_lines([taken]))
+    display(document.and_lines([line for line in (note, taken) if line]))
 
 
 @command("put everything back")
