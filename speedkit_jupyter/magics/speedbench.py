@@ -131,6 +131,6 @@ def _search(session: Session, step: Step, cell: Cell, arguments: Any) -> Search:
         asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
         return Search(step, arguments.budget, *asked)
     if last is None or last.cell != cell.source:
-        which = "no search was run" if last is None else "the last search was for another step"
-        raise UsageError(f"--more: {which}; --tune searches anew")
+        which = "no search was run yet" if last is None else "the last search was for another cell"
+        raise UsageError(f"--more: {which}; begin one with --tune")
     return going_on(step, last, arguments.budget)

@@ -111,8 +111,7 @@ class Search:
             yield Progress(self.budget.share, self.budget.ahead())
             if tuning.learned is not None:
                 yield from self._check_learned(tuning.learned)
-            elif (best := tuning.best) and best.is_likely(self.aim):  # by what is known
-                yield from self.prove(self.known.plan(best.record.name))
+            yield from self._prove_likely()
             if not tuning.helped:
                 yield from self._search(seen.facts)
             why = self.known.why_unclear(self.budget.step_s)
@@ -154,6 +153,16 @@ class Search:
         outcome = "was dropped" if is_refuted else "could not be checked"
         tuning.notes.append(f"The learned plan {plan.name} {outcome}")
         tuning.learned = None
+
+    def _prove_likely(self) -> Iterator[Progress]:
+        """Prove what an earlier search left likely, one after another, until one is proven."""
+        asked, best = set[str](), self.tuning.best
+        while best and best.is_likely(self.aim) and best.record.name not in asked:
+            if self.tuning.helped or not self.budget.can_check():
+                return
+            asked.add(best.record.name)
+            yield from self.prove(self.known.plan(best.record.name))
+            best = self.tuning.best
 
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""

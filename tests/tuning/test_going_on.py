@@ -1,26 +1,37 @@
-"""A search that goes on with what an earlier one knows, and a plan that is likely put into force."""
+"""A search that goes on with what an earlier one knows, and a likely plan put into force."""
 
 from __future__ import annotations
 
 import pytest
 
 from speedkit_jupyter import StepError, session, tune
+from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support.exceptions import ArgumentError
-from speedkit_jupyter.tuning.outcome import Tuning
+from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.outcome import Known, Tuning
+from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 
 @pytest.fixture
-def stopped(work, made_time):
+def fused_s() -> float:
+    """The seconds of a step with a fused optimizer, after the first search."""
+    return 0.2
+
+
+@pytest.fixture
+def stopped(work, made_time, fused_s):
     """A model, its optimizer, its step, and a search that was stopped while it looked likely."""
     stops = [True]
 
     def seconds(on) -> float:
         if stops and made_time.now_s() > 12:
             raise KeyboardInterrupt
-        return 0.2 if on.fused else 0.6
+        if on.fused:
+            return 0.2 if stops else fused_s
+        return 0.4 if on.last else 0.6
 
     network, optimizer, step = work(seconds)
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -48,11 +59,28 @@ def test_more_proves_the_likeliest_first_and_races_nothing_twice(stopped):
     assert not earlier.helped
 
 
-def test_where_the_likeliest_does_not_hold_more_goes_on_with_what_was_left(work, made_time):
-    network, optimizer, step = work(lambda on: 0.01 * (1 - 0.5 * on.last))
+@pytest.mark.parametrize("fused_s", [0.9])
+def test_where_the_likeliest_does_not_hold_more_goes_on_with_the_next(stopped):
+    *_, step, earlier = stopped
+    found = tune(step, budget_s=60, more=earlier)
+    assert found.winner.name == "channels_last"
+
+
+def test_more_races_what_was_left_and_nothing_that_is_known(work):
+    last, fused = Candidate({"channels_last": True}), Candidate({"fused_optimizer": True})
+    known = Known(left=[last], tried={plan.name: plan for plan in (fused, last + fused)})
+    search = Search(step_of(work(lambda on: 0.01 * (1 - 0.5 * on.last))[2]), 3.0, known=known)
+    for _ in search.run():
+        pass
+    assert search.result().winner.name == "channels_last"
+    assert {name for _, names in raced(search.result()) for name in names} == {"channels_last"}
+
+
+def test_more_is_asked_what_the_earlier_search_was_and_may_end_with_the_same_answer(work):
+    step = work(lambda on: 0.01 * (1 - 0.5 * on.last))[2]
     earlier = tune(step, budget_s=3, keep="channels_last")
     assert not earlier.helped
-    found = tune(step, model=network, optimizer=optimizer, budget_s=3, more=earlier)
+    found = tune(step, budget_s=3, more=earlier)
     assert found.kept == ("channels_last",)
     assert raced(found) == raced(earlier)
 

@@ -111,7 +111,7 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
     last = session.search
     if last is None or not last.is_of(models):
         raise UsageError(
-            "--likely: the last search was for no such model: run `%%speedbench --tune`"
+            "--likely: no search was run for this model; `%%speedbench --tune` runs one"
         )
     if not (last.helped or last.likely):
         raise UsageError("--likely: the last search found nothing likely")
