@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import InitVar, asdict, dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -73,9 +74,13 @@ class Timed:
         """The interval of the speed-up, or the range of its rounds where there is none."""
         if self.ratio.is_bounded:
             return self.ratio.low, self.ratio.high
+        return min(self.ratios), max(self.ratios)
+
+    @property
+    def ratios(self) -> list[float]:
+        """The speed-up in each of its rounds."""
         pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
-        ratios = [before / max(now, TICK_S) for before, now in pairs]
-        return min(ratios), max(ratios)
+        return [before / max(now, TICK_S) for before, now in pairs]
 
     @property
     def is_undecided(self) -> bool:
@@ -214,6 +219,23 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
+        # What `so_far` has said, of which benchmark and after how many rounds.
+        self._so_far = 0, 0, ""
+
+    def so_far(self, running: Comparison) -> str:
+        """Return `best so far: bf16 2.10× (round 3); ` of the benchmark that runs; empty before."""
+        memory, rounds = self.objective == "memory", len(running.baseline.times_s)
+        if not rounds or self._so_far[:2] == (id(running.baseline), rounds):
+            return self._so_far[2]
+        timed = [one for one in running.records[1:] if one.times_s and not one.failure]
+        rows = [Timed(running, one) for one in timed if not one.same_as_baseline]
+        worth = [row.saved if memory else median(row.ratios) for row in rows]
+        if rows:
+            most = max(worth)
+            gain = f"{share(1 / most)} of the peak memory" if memory and most else ratio(most)
+            best = f"best so far: {rows[worth.index(most)].record.name} {gain} (round {rounds}); "
+            self._so_far = id(running.baseline), rounds, best
+        return self._so_far[2]
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
         """Note a plan that is proven by these rounds."""

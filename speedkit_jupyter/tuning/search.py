@@ -327,7 +327,8 @@ class Search:
                 for progress in run:
                     here = guard.in_progress()
                     paused_s = here.paused_s if here else 0.0
-                    yield Progress(budget.share, f"{title}: {progress.text}", progress.known)
+                    text = f"{self.tuning.so_far(benchmark.result())}{title}: {progress.text}"
+                    yield Progress(budget.share, text, progress.known)
                     if here:  # turns that were given up
                         budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s

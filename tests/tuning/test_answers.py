@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
+from speedkit_jupyter.tuning.search import Search
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 FEW, MANY = 6, 60
 PLANS = {
@@ -85,6 +89,23 @@ def test_with_memory_as_the_objective_likely_speaks_of_memory():
     assert said(searched(speedups, FEW, "", peaks, objective="memory")).startswith(
         "Nothing to gain: no plan saves 1 % of the peak memory in at most 3 times the time"
     )
+
+
+def test_progress_shows_the_best_so_far_from_the_first_round_on(work):
+    step = work(lambda on: 0.3 if on.fused else 0.6)[2]
+    texts = [one.text for one in Search(step_of(step), 30.0).run()]
+    first = next(number for number, text in enumerate(texts) if "round 2" in text)
+    best = re.compile(r"best so far: \S*fused_optimizer 2\.00× \(round \d+\); \S")
+    rounds = [text for text in texts[first:] if "round " in text]
+    assert rounds
+    assert [text for text in rounds if not best.match(text)] == []
+
+
+def test_with_memory_as_the_objective_the_best_so_far_is_told_in_memory():
+    peaks = {"baseline": 100, "bf16": 55, "fused_optimizer": 80}
+    tuning = searched({"bf16": 0.8, "fused_optimizer": 1.4}, 3, "", peaks, objective="memory")
+    told = "best so far: bf16 55 % of the peak memory (round 3); "
+    assert tuning.so_far(tuning.stages[0].comparison) == told
 
 
 def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():

@@ -79,7 +79,7 @@ def test_what_fresh_rounds_do_not_confirm_leaves_the_parts_that_they_do(work):
 
     search = Search(step_of(work(seconds)[2]), 20)
     for one in search.run():
-        if one.text.startswith("confirming"):
+        if "confirming: " in one.text:
             confirming.append(True)
     tuning = search.result()
     assert tuning.confirmed
