@@ -80,19 +80,14 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: its code, what makes a step of it, and what a profiler.
+    """The last `%%speedbench` cell: its first line, what makes a step of it, and what a profiler.
 
     Both are made anew each time, so that no model is kept alive by having been measured.
     """
 
-    source: str
+    title: str
     step: Callable[[], Step]
     profiler: Callable[[float | None], Any] | None = None
-
-    @property
-    def title(self) -> str:
-        """Its first line."""
-        return next((row.strip() for row in self.source.splitlines() if row.strip()), "")
 
 
 @dataclass
@@ -118,8 +113,7 @@ class Session:
 
     `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
     what the panels of one model share, by the model's id; `last_advice` is what was advised last,
-    `last_report` what a magic has measured last, with all of its notes; `search` is the last search
-    over plans, a `Tuning`.
+    `last_report` what a magic has measured last, with all of its notes, `search` the last `Tuning`.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:

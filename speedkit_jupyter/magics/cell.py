@@ -219,6 +219,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
         say=messages.debug if quiet else messages.important,
+        source=cell.source,
     )
 
 

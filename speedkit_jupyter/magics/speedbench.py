@@ -27,12 +27,13 @@ from speedkit_jupyter.tuning.api import going_on
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
-# The work that an option belongs to; --save belongs to two.
+MORE = "--more"
+# The work that an option belongs to; some belong to two.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),
     **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
     **dict.fromkeys(("objective", "within", "steps", "fresh", "keep"), TUNE),
-    **dict.fromkeys(("apply", "tune", "more"), TUNE),
+    **dict.fromkeys(("apply", "tune", "more"), f"{TUNE} and {MORE}"),
 }
 
 
@@ -50,7 +51,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     work, title = _work(shell, session, cell, arguments, setup, command)
     work.begun_s = begun_s
     session.measured = MeasuredCell(
-        source.strip(),
+        next((row.strip() for row in source.splitlines() if row.strip()), ""),
         partial(again, step_of_cell, shell, cell, arguments, True),
         partial(again, profiler, shell, cell, arguments, command),
     )
@@ -68,8 +69,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 def _mode(arguments: Any) -> str:
     compared = COMPARE if arguments.compare is not None else TIMING
-    tunes = arguments.tune or arguments.more
-    return PROFILE if arguments.profile else TUNE if tunes else compared
+    tuned = MORE if arguments.more else TUNE if arguments.tune else compared
+    return PROFILE if arguments.profile else tuned
 
 
 def _check_options(arguments: Any, setup: str) -> None:
@@ -80,11 +81,6 @@ def _check_options(arguments: Any, setup: str) -> None:
             option = f"-{name}" if len(name) == 1 else f"--{name}"
             belongs = f": it belongs to {of}" if of != option else ""
             raise UsageError(f"{option} does not go with {mode}{belongs}")
-    asked = ("objective", "within", "steps", "fresh", "keep")
-    if arguments.more and (typed := [name for name in asked if getattr(arguments, name)]):
-        raise UsageError(
-            f"--{typed[0]} does not go with --more: the search goes on as it was asked"
-        )
     if arguments.save is not None:
         check_free(arguments.save)
     if setup and mode == COMPARE and arguments.compare.endswith(","):
@@ -115,22 +111,20 @@ def _work(
         more: Any = {"throughput": arguments.throughput, "check": check, "command": command}
         benchmark = Benchmark(step, variants, arguments.budget, accuracy=accuracy, **more)
         return benchmark, count(len(variants), "variant")
-    search = _search(session, step, cell, arguments)
+    search = _search(session, step, arguments)
     found = {session.name_of(model, "") for model in search.result().models}
     in_order = [word for word in namespace.words_of_models(names) if word in found]
     search.result().named = () if "" in found else tuple(in_order)
-    search.result().cell = cell.source
     return search, "tuning"
 
 
-def _search(session: Session, step: Step, cell: Cell, arguments: Any) -> Search:
+def _search(session: Session, step: Step, arguments: Any) -> Search:
     """Return a new search, or one that goes on with what the last one knows."""
-    last = session.search
-    if not arguments.more:
-        objective, keep = arguments.objective or "time", arguments.keep or ()
-        asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
-        return Search(step, arguments.budget, *asked)
-    if last is None or last.cell != cell.source:
-        which = "no search was run yet" if last is None else "the last search was for another cell"
-        raise UsageError(f"--more: {which}; begin one with --tune")
-    return going_on(step, last, arguments.budget)
+    if arguments.more:
+        if (last := session.search) is None or last.source != step.source:
+            known = "another cell was searched last" if last else "no search was run yet"
+            raise UsageError(f"{MORE}: {known}; {TUNE} begins one")
+        return going_on(step, last, arguments.budget)
+    objective, keep = arguments.objective or "time", arguments.keep or ()
+    asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
+    return Search(step, arguments.budget, *asked)

@@ -83,9 +83,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under an optional title; a brief report folds those that are `folded`,
-    and counts their lines or rows by the `noun`.
-    """
+    """A part of a report under an optional title; of `folded` ones a brief one tells the number."""
 
     body: Any  # Table | Code | Picture | str, or nothing
     title: str = ""

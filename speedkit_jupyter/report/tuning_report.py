@@ -50,17 +50,13 @@ def tuning_report(tuning: Tuning) -> Document:
 def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
     """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
     ratios = {row.record.name: row.comparison.ratio(row.record) for row in tuning.known.rows()}
-    verdicts = {one.name: one.reason for one in tuning.rejected}
-    verdicts |= {tuning.likely: "likely, not proven"} if tuning.likely else {}
-    verdicts |= {tuning.winner.name: "proven"} if tuning.helped else {}
-
-    def rank(name: str) -> tuple[bool, float]:
-        found = ratios.get(name)
-        is_answer = name in (tuning.likely, tuning.winner.name)
-        return not is_answer, -found.median if found else math.inf
-
+    likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
+    answer = {tuning.winner.name: "proven"} if tuning.helped else likely
+    verdicts = {one.name: one.reason for one in tuning.rejected} | answer
+    ranks = {name: -found.median for name, found in ratios.items() if found}
+    ranks |= dict.fromkeys(answer, -math.inf)
     rows = []
-    for name in sorted({**ratios, **verdicts}, key=rank):
+    for name in sorted({**ratios, **verdicts}, key=lambda name: ranks.get(name, math.inf)):
         speedup = str(ratios.get(name) or BLANK)
         rows.append((name, speedup, verdicts.get(name, "not decided").replace(f": {speedup}", "")))
     return rows

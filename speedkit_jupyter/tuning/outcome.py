@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import InitVar, asdict, dataclass, field
-from statistics import median
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, SAME, TICK_S, Ratio
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
@@ -35,6 +35,8 @@ LIKELY = 1.05
 FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"
 MORE = "`--more` goes on from here"
+# The best so far is looked up so often at most: in a race of short steps that takes its time.
+SAYS_S = 0.5
 
 
 class Stage(NamedTuple):
@@ -74,13 +76,9 @@ class Timed:
         """The interval of the speed-up, or the range of its rounds where there is none."""
         if self.ratio.is_bounded:
             return self.ratio.low, self.ratio.high
-        return min(self.ratios), max(self.ratios)
-
-    @property
-    def ratios(self) -> list[float]:
-        """The speed-up in each of its rounds."""
         pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
-        return [before / max(now, TICK_S) for before, now in pairs]
+        ratios = [before / max(now, TICK_S) for before, now in pairs]
+        return min(ratios), max(ratios)
 
     @property
     def is_undecided(self) -> bool:
@@ -103,13 +101,17 @@ class Timed:
         """Return whether it may help that aim."""
         return aim.gain(self.comparison, self.record) > 0 if aim.memory else self.may_help
 
+    def memory(self, aim: Aim) -> str:
+        """Return ` with 55 % of the peak memory` if that is the aim."""
+        is_asked = aim.memory and self.saved
+        return f" with {share(1 / self.saved)} of the peak memory" if is_asked else ""
+
     def told(self, aim: Aim, how: str = "") -> str:
         """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` stands before that."""
         low, high = map(ratio, self.range)
-        rounds = f"({low} to {high} in {count(self.ratio.pairs, 'round')})"
-        memory = f"needs {share(1 / self.saved)} of the peak memory and " if self.saved else ""
-        speed = f"is {how}{ratio(self.ratio.median)} as fast {rounds}"
-        return f"{self.record.name} {memory if aim.memory else ''}{speed}"
+        speed = f"{ratio(self.ratio.median)} as fast{self.memory(aim)}"
+        rounds = f"{low} to {high} in {count(self.ratio.pairs, 'round')}"
+        return f"{self.record.name} is {how}{speed} ({rounds})"
 
 
 @dataclass
@@ -161,11 +163,14 @@ class Known:
         What may help comes before all else.
         """
         rows = {frozenset(row.record.name.split("+")): row for row in self.rows()}
+        plans = self.plans
         refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
         timed = [
             row
             for parts, row in rows.items()
-            if row.ratio.pairs and not any(other <= parts for other in refused)
+            if row.ratio.pairs
+            and row.record.name in plans
+            and not any(other <= parts for other in refused)
         ]
         able = [row for row in timed if row.is_likely(aim)] or timed
         worth = [row.saved if aim.memory else row.ratio.median for row in able]
@@ -174,13 +179,10 @@ class Known:
         equal = [row for row, one in pairs if one * (1 + SAME) >= most]
         return min(equal, key=lambda row: row.record.name.count("+"), default=None)
 
-    def plan(self, name: str) -> Candidate:
-        """Return the plan of that name that raced or waits."""
-        return {**{plan.name: plan for plan in self.left}, **self.tried}[name]
-
-    def copy(self) -> Known:
-        """Return the same for another search to go on with."""
-        return Known(*(type(value)(value) for value in vars(self).values()))
+    @property
+    def plans(self) -> dict[str, Candidate]:
+        """Those that raced or wait, by name."""
+        return {plan.name: plan for plan in self.left} | self.tried
 
 
 @dataclass(repr=False)
@@ -191,10 +193,9 @@ class Tuning(Shown):
     `comparison` is the proof, in fresh rounds: of baseline, the winner, and the winner without each
     of its parts; `parts_found` is what each part is worth. Without a winner `unclear` says why the
     search could not tell; it is empty where nothing helps. `kept` are the optimizations that it was
-    to leave as they are, `named` the notebook's names for its models, `cell` the code of its cell,
-    `learned` the plan that an earlier search had found for this step. `seconds` is how long it all
-    took, `compiling_s` of them compiling. `models` are those of the step that are still there: a
-    result keeps none alive.
+    to leave as they are, `named` the notebook's names for its models, `learned` the plan that an
+    earlier search had found for this step. `seconds` is how long it all took, `compiling_s` of them
+    compiling. `models` are those of the step that are still there: a result keeps none alive.
     """
 
     step: InitVar[Step]
@@ -203,7 +204,6 @@ class Tuning(Shown):
     steps: int | None = None
     kept: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
-    cell: str = ""
     known: Known = field(default_factory=Known)
     winner: Candidate = BASELINE
     comparison: Comparison | None = None
@@ -219,23 +219,20 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
-        # What `so_far` has said, of which benchmark and after how many rounds.
-        self._so_far = 0, 0, ""
+        self.source = step.source
+        # What `so_far` has said, and until when.
+        self._so_far, self._says_until_s = "", 0.0
 
     def so_far(self, running: Comparison) -> str:
         """Return `best so far: bf16 2.10× (round 3); ` of the benchmark that runs; empty before."""
-        memory, rounds = self.objective == "memory", len(running.baseline.times_s)
-        if not rounds or self._so_far[:2] == (id(running.baseline), rounds):
-            return self._so_far[2]
-        timed = [one for one in running.records[1:] if one.times_s and not one.failure]
-        rows = [Timed(running, one) for one in timed if not one.same_as_baseline]
-        worth = [row.saved if memory else median(row.ratios) for row in rows]
-        if rows:
-            most = max(worth)
-            gain = f"{share(1 / most)} of the peak memory" if memory and most else ratio(most)
-            best = f"best so far: {rows[worth.index(most)].record.name} {gain} (round {rounds}); "
-            self._so_far = id(running.baseline), rounds, best
-        return self._so_far[2]
+        if (now_s := clock.now()) >= self._says_until_s:
+            known = replace(self.known, stages=[Stage("", running)])
+            if best := known.best(self._aim):
+                gain = f"{ratio(best.ratio.median)}{best.memory(self._aim)}"
+                at = f"(round {best.ratio.pairs})"
+                self._so_far = f"best so far: {best.record.name} {gain} {at}; "
+                self._says_until_s = now_s + SAYS_S
+        return self._so_far
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
         """Note a plan that is proven by these rounds."""
@@ -340,7 +337,7 @@ class Tuning(Shown):
         """The likely plan as a config, whose decisions say that it is not proven; None without."""
         if self.best is None or not self.likely:
             return None
-        config = self.known.plan(self.likely).variant().config
+        config = self.known.plans[self.likely].variant().config
         assert config is not None
         return config.with_source("measured", f"likely, not proven: {self.best.told(self._aim)}")
 

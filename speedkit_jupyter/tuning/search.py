@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from copy import deepcopy
 from dataclasses import replace
 from statistics import median
 
@@ -56,9 +57,9 @@ class Search:
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
     the total time of this many steps, compiling included. `fresh` searches although a plan is
-    known; the optimizations in `keep` stay as they are. With what is `known` of an earlier search
-    for the same it goes on from there. The budget begins when the search runs, or
-    at `begun_s` on the clock. Raises StepError.
+    known; the optimizations in `keep` stay as they are. It goes on from what is `known` by an
+    earlier search. The budget begins when the search runs, or at `begun_s` on the clock. Raises
+    StepError.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Search:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
         kept = tuple(name for name in names if name in keep)
-        self.step, self._fresh, self.hardware = step, fresh, Hardware.current()
-        known = Known() if known is None else known.copy()
+        self.step, self._fresh, self.hardware = step, fresh or known, Hardware.current()
+        known = deepcopy(known) if known else Known()  # the earlier result stays as it is
         self.tuning = Tuning(step, objective, within, steps, kept, known=known)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
@@ -111,7 +112,8 @@ class Search:
             yield Progress(self.budget.share, self.budget.ahead())
             if tuning.learned is not None:
                 yield from self._check_learned(tuning.learned)
-            yield from self._prove_likely()
+            else:
+                yield from self._prove_likely()
             if not tuning.helped:
                 yield from self._search(seen.facts)
             why = self.known.why_unclear(self.budget.step_s)
@@ -133,8 +135,7 @@ class Search:
         seen = learning.read_step(self.step, self.hardware, self.budget)
         self.budget.follow(seen.step_s)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
-        is_new = self._fresh or self.known.stages
-        learned = None if is_new else learning.find(seen.setting, task)
+        learned = None if self._fresh else learning.find(seen.setting, task)
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
         return seen._replace(task=task)
@@ -161,7 +162,7 @@ class Search:
             if self.tuning.helped or not self.budget.can_check():
                 return
             asked.add(best.record.name)
-            yield from self.prove(self.known.plan(best.record.name))
+            yield from self.prove(self.known.plans[best.record.name])
             best = self.tuning.best
 
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:

@@ -127,10 +127,7 @@ class Choice:
         """Start a search; what it finds becomes the choice, and is not applied."""
         from speedkit_jupyter.tuning.search import Search
 
-        search = Search(self._step(), budget_s)
-        if self.step is None and self.session.measured is not None:
-            search.result().cell = self.session.measured.source
-        self._start(search)
+        self._start(Search(self._step(), budget_s))
 
     def stop(self) -> None:
         """End what is being measured, with the results so far."""

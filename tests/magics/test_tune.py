@@ -233,19 +233,19 @@ def test_more_goes_on_with_the_last_search_and_proves_what_was_likely(unproven):
 
 def test_more_without_such_a_search_is_one_clear_line(timed):
     session.current().search = None
-    told = "--more: no search was run yet; begin one with --tune"
+    told = "--more: no search was run yet; --tune begins one"
     assert told in str(timed.fails(f"%%speedbench --more\n{STEP}"))
 
 
 @pytest.mark.parametrize(
     ("before", "line", "cell", "told"),
     [
-        ("", "--more", STEP, "--more: the last search was for another cell; begin one with --tune"),
+        ("", "--more", STEP, "--more: another cell was searched last; --tune begins one"),
         ("import copy; model = copy.deepcopy(model)", "--more", STOPPING,
          "more: the earlier search was for another model; search anew for this one"),
         ("", "--more --objective memory", STOPPING,
-         "--objective does not go with --more: the search goes on as it was asked"),
-        ("", "--more --compare auto", STOPPING, "--compare does not go with --tune"),
+         "--objective does not go with --more: it belongs to --tune"),
+        ("", "--more --compare auto", STOPPING, "--compare does not go with --more"),
     ],
 )  # fmt: skip
 def test_more_says_what_it_can_not_go_on_with(unproven, before, line, cell, told):
@@ -254,7 +254,7 @@ def test_more_says_what_it_can_not_go_on_with(unproven, before, line, cell, told
 
 
 def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
-    assert "Likely, not proven." in said(unproven, "%speedkit apply --likely")
+    assert "Likely, not proven: " in said(unproven, "%speedkit apply --likely")
     decision = unproven.names["ctx"].plan["fused_optimizer"]
     assert decision.active
     assert decision.reason.startswith("likely, not proven: ")
@@ -265,5 +265,5 @@ def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
 
 def test_apply_likely_without_a_likely_plan_is_one_clear_line(timed):
     session.current().search = None
-    told = "--likely: no search was run for this model; `%%speedbench --tune` runs one"
+    told = "--likely: the last search has left no likely plan for this model"
     assert told in str(timed.fails("%speedkit apply --likely"))

@@ -102,35 +102,27 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
-        note = "Likely, not proven." if arguments.likely and not session.search.helped else ""
-        show_applied(names, session, name, context, optimizers[name], note)
+        show_applied(names, session, name, context, optimizers[name])
 
 
 def _likely(session: Session, models: list[Any]) -> SpeedConfig:
-    """Return what the last search for these models found, proven or likely."""
+    """Return the likely plan of the last search, and say that it is no more than that."""
     last = session.search
-    if last is None or not last.is_of(models):
-        raise UsageError(
-            "--likely: no search was run for this model; `%%speedbench --tune` runs one"
-        )
-    if not (last.helped or last.likely):
-        raise UsageError("--likely: the last search found nothing likely")
-    return last.config if last.helped else last.likely_config  # type: ignore[no-any-return]
+    config: SpeedConfig | None = last.likely_config if last and last.is_of(models) else None
+    if config is None:
+        raise UsageError("--likely: the last search has left no likely plan for this model")
+    display(Document(f"Likely, not proven: {last.unclear}"))
+    return config
 
 
 def show_applied(
-    names: Names,
-    session: Session,
-    name: str,
-    context: SpeedContext,
-    optimizers: dict[str, Any],
-    note: str = "",
+    names: Names, session: Session, name: str, context: SpeedContext, optimizers: dict[str, Any]
 ) -> None:
     """Put the context of an applied plan into the namespace, and show what was applied."""
     variable = session.keep(name, context)
     document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
-    display(document.and_lines([line for line in (note, taken) if line]))
+    display(document.and_lines([taken]))
 
 
 @command("put everything back")
