@@ -113,7 +113,7 @@ class Session:
 
     `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
     what the panels of one model share, by the model's id; `last_advice` is what was advised last,
-    `last_report` what a magic has measured last, with all of its notes.
+    `last_report` what a magic has measured last, with all of its notes, `search` the last `Tuning`.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
@@ -122,6 +122,7 @@ class Session:
         self._applied: list[tuple[str, SpeedContext]] = []
         self.last_advice: Any = None
         self.last_report: Any = None
+        self.search: Any = None
         self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
         self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()

@@ -44,7 +44,7 @@ class Cell:
     """
 
     def __init__(self, shell: Any, source: str, line: str = "") -> None:
-        self._shell = shell
+        self._shell, self.source = shell, source.strip()
         # The magic is line 1, as in the notebook.
         code = shell.transform_cell(f"# %%speedbench {line.strip()}".rstrip() + f"\n{source}")
         self._file = _cached(shell, code)
@@ -219,6 +219,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
         say=messages.debug if quiet else messages.important,
+        source=cell.source,
     )
 
 

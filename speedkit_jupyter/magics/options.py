@@ -240,6 +240,7 @@ SPEEDBENCH = (
     switch("--profile", "where the time goes: data, forward, backward, optimizer, lines"),
     switch("--tune", "search the fastest safe plan for this cell"),
     switch("--apply", "with --tune: put what was found into force"),
+    switch("--more", "go on with the last search for this cell, with all it knows"),
     switch("--fresh", "with --tune: search although a plan is known"),
     switch("--throughput", "await the device only after blocks of steps"),
     switch("-q", "show nothing"),

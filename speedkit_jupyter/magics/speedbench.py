@@ -16,20 +16,24 @@ from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import check_free, parse
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import count
+from speedkit_jupyter.tuning.api import going_on
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
-# The work that an option belongs to; --save belongs to two.
+MORE = "--more"
+# The work that an option belongs to; some belong to two.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),
     **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
-    **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep", "tune"), TUNE),
+    **dict.fromkeys(("objective", "within", "steps", "fresh", "keep"), TUNE),
+    **dict.fromkeys(("apply", "tune", "more"), f"{TUNE} and {MORE}"),
 }
 
 
@@ -65,7 +69,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 def _mode(arguments: Any) -> str:
     compared = COMPARE if arguments.compare is not None else TIMING
-    return PROFILE if arguments.profile else TUNE if arguments.tune else compared
+    tuned = MORE if arguments.more else TUNE if arguments.tune else compared
+    return PROFILE if arguments.profile else tuned
 
 
 def _check_options(arguments: Any, setup: str) -> None:
@@ -106,10 +111,20 @@ def _work(
         more: Any = {"throughput": arguments.throughput, "check": check, "command": command}
         benchmark = Benchmark(step, variants, arguments.budget, accuracy=accuracy, **more)
         return benchmark, count(len(variants), "variant")
-    objective, keep = arguments.objective or "time", arguments.keep or ()
-    asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
-    search = Search(step, arguments.budget, *asked)
+    search = _search(session, step, arguments)
     found = {session.name_of(model, "") for model in search.result().models}
     in_order = [word for word in namespace.words_of_models(names) if word in found]
     search.result().named = () if "" in found else tuple(in_order)
     return search, "tuning"
+
+
+def _search(session: Session, step: Step, arguments: Any) -> Search:
+    """Return a new search, or one that goes on with what the last one knows."""
+    if arguments.more:
+        if (last := session.search) is None or last.source != step.source:
+            known = "another cell was searched last" if last else "no search was run yet"
+            raise UsageError(f"{MORE}: {known}; {TUNE} begins one")
+        return going_on(step, last, arguments.budget)
+    objective, keep = arguments.objective or "time", arguments.keep or ()
+    asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
+    return Search(step, arguments.budget, *asked)

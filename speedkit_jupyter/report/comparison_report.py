@@ -356,7 +356,8 @@ def live_line(progress: Progress, title: str) -> str:
     """Return the same in one line of a terminal: with the best so far."""
     faster = {s.name: s.speedup or 0.0 for s in progress.known if s.state == "faster"}
     best = max(faster, key=lambda name: faster[name], default=None)
-    ahead = "" if best is None else f"; {best} {ratio(faster[best])}"
+    is_said = "best so far" in progress.text  # by a search
+    ahead = "" if best is None or is_said else f"; best so far: {best} {ratio(faster[best])}"
     return f"{bar(progress.done)} {title}: {progress.text}{ahead}"
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from speedkit_jupyter.support.units import count
+
 Tone = Literal["plain", "good", "bad", "quiet"]
 # Legible on white and on near-black. A word always says what a colour says.
 GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
@@ -81,17 +83,18 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under an optional title; a brief report folds those that are `folded`."""
+    """A part of a report under an optional title; of `folded` ones a brief one tells the number."""
 
     body: Any  # Table | Code | Picture | str, or nothing
     title: str = ""
     folded: bool = False
+    noun: str = "note"
 
     def __bool__(self) -> bool:
         return bool(self.body)
 
     @property
     def summary(self) -> str:
-        """What stands in place of folded lines."""
-        number = len(str(self.body).splitlines())
-        return self.title or f"{number} more note{'s' if number > 1 else ''}"
+        """What stands in place of what is folded."""
+        rows = self.body.rows if isinstance(self.body, Table) else str(self.body).splitlines()
+        return self.title or count(len(rows), f"more {self.noun}")

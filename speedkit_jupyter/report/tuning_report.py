@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Code, Table
+from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
 from speedkit_jupyter.support.database import Kept
-from speedkit_jupyter.support.units import between, count, day, ratio, seconds, size
+from speedkit_jupyter.support.units import between, count, day, ratio, seconds, share, size
+from speedkit_jupyter.tuning.aim import FAR_SLOWER, LEAST_SAVED
 from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.
 LEAST_SAID_S = 0.5
 PARTS = ("part", "the plan with it over the plan without it", INTERVAL)
+PLANS = ("plan", "speed-up", "verdict")
+# The table shows so many plans; the others are folded.
+MOST_SHOWN = 5
 MEMORY = "Peak memory of a step: {} before, {} with the plan."
 UNDONE = "All that measuring did to model, optimizer and random state is undone."
 
@@ -27,27 +32,46 @@ def tuning_report(tuning: Tuning) -> Document:
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.saved_at)
         checked = f"Learned before ({when}) and checked again now; --fresh searches anew."
-    rejected = [(candidate.name, candidate.reason) for candidate in tuning.rejected]
+    plans = _plans(tuning)
     content = [
         Table(PARTS, parts if tuning.helped else (), PARTS[1:]),
         MEMORY.format(*peaks) if peaks and tuning.helped else "",
-        Table(("tried", "why it is not in the plan"), rejected),
+        Table(PLANS, plans[:MOST_SHOWN], wraps=PLANS[:1]),
+        Section(Table(PLANS, plans[MOST_SHOWN:], wraps=PLANS[:1]), folded=True, noun="plan"),
         f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",
         *tuning.notes,
         checked,
         UNDONE,
-        Code(_next_steps(tuning)) if tuning.helped and tuning.is_settled else None,
+        Code(_next_steps(tuning)) if tuning.helped or tuning.likely else None,
     ]
     return Document(_headline(tuning, peaks), content, tuning.to_dict())
 
 
+def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
+    """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
+    ratios = {row.record.name: row.comparison.ratio(row.record) for row in tuning.known.rows()}
+    likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
+    answer = {tuning.winner.name: "proven"} if tuning.helped else likely
+    verdicts = {one.name: one.reason for one in tuning.rejected} | answer
+    ranks = {name: -found.median for name, found in ratios.items() if found}
+    ranks |= dict.fromkeys(answer, -math.inf)
+    rows = []
+    for name in sorted({**ratios, **verdicts}, key=lambda name: ranks.get(name, math.inf)):
+        speedup = str(ratios.get(name) or BLANK)
+        rows.append((name, speedup, verdicts.get(name, "not decided").replace(f": {speedup}", "")))
+    return rows
+
+
 def _next_steps(tuning: Tuning) -> str:
     """Return magics to run as they stand, with the models' names where there are several."""
+    models = ",".join(tuning.named)
     lines = {
-        f"apply {','.join(tuning.named)}": "puts it into force; with -v NAME, NAME.apply() too",
+        f"apply {models}": "puts it into force; with -v NAME, NAME.apply() too",
         "verify": "compares loss curves with and without it",
         f"code {''.join(tuning.named[:1])}": "the same as plain PyTorch, to take home",
     }
+    if not tuning.helped:
+        lines = {f"apply --likely {models}": "puts it into force, although it is not proven"}
     width = max(map(len, map(str.strip, lines)))
     return "\n".join(f"%speedkit {one.strip():{width}}  # {about}" for one, about in lines.items())
 
@@ -61,7 +85,7 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
         return f"{answer}: {tuning.unclear} ({took})"
     comparison, record = tuning.comparison, tuning.record
     if not tuning.helped or comparison is None or record is None:
-        return f"Leave it as it is: nothing was proven better here ({took})"
+        return f"Nothing to gain: {_nothing(tuning)} ({took})"
     gain = f"is {describe_verdict(comparison, record)}"
     if tuning.objective == "memory" and peaks:
         gain = f"needs {peaks[1]} in place of {peaks[0]} and {gain}"
@@ -71,6 +95,15 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
         total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
         gain += f": {count(tuning.steps, 'step')} take {total}"
     return f"{tuning.winner.name} {gain}, confirmed in fresh rounds ({took})"
+
+
+def _nothing(tuning: Tuning) -> str:
+    """Return the number behind the answer that no plan is worth it."""
+    if tuning.objective == "memory":
+        times = f"{tuning.within or FAR_SLOWER:g} times the time"
+        return f"no plan saves {share(LEAST_SAVED)} of the peak memory in at most {times}"
+    most = tuning.most
+    return f"no plan is more than {ratio(most)} as fast" if most else "no plan could be timed here"
 
 
 def _peaks(tuning: Tuning) -> tuple[str, str] | None:

@@ -13,6 +13,7 @@ from speedkit_jupyter.measure.subject.variants import CURRENT, config_of, varian
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning.outcome import Tuning
@@ -36,6 +37,7 @@ def tune(
     within: float | None = None,
     fresh: bool = False,
     keep: str | Sequence[str] = (),
+    more: Tuning | None = None,
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
@@ -44,21 +46,24 @@ def tune(
     included; with `objective` "memory" the peak of a step, which may cost no accuracy, and time up
     to `within` times. A plan that was learned for this very step is only checked again, unless the
     search is to be `fresh`. What is named in `keep` stays as it is: `keep=("precision", "tf32")`
-    searches in full float32. Nothing is applied: `Tuning.apply()` does. Raises StepError where the
-    step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with what
-    is known so far as the error's `tuning`.
+    searches in full float32. `more` is an earlier search for this step: it goes on with all that it
+    knows, and as it was asked. Nothing is applied: `Tuning.apply()` does. Raises StepError where
+    the step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with
+    what is known so far as the error's `tuning`.
     """
     begun_s = clock.now()
-    measured = step_of(step, model, optimizer)
-    search = Search(
-        measured,
-        arguments.seconds("budget_s", budget_s),
+    measured, budget_s = step_of(step, model, optimizer), arguments.seconds("budget_s", budget_s)
+    asked = (
         None if steps is None else arguments.whole("steps", steps),
         objective,
         arguments.flag("fresh", fresh),
         [keep] if isinstance(keep, str) else keep,
         arguments.amount("within", within),
     )
+    arguments.of_kind("more", more, Tuning)
+    if more is not None and asked != (None, "time", False, (), None):
+        raise StepError("more goes on as it was asked: leave out steps, objective, fresh, keep …")
+    search = going_on(measured, more, budget_s) if more else Search(measured, budget_s, *asked)
     search.begun_s = begun_s
     session = current(notebook())
     search.result().named = tuple(filter(None, (session.name_of(m, "") for m in measured.models)))
@@ -72,6 +77,14 @@ def tune(
             interrupt.add_note(f"{known} (sys.last_value.tuning has it)")
         raise
     return search.result()
+
+
+def going_on(step: Step, tuning: Tuning, budget_s: float | None = None) -> Search:
+    """Return a search that goes on with all that another one knows; raises StepError."""
+    if not tuning.is_of(step.models):
+        raise StepError("more: the earlier search was for another model; search anew for this one")
+    asked = (tuning.steps, tuning.objective, False, tuning.kept, tuning.within)
+    return Search(step, budget_s, *asked, known=tuning.known)
 
 
 @hide_internal_frames

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import InitVar, asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import InitVar, asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, SAME, TICK_S, Ratio
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
@@ -20,10 +22,11 @@ from speedkit_jupyter.session import Found, current, notebook
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.units import between, count, ratio
+from speedkit_jupyter.support.units import between, count, ratio, share
 from speedkit_jupyter.support.weak import Alive
+from speedkit_jupyter.support.wrappers import each_once
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.aim import Part, is_out, memory_saved, parts_of, row_of
+from speedkit_jupyter.tuning.aim import Aim, Part, is_out, memory_saved, parts_of, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
 
 # A plan whose upper bound is below this has nothing to gain.
@@ -31,6 +34,9 @@ LIKELY = 1.05
 # Fewer rounds than these on a busy machine do not show that a plan brings nothing.
 FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"
+MORE = "`--more` goes on from here"
+# The best so far is looked up so often at most: in a race of short steps that takes its time.
+SAYS_S = 0.5
 
 
 class Stage(NamedTuple):
@@ -82,15 +88,30 @@ class Timed:
         return self.ratio.pairs < enough and not self.is_out and not is_slow
 
     @property
+    def saved(self) -> float:
+        """How many times lower its peak memory is; 0 where that is not known."""
+        return memory_saved(self.comparison.baseline, self.record)
+
+    @property
     def may_help(self) -> bool:
         """Whether something speaks for it, and nothing against."""
         return self.ratio.median > 1 and self.range[1] >= LIKELY
 
-    def __str__(self) -> str:
-        low, high = self.range
-        rounds = f"{between(low, high)} in {count(self.ratio.pairs, 'round')}"
-        number = f"{ratio(self.ratio.median)} as fast ({rounds})"
-        return f"{self.record.name} is probably about {number}, not proven"
+    def is_likely(self, aim: Aim) -> bool:
+        """Return whether it may help that aim."""
+        return aim.gain(self.comparison, self.record) > 0 if aim.memory else self.may_help
+
+    def memory(self, aim: Aim) -> str:
+        """Return ` with 55 % of the peak memory` if that is the aim."""
+        is_asked = aim.memory and self.saved
+        return f" with {share(1 / self.saved)} of the peak memory" if is_asked else ""
+
+    def told(self, aim: Aim, how: str = "") -> str:
+        """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` stands before that."""
+        low, high = map(ratio, self.range)
+        speed = f"{ratio(self.ratio.median)} as fast{self.memory(aim)}"
+        rounds = f"{low} to {high} in {count(self.ratio.pairs, 'round')}"
+        return f"{self.record.name} is {how}{speed} ({rounds})"
 
 
 @dataclass
@@ -136,20 +157,32 @@ class Known:
         is_wrong = any(other.values.items() <= plan.values.items() for other in self.refused)
         return not (plan.name in self.tried or is_slow or is_wrong)
 
-    def likeliest(self, by_memory: bool) -> Timed | None:
-        """Return what may help most, of equals that of fewest parts; None without one."""
+    def best(self, aim: Aim) -> Timed | None:
+        """Return what looks best, of equals that of fewest parts; None if nothing was timed.
+
+        What may help comes before all else.
+        """
         rows = {frozenset(row.record.name.split("+")): row for row in self.rows()}
+        plans = self.plans
         refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
-        able = {
-            parts: row.ratio.median
+        timed = [
+            row
             for parts, row in rows.items()
-            if row.may_help
+            if row.ratio.pairs
+            and row.record.name in plans
             and not any(other <= parts for other in refused)
-            and not (by_memory and memory_saved(row.comparison.baseline, row.record) <= 1)
-        }
-        most = max(able.values(), default=0.0)
-        equal = [parts for parts, speedup in able.items() if speedup * (1 + SAME) >= most]
-        return rows[min(equal, key=len)] if equal else None
+        ]
+        able = [row for row in timed if row.is_likely(aim)] or timed
+        worth = [row.saved if aim.memory else row.ratio.median for row in able]
+        most = max(worth, default=0.0)
+        pairs = zip(able, worth, strict=True)
+        equal = [row for row, one in pairs if one * (1 + SAME) >= most]
+        return min(equal, key=lambda row: row.record.name.count("+"), default=None)
+
+    @property
+    def plans(self) -> dict[str, Candidate]:
+        """Those that raced or wait, by name."""
+        return {plan.name: plan for plan in self.left} | self.tried
 
 
 @dataclass(repr=False)
@@ -186,6 +219,20 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
+        self.source = step.source
+        # What `so_far` has said, and until when.
+        self._so_far, self._says_until_s = "", 0.0
+
+    def so_far(self, running: Comparison) -> str:
+        """Return `best so far: bf16 2.10× (round 3); ` of the benchmark that runs; empty before."""
+        if (now_s := clock.now()) >= self._says_until_s:
+            known = replace(self.known, stages=[Stage("", running)])
+            if best := known.best(self._aim):
+                gain = f"{ratio(best.ratio.median)}{best.memory(self._aim)}"
+                at = f"(round {best.ratio.pairs})"
+                self._so_far = f"best so far: {best.record.name} {gain} {at}; "
+                self._says_until_s = now_s + SAYS_S
+        return self._so_far
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
         """Note a plan that is proven by these rounds."""
@@ -205,14 +252,31 @@ class Tuning(Shown):
                 self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
             return
         self.learned = None
-        best = self.known.likeliest(by_memory=self.objective == "memory")
-        if best is not None:
+        best = self.best
+        busy = best.comparison.busy.partition(":")[0] if best else ""
+        if best is not None and best.is_likely(self._aim):
             self.likely = best.record.name
-            reasons = [why, best.comparison.busy.partition(":")[0]]
-            self.unclear = "; ".join(filter(None, [str(best), *reasons, LONGER]))
-        elif why:
-            ends = " before anything helped" if why == INTERRUPTED else f"; {LONGER}"
-            self.unclear = f"{why}{ends}"
+            told = [best.told(self._aim, "probably about "), why, busy]
+        elif why or (self.most >= LIKELY and not self._aim.memory):
+            told = [f"{why} before anything helped" if why == INTERRUPTED else why, busy]
+            told += [f"best seen: {best.told(self._aim)}"] if best else []
+        else:
+            return
+        self.unclear = "; ".join(filter(None, [*told, MORE if best else LONGER]))
+
+    @property
+    def _aim(self) -> Aim:
+        return Aim(self.objective == "memory", self.within, self.steps)
+
+    @property
+    def best(self) -> Timed | None:
+        """What looks best, of all that was timed."""
+        return self.known.best(self._aim)
+
+    @property
+    def most(self) -> float:
+        """The highest speed-up that a timed plan may have, by its interval; 0 without one."""
+        return max((row.range[1] for row in self.known.rows() if row.ratio.pairs), default=0.0)
 
     @property
     def stages(self) -> list[Stage]:
@@ -268,15 +332,30 @@ class Tuning(Shown):
         numbers = () if ratio is None else (ratio.median, ratio.low, ratio.high)
         return config.with_source("measured", learning.proof(self.winner.name, *numbers))
 
-    def apply(self) -> list[SpeedContext]:
+    @property
+    def likely_config(self) -> SpeedConfig | None:
+        """The likely plan as a config, whose decisions say that it is not proven; None without."""
+        if self.best is None or not self.likely:
+            return None
+        config = self.known.plans[self.likely].variant().config
+        assert config is not None
+        return config.with_source("measured", f"likely, not proven: {self.best.told(self._aim)}")
+
+    def is_of(self, models: Iterable[Any]) -> bool:
+        """Return whether it was a search for these models, which are all there."""
+        ours, theirs = (set(map(id, each_once(some))) for some in (self.models, models))
+        return self._number == len(self.models) and ours == theirs
+
+    def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Put the plan into force on the step's models; return one context for each.
 
-        In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. A warning says
-        what has to be written in the loop so that its precision acts. Where nothing helps, the
+        Only what is proven is put into force, or with `likely` what is likely, and a warning says
+        so. In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. A warning
+        says what has to be written in the loop so that its precision acts. Where nothing helps, the
         models are restored to no plan. Where nothing is proven yet, a plan that is in force stays,
         and a warning says so. Raises SpeedKitError where one of the models is gone.
         """
-        contexts, session = self.put_in_force(), current(notebook())
+        contexts, session = self.put_in_force(likely), current(notebook())
         for context in contexts:
             ctx, where = "ctx", "; `ctx` is what apply() returns: `ctx, *_ = tuning.apply()`"
             if session.names is not None:
@@ -285,19 +364,22 @@ class Tuning(Shown):
                 messages.warn(f"{line.rstrip('.')}{where}")
         return contexts
 
-    def put_in_force(self) -> list[SpeedContext]:
+    def put_in_force(self, likely: bool = False) -> list[SpeedContext]:
         """Do as `apply` does, for a caller that names the contexts and says the rest."""
-        models = list(self.models)
-        if self.helped and len(models) < self._number:
+        models, config = list(self.models), self.config if self.helped else None
+        if likely and config is None and (config := self.likely_config):
+            messages.warn(f"{self.likely} is likely, not proven: `--more` may prove it")
+        if config is not None and len(models) < self._number:
             raise SpeedKitError("the model of this search is gone: search again with the new one")
-        if self.helped:
+        if config is not None:
             return [
-                apply_speedups(model, self.config, optimizer=holding(self._optimizers, model))[1]
+                apply_speedups(model, config, optimizer=holding(self._optimizers, model))[1]
                 for model in models
             ]
         if self.unclear:
             stays = "; another plan is in force and stays: ctx.restore() takes it away"
-            line = "the search could not tell, so nothing is applied"
+            hint = f"; apply(likely=True) takes {self.likely}" if self.likely else ""
+            line = f"the search could not tell, so nothing is applied{hint}"
             messages.warn(f"{line}{stays if any(map(applied_to, models)) else ''}")
             return []
         for model in models:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from copy import deepcopy
 from dataclasses import replace
 from statistics import median
 
@@ -34,7 +35,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, leader, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.outcome import INTERRUPTED, Stage, Tuning
+from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 from speedkit_jupyter.tuning.races import (
     MOST_CANDIDATES,
     RACE_ROUNDS,
@@ -66,8 +67,9 @@ class Search:
     `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
     `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
     the total time of this many steps, compiling included. `fresh` searches although a plan is
-    known; the optimizations in `keep` stay as they are. The budget begins when the search runs, or
-    at `begun_s` on the clock. Raises StepError.
+    known; the optimizations in `keep` stay as they are. It goes on from what is `known` by an
+    earlier search. The budget begins when the search runs, or at `begun_s` on the clock. Raises
+    StepError.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Search:
         fresh: bool = False,
         keep: Collection[str] = (),
         within: float | None = None,
+        known: Known | None = None,
     ) -> None:
         if objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
@@ -96,8 +99,9 @@ class Search:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
         kept = tuple(name for name in names if name in keep)
-        self.step, self._fresh, self.hardware = step, fresh, Hardware.current()
-        self.tuning = Tuning(step, objective, within, steps, kept)
+        self.step, self._fresh, self.hardware = step, fresh or known, Hardware.current()
+        known = deepcopy(known) if known else Known()  # the earlier result stays as it is
+        self.tuning = Tuning(step, objective, within, steps, kept, known=known)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._pool: Pool | None = None
@@ -121,6 +125,8 @@ class Search:
                 yield Progress(self.budget.share, self.budget.ahead())
                 if tuning.learned is not None:
                     yield from self._check_learned(tuning.learned)
+                else:
+                    yield from self._prove_likely()
                 if not tuning.helped:
                     yield from self._search(seen.facts)
             why = self.known.why_unclear(self.budget.step_s)
@@ -128,8 +134,11 @@ class Search:
             self._pool = None
             tuning.conclude(why)
             tuning.seconds = clock.now() - start_s
+            session = current(notebook())
+            if self.has_results():
+                session.search = tuning
             if tuning.is_settled:
-                current(notebook()).tuned(tuning.models, tuning.found)
+                session.tuned(tuning.models, tuning.found)
         if tuning.learned is None:
             self._keep(seen)
 
@@ -163,11 +172,22 @@ class Search:
         tuning.notes.append(f"The learned plan {plan.name} {outcome}")
         tuning.learned = None
 
+    def _prove_likely(self) -> Iterator[Progress]:
+        """Prove what an earlier search left likely, one after another, until one is proven."""
+        asked, best = set[str](), self.tuning.best
+        while best and best.is_likely(self.aim) and best.record.name not in asked:
+            if self.tuning.helped or not self.budget.can_check():
+                return
+            asked.add(best.record.name)
+            yield from self.prove(self.known.plans[best.record.name])
+            best = self.tuning.best
+
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         tuning, known, budget = self.tuning, self.known, self.budget
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
-        known.left, proven = self._first(singles), set[str]()
+        plans = {plan.name: plan for plan in (*known.left, *self._first(singles))}
+        known.left, proven = [*filter(known.is_new, plans.values())], set[str]()
         while known.left and not tuning.helped and budget.allows(budget.step_s):
             room = max(budget.room(), 1)
             asked, known.left = known.left[:room], known.left[room:]
@@ -342,7 +362,8 @@ class Search:
                 for progress in run:
                     here = guard.in_progress()
                     paused_s = here.paused_s if here else 0.0
-                    yield Progress(budget.share, f"{title}: {progress.text}", progress.known)
+                    text = f"{self.tuning.so_far(benchmark.result())}{title}: {progress.text}"
+                    yield Progress(budget.share, text, progress.known)
                     if here:  # turns that were given up
                         budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s

@@ -189,6 +189,9 @@ class Choice:
             if isinstance(result, Tuning) and result.is_settled:
                 self._chosen = False
                 self._take_found()
+            elif isinstance(result, Tuning) and (likely := result.likely_config):
+                self.config, self._chosen = likely, True
+                self.message = f"Apply would put {result.likely} into force: likely, not proven."
         self.listeners.tell()
 
     def _begun(self) -> SpeedConfig:

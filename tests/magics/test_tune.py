@@ -201,3 +201,69 @@ def test_where_the_search_could_not_tell_apply_says_that_nothing_is_applied():
     found = Tuning(step, unclear="too noisy")
     with pytest.warns(UserWarning, match="could not tell, so nothing is applied$"):
         assert found.apply() == []
+
+
+# --- a search that could not prove what it found ---
+
+
+@pytest.fixture
+def unproven(timed, made_time):
+    """A shell whose last search was stopped while a plan looked likely."""
+    timed.names["stop"] = lambda: made_time.now_s() > timed.names["stop_s"]
+    timed.names["stop_s"] = made_time.now_s() + 4
+    timed.fails(f"%%speedbench --tune --budget 60 {KEEP}\n{STOPPING}")
+    timed.names["stop_s"] = float("inf")
+    return timed
+
+
+KEEP = "--keep threads,tf32,gemm,compile"
+STOPPING = f"if stop(): raise KeyboardInterrupt\n{FUSED_HELPS}"
+
+
+def test_more_goes_on_with_the_last_search_and_proves_what_was_likely(unproven):
+    likely = session.current().search.likely
+    assert likely
+    unproven.run(f"%%speedbench --more --budget 30 -v tuning\n{STOPPING}")
+    found = unproven.names["tuning"]
+    assert "fused_optimizer" in found.winner.name
+    assert "threads" in found.kept
+    again = [stage.title for stage in found.stages].index("confirming")
+    assert found.stages[again].comparison.records[1].name == likely
+
+
+def test_more_without_such_a_search_is_one_clear_line(timed):
+    session.current().search = None
+    told = "--more: no search was run yet; --tune begins one"
+    assert told in str(timed.fails(f"%%speedbench --more\n{STEP}"))
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "cell", "told"),
+    [
+        ("", "--more", STEP, "--more: another cell was searched last; --tune begins one"),
+        ("import copy; model = copy.deepcopy(model)", "--more", STOPPING,
+         "more: the earlier search was for another model; search anew for this one"),
+        ("", "--more --objective memory", STOPPING,
+         "--objective does not go with --more: it belongs to --tune"),
+        ("", "--more --compare auto", STOPPING, "--compare does not go with --more"),
+    ],
+)  # fmt: skip
+def test_more_says_what_it_can_not_go_on_with(unproven, before, line, cell, told):
+    unproven.run(before)
+    assert told in str(unproven.fails(f"%%speedbench {line}\n{cell}"))
+
+
+def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
+    assert "Likely, not proven: " in said(unproven, "%speedkit apply --likely")
+    decision = unproven.names["ctx"].plan["fused_optimizer"]
+    assert decision.active
+    assert decision.reason.startswith("likely, not proven: ")
+    assert "leave out" in str(unproven.fails("%speedkit apply --likely --rules"))
+    assert unproven.run("%speedkit apply")
+    assert unproven.names["ctx"].plan["fused_optimizer"].source == "auto"
+
+
+def test_apply_likely_without_a_likely_plan_is_one_clear_line(timed):
+    session.current().search = None
+    told = "--likely: the last search has left no likely plan for this model"
+    assert told in str(timed.fails("%speedkit apply --likely"))

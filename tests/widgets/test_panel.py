@@ -259,6 +259,27 @@ def test_a_cell_that_trains_the_model_meanwhile_ends_the_measurement_with_that_m
     assert state(names) == after[0]
 
 
+def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(names, made_time):
+    ends_s = made_time.now_s() + 4
+
+    def step() -> None:
+        made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
+        if made_time.now_s() > ends_s:
+            raise KeyboardInterrupt
+        names.train_step()
+
+    panel = Panel(names.model, step=step, tune_budget_s=30)
+    seen = []
+    drain(panel, "Tune", lambda turn: seen.append(text(panel.status.value)))
+    assert "Likely: " in text(panel.outcome.value)
+    assert "likely, not proven" in text(panel.status.value)
+    assert "likely, not proven: " in text(panel.state.value)
+    assert panel.context is None
+    panel.buttons["Apply"].click()
+    assert names.optimizer.param_groups[0]["fused"] is True
+    panel.buttons["Restore"].click()
+
+
 @pytest.mark.slow
 def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch, made_time):
     from speedkit_jupyter.optimizations.compile import Compile

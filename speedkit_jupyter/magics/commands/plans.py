@@ -79,6 +79,7 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     options.OPTIMIZER,
     Option("--config", "FILE", "a YAML file to start from", options.configs),
     switch("--rules", "by rules, although tuning has learned a plan"),
+    switch("--likely", "what the last search found likely; it is not proven"),
     *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
@@ -92,12 +93,26 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         name: namespace.find_optimizers(names, asked, model, is_only)
         for name, model in models.items()
     }
-    if not arguments.rules:
+    if arguments.likely:
+        if typed or arguments.config or arguments.rules:
+            raise UsageError("--likely takes the plan as it was tried: leave out other options")
+        config = _likely(session, list(models.values()))
+    elif not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
         config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
         show_applied(names, session, name, context, optimizers[name])
+
+
+def _likely(session: Session, models: list[Any]) -> SpeedConfig:
+    """Return the likely plan of the last search, and say that it is no more than that."""
+    last = session.search
+    config: SpeedConfig | None = last.likely_config if last and last.is_of(models) else None
+    if config is None:
+        raise UsageError("--likely: the last search has left no likely plan for this model")
+    display(Document(f"Likely, not proven: {last.unclear}"))
+    return config
 
 
 def show_applied(

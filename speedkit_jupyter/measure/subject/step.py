@@ -67,7 +67,7 @@ class Step:
     the variants' plans; it also reaches `bystanders`, and begins from `others`. A cell runs in the
     namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
     surrounds blocks of steps. Copies are in main memory if `off_device`. Gradients of parameters
-    whose ids are `unread` are not compared. `say` tells the user a line.
+    whose ids are `unread` are not compared. `say` tells the user a line. `source` is a cell's code.
     """
 
     run: Callable[[SpeedContext], object]
@@ -84,6 +84,7 @@ class Step:
     off_device: bool = False
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = _warn
+    source: str = ""
     _begun: Snapshot | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)
     # Known once it ran: optimizers that it makes itself, whether it does its work again, whether
