@@ -128,7 +128,7 @@ def table(rows: Sequence[Row]) -> str:
     lines: list[Sequence[object]] = [
         (
             "model", "job", "step", "seconds + compiling", "timed steps", "checks, in steps",
-            "variants, at once", "memory beyond", "verdicts",
+            "variants, at once", "memory beyond, of a copy", "verdicts",
         ),
         *((
             row["model"],
@@ -138,7 +138,7 @@ def table(rows: Sequence[Row]) -> str:
             f"{row['timed']:.0%}",
             f"{row['checks_steps']:.1f}",
             f"{row['variants']}, {row['at_once']}",
-            f"{row['peak_bytes'] / row['state_bytes']:.1f} copies, {row['peak_bytes'] / 1e6:.0f} MB",
+            f"{row['peak_bytes'] / 1e6:.0f} of {row['state_bytes'] / 1e6:.0f} MB",
             "; ".join(f"{name}: {found}" for name, found in row["verdicts"].items()),
         ) for row in rows),
     ]  # fmt: skip
