@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
@@ -19,104 +19,79 @@ PARTS = ("timed steps", "lead-ins", "warm-up", "checks", "copies", "rest", "comp
 
 
 class Shares:
-    """Seconds by part. Each second counts once, for the innermost part; all of a check is its."""
+    """Seconds by part. Each counts once, for the innermost part; all of a check is the check's."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._inside, self._since_s = ["rest"], time.perf_counter()
-        self._lead_ins: int | None = None  # those left of a block; None outside of blocks
 
     @property
     def total_s(self) -> float:
         """Return the seconds without compiling."""
         return sum(self.seconds.values()) - self.seconds["compiling"]
 
-    @property
-    def timed(self) -> float:
-        """Return the share of the timed steps of rounds in all but compiling."""
-        return self.seconds["timed steps"] / self.total_s
+    def share(self, part: str = "timed steps") -> float:
+        """Return the share of a part in all but compiling."""
+        return self.seconds[part] / self.total_s
 
     def __str__(self) -> str:
-        parts = [(name, seconds / self.total_s) for name, seconds in self.seconds.items()]
-        return ", ".join(f"{name} {share:.0%}" for name, share in parts if name != "compiling")
+        return ", ".join(f"{part} {self.share(part):.0%}" for part in PARTS[:-1])
 
-    def enter(self, part: str) -> None:
-        self._note()
-        within = self._inside[-1]
-        self._inside.append("checks" if within == "checks" and part != "compiling" else part)
-
-    def leave(self) -> None:
-        self._note()
-        self._inside.pop()
-
-    def _note(self) -> None:
-        now_s = time.perf_counter()
-        self.seconds[self._inside[-1]] += now_s - self._since_s
+    def move(self, part: str = "") -> None:
+        """Begin a part, or without one end the last; note the seconds since the last move."""
+        now_s, inside = time.perf_counter(), self._inside[-1]
+        self.seconds[inside] += now_s - self._since_s
         self._since_s = now_s
+        if not part:
+            self._inside.pop()
+        else:
+            self._inside.append(inside if inside == "checks" and part != "compiling" else part)
 
-    def within(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the call, noted as this part."""
-
-        def noted(*given: Any, **named: Any) -> Any:
-            self.enter(part)
-            try:
-                return call(*given, **named)
-            finally:
-                self.leave()
-
-        return noted
-
-    def timed_step(self, call: Callable[..., float]) -> Callable[..., float]:
-        """Return `clock.timed`, noted as a lead-in or timed step of a block, or as warm-up."""
-
-        def noted(*given: Any) -> float:
-            part = "warm-up" if self._lead_ins is None else "timed steps"
-            if self._lead_ins:
-                self._lead_ins, part = self._lead_ins - 1, "lead-ins"
-            return self.within(part, call)(*given)
-
-        return noted
-
-    def block(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `Sampler._block`, whose first steps are its lead-in."""
-
-        def noted(sampler: Sampler, *given: Any) -> Any:
-            self._lead_ins = sampler._lead_in
-            try:
-                return call(sampler, *given)
-            finally:
-                self._lead_ins = None
-
-        return noted
-
-    def check(self, call: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-        """Return `Examination.late`, a generator whose every turn is a check."""
-
-        def noted(*given: Any) -> Iterator[Any]:
-            turns = call(*given)
-            while (one := self.within("checks", next)(turns, None)) is not None:
-                yield one
-
-        return noted
+    @contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        """Surround a block or, as a decorator, each call."""
+        self.move(part)
+        try:
+            yield
+        finally:
+            self.move()
 
 
 @contextmanager
 def noted() -> Iterator[Shares]:
     """Note where the seconds of the block go."""
-    shares = Shares()
-    wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
-        (clock, "timed", shares.timed_step(clock.timed)),
-        (Sampler, "_block", shares.block(Sampler._block)),
-        (Examination, "late", shares.check(Examination.late)),
-        (Snapshot, "__init__", shares.within("copies", Snapshot.__init__)),
-        (Snapshot, "restore", shares.within("copies", Snapshot.restore)),
-    ]
+    shares, lead_ins, whole = Shares(), [-1], Examination.late
+    steps = {part: shares.within(part)(clock.timed) for part in PARTS[:3]}
+    blocks = Sampler._block
+
+    def timed(*given: Any) -> float:
+        part = "warm-up" if lead_ins[0] < 0 else "lead-ins" if lead_ins[0] else "timed steps"
+        lead_ins[0] -= part == "lead-ins"
+        return steps[part](*given)
+
+    def block(sampler: Sampler, *given: Any) -> Any:
+        lead_ins[0] = sampler._lead_in
+        try:
+            return blocks(sampler, *given)
+        finally:
+            lead_ins[0] = -1
+
+    def late(*given: Any) -> Iterator[Any]:
+        turns = whole(*given)
+        while (one := shares.within("checks")(next)(turns, None)) is not None:
+            yield one
+
+    copies = {
+        name: shares.within("copies")(vars(Snapshot)[name]) for name in ("__init__", "restore")
+    }
     with ExitStack() as stack:
-        for owner, name, call in wrapped:
-            stack.enter_context(mock.patch.object(owner, name, call))
-        start = callback_handler.register_start_callback(lambda _: shares.enter("compiling"))
-        end = callback_handler.register_end_callback(lambda _: shares.leave())
+        stack.enter_context(mock.patch.object(clock, "timed", timed))
+        stack.enter_context(mock.patch.object(Sampler, "_block", block))
+        stack.enter_context(mock.patch.object(Examination, "late", late))
+        stack.enter_context(mock.patch.multiple(Snapshot, **copies))
+        start = callback_handler.register_start_callback(lambda _: shares.move("compiling"))
+        end = callback_handler.register_end_callback(lambda _: shares.move())
         stack.callback(callback_handler.remove_start_callback, start)
         stack.callback(callback_handler.remove_end_callback, end)
         yield shares
-        shares.leave()
+        shares.move()

@@ -21,8 +21,9 @@ from speedkit_jupyter import SpeedConfig
 from speedkit_jupyter.plans.applying import prepare
 
 Call = Callable[[], object]
-# Makes what is in force around the blocks of a step.
-Forces = Mapping[str, Callable[[], AbstractContextManager[object]]]
+# Makes what is in force around the blocks of a step, by its name.
+Force = Callable[[], AbstractContextManager[object]]
+Forces = Mapping[str, Force]
 SECONDS, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 10
 # A block lasts so long, after steps that are not timed. A longer step is a block, timed at once.
 BLOCK_S, LEAD_IN_S, LONG_S = 0.02, 0.005, 0.05
@@ -42,28 +43,30 @@ def planned(name: str, config: SpeedConfig | None) -> tuple[Call, Forces]:
     return step, {"tuned": context.in_force}
 
 
-def interleaved(steps: Mapping[str, Call], forces: Forces) -> dict[str, list[float]]:
-    """Return the seconds of a step by name, in shuffled rounds, the first name in each of them."""
-    first, *_ = steps
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    usual_s = {name: _block(steps[name], forces.get(name, nullcontext), 1.0) for name in steps}
-    end_s = time.perf_counter() + SECONDS
+def interleaved(
+    steps: Mapping[str, Call], forces: Forces
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Return the seconds of a step by name, in shuffled rounds, and the errors of what fails."""
+    usual_s, failed = dict[str, float](), dict[str, str]()
+    for name in steps:
+        try:
+            usual_s[name] = min(_block(steps[name], forces.get(name)) for _ in range(3))
+        except Exception as error:
+            failed[name] = f"fails: {type(error).__name__}"
+    times: dict[str, list[float]] = {name: [] for name in usual_s}
+    first, end_s = times[next(iter(steps))], time.perf_counter() + SECONDS
     for number in range(MOST_ROUNDS):
         if time.perf_counter() > end_s and number >= LEAST_ROUNDS:
             break
-        far = [name for name in steps if number >= FEW_ROUNDS and is_far(times[first], times[name])]
-        racing = [name for name in steps if name not in far]
-        for name in random.sample(racing, len(racing)):
-            force = forces.get(name, nullcontext)
-            times[name].append(_block(steps[name], force, usual_s[name]))
-    return times
+        some = [name for name in times if number < FEW_ROUNDS or not is_far(first, times[name])]
+        for name in random.sample(some, len(some)):
+            times[name].append(_block(steps[name], forces.get(name), usual_s[name]))
+    return times, failed
 
 
-def _block(
-    step: Call, force: Callable[[], AbstractContextManager[object]], usual_s: float
-) -> float:
+def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
     """Return the seconds of one step in a block."""
-    with force():
+    with force() if force else nullcontext():
         for _ in range(0 if usual_s > LONG_S else 1 + int(LEAD_IN_S / usual_s)):
             step()
         number, begun_s = 1 + int(BLOCK_S / usual_s), time.perf_counter()
@@ -77,20 +80,10 @@ def is_far(first_s: list[float], times_s: list[float]) -> bool:
     return all(FAR * ours < its for ours, its in zip(first_s, times_s, strict=False))
 
 
-def warm(step: Call, force: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-    """Make three steps: what compiles does so in the first ones."""
-    with force():
-        for _ in range(3):
-            step()
-
-
 def main(name: str, config: str) -> None:
     """Print the ratio and its interval."""
     step, forces = planned(name, SpeedConfig.from_dict(json.loads(config)))
-    steps = {"baseline": made(name).run, "tuned": step}
-    for one in steps:
-        warm(steps[one], forces.get(one, nullcontext))
-    times = interleaved(steps, forces)
+    times, _ = interleaved({"baseline": made(name).run, "tuned": step}, forces)
     print(json.dumps(over(times["baseline"], times["tuned"])))
 
 

@@ -28,7 +28,7 @@ import itertools
 import json
 import subprocess
 import sys
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -38,13 +38,14 @@ from typing import Any
 import torch
 from _plain_search import Found, plain_search
 from _program import Row, collected, exit_code, interval, markdown, nothing_kept, over, parser_of
-from _side_by_side import FAR, FEW_ROUNDS, Call, interleaved, is_far, planned, warm
+from _side_by_side import FAR, FEW_ROUNDS, Call, interleaved, is_far, planned
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import paired_ratio
+from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Policy
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -67,17 +68,14 @@ AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 class FirstRound(Policy):
     """Times each for its own sake, but for what is far slower; checks nothing."""
 
-    far_slower, has_limits, checked = FAR, False, 0
+    far_slower, has_limits = FAR, False
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> list[Record]:
-        """Return what was far slower in every round."""
-        first, *others = racing
-        is_late = len(first.times_s) >= FEW_ROUNDS
-        return [one for one in others if is_late and is_far(first.times_s, one.times_s)]
+        others = racing[1:] if len(racing[0].times_s) >= FEW_ROUNDS else ()
+        return [one for one in others if is_far(racing[0].times_s, one.times_s)]
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return False: time alone ends it."""
-        return False
+        return False  # time alone ends it
 
     def to_check(self, comparison: Comparison) -> Sequence[Record]:
         return ()
@@ -104,8 +102,10 @@ def main() -> int:
     rows = collected(options, [{"workload": name} for name in WORKLOADS], measured, _line)
     print(table(rows))
     missed = [f"{row['workload']}: {one}" for row in rows for one in broken(row)]
-    said = [row["workload"] for row in rows if row["said"]]
-    wrong = [row["workload"] for row in rows if row["said"] and not came_true(row)]
+    said = [row for row in rows if row["said"]]
+    wrong = [
+        row["workload"] for row in said if not row["said"][1] <= row["fresh"][0] <= row["said"][2]
+    ]
     if len(wrong) > (1 - COMES_TRUE) * len(said):
         missed.append(f"a fresh process gains something else: {', '.join(wrong)}")
     return exit_code(missed)
@@ -125,10 +125,7 @@ def measured(workload: str) -> Row:
             "unclear": tuning.unclear,
             "tuned_s": tuning.seconds - tuning.compiling_s,
             "compiling_s": tuning.compiling_s,
-            "plain": plain.plan,
-            "plain_s": plain.seconds,
-            "plain_compiling_s": plain.compiling_s,
-            "plain_said": plain.speedup,
+            "plain": [plain.plan, plain.seconds, plain.compiling_s],
             **by_hand(workload, tuning, plain),
             **_against_grid(work, tuning.winner),
             "fresh": in_fresh_process(workload, tuning) if said else None,
@@ -136,7 +133,7 @@ def measured(workload: str) -> Row:
 
 
 def _against_grid(work: Workload, winner: Candidate) -> Row:
-    begun_s, step_s = time.perf_counter(), _step_s(work)
+    step_s = min(clock.timed(work.run, torch.device("cpu")) for _ in range(5))
     tried, first = combinations(work, step_s), Row()
     for start in range(0, len(tried), GRID_SIZE):
         some = tried[start : start + GRID_SIZE]
@@ -154,14 +151,11 @@ def _against_grid(work: Workload, winner: Candidate) -> Row:
     best = max(ratios, key=lambda name: ratios[name][0])
     return {
         "step_s": step_s,
-        "grid_s": time.perf_counter() - begun_s,
         "grid": medians,
-        "rounds": len(times["baseline"]),
         "best": best,
         "best_over_baseline": ratios[best],
         "tuned_over_best": over(times[best], times[winner.name]),
         "tuned_over_baseline": over(times["baseline"], times[winner.name]),
-        "wrong": wrong,
         "failed": {name: one for name, one in first.items() if isinstance(one, str)},
     }
 
@@ -172,20 +166,8 @@ def _benchmarked(
     step = step_of(work.run, work.model, work.optimizer or ())
     variants = [Variant("baseline"), *(one.variant() for one in tried)]
     bench = Benchmark(step, variants, seconds * len(variants), policy=policy)
-    for one in bench.run():
-        if sys.stderr.isatty():
-            print(f"\r\x1b[K{one.done:.0%} {one.text[:80]}", end="", file=sys.stderr)
+    deque(bench.run(), maxlen=0)
     return bench.result()
-
-
-def _step_s(work: Workload) -> float:
-    """Return the seconds of the fastest of five steps; what they change stays."""
-    times = []
-    for _ in range(5):
-        begun_s = time.perf_counter()
-        work.run()
-        times.append(time.perf_counter() - begun_s)
-    return min(times)
 
 
 def combinations(work: Workload, step_s: float) -> list[Candidate]:
@@ -219,15 +201,9 @@ def by_hand(name: str, tuning: Tuning, plain: Found) -> Row:
     for label, (library, make) in HANDS.items():
         if find_spec(library):
             steps[label] = make(made(name))
-    failed: Row = {}
-    for label, step in steps.items():
-        try:
-            warm(step, *[forces[label]] if label in forces else [])
-        except Exception as error:
-            failed[label] = f"fails: {type(error).__name__}"
-    times = interleaved({one: steps[one] for one in steps if one not in failed}, forces)
+    times, failed = interleaved(steps, forces)
     gains = {label: over(times["baseline"], times[label]) for label in times}
-    frameworks = [label for label in gains if label.startswith(FRAMEWORKS)]
+    frameworks = [label for label in gains if label.startswith(("Accelerate", "Fabric"))]
     best = max(frameworks, key=lambda label: gains[label][0], default="baseline")
     return {
         "by_hand": failed | gains,
@@ -270,7 +246,6 @@ def _fabric(work: Workload, compiles: bool = False) -> Call:
     return lambda: work.step(model, optimizer, fabric.backward)
 
 
-FRAMEWORKS = ("Accelerate", "Fabric")
 # What people write: the library that it needs, and what makes the step.
 HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
     "torch.compile": ("torch", _torch_compile),
@@ -281,12 +256,6 @@ HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
 }
 
 
-def came_true(row: Row) -> bool:
-    """Return whether the fresh process's speed-up lies in the interval that tuning reported."""
-    _, low, high = row["said"]
-    return bool(low <= row["fresh"][0] <= high)
-
-
 def broken(row: Row) -> list[str]:
     """Return the promises that this row breaks, beside that of the fresh process."""
     promises = {
@@ -294,7 +263,7 @@ def broken(row: Row) -> list[str]:
         "slower than baseline": row["tuned_over_baseline"][0] >= AGAINST_OTHERS,
         f"slower than {row['framework']}": row["tuned_over_framework"][0] >= AGAINST_OTHERS,
         f"over {TIMES_AS_LONG} times the sixty lines' seconds": (
-            row["tuned_s"] <= TIMES_AS_LONG * row["plain_s"]
+            row["tuned_s"] <= TIMES_AS_LONG * row["plain"][1]
         ),
     }
     return [text for text, holds in promises.items() if not holds]
@@ -307,7 +276,7 @@ def table(rows: Sequence[Row]) -> str:
     lines = [
         (
             "workload", "tuned plan", "over baseline", "said", "in a fresh process",
-            "of the grid's best", "seconds", "sixty lines' seconds", "sixty lines' plan",
+            "of the grid's best", "seconds + compiling", "sixty lines'", "sixty lines' plan",
             "torch.compile", "best of Accelerate and Fabric",
         ),
         *((
@@ -318,8 +287,8 @@ def table(rows: Sequence[Row]) -> str:
             interval(row["fresh"]),
             f"{row['tuned_over_best'][0]:.2f} ({row['best']})",
             f"{row['tuned_s']:.0f} + {row['compiling_s']:.0f}",
-            f"{row['plain_s']:.0f} + {row['plain_compiling_s']:.0f}",
-            f"{_by_hand(row, 'sixty lines')} ({row['plain']})",
+            "{1:.0f} + {2:.0f}".format(*row["plain"]),
+            f"{_by_hand(row, 'sixty lines')} ({row['plain'][0]})",
             _by_hand(row, "torch.compile"),
             f"{_by_hand(row, row['framework'])} ({row['framework']})",
         ) for row in rows),

@@ -7,7 +7,7 @@ Each runs in a process of its own, with the defaults: `tune()`, and `benchmark()
 half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
 baseline steps and 3 for each variant; the memory beyond the model's own is at most one copy of its
 state for each variant that races at once, one for the user's, and what loading libraries takes.
-Peak memory needs Linux.
+Peak memory is Linux's.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 from _nets import mlp
 from _program import Row, collected, exit_code, markdown, parser_of
 from _shares import noted
-from _workloads import CLASSES, Workload, classifying, gpt
+from _workloads import Workload, classifying, gpt
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds import clock
 
-TIMED, CHECKS, CHECKS_EACH = 0.5, 10, 3
-# A first comparison and a compiled step load libraries of about this size.
-LIBRARIES_BYTES = 500e6
 COMPARED = "baseline,bf16,fused_optimizer"
+# A first comparison and a compiled step load libraries of about so many bytes.
+TIMED, CHECKS, CHECKS_EACH, LIBRARIES_BYTES = 0.5, 10, 3, 500e6
 
 
 def _rows(width: int, batch: int) -> Workload:
-    y = torch.randint(CLASSES, (batch,))
+    y = torch.randint(width, (batch,))
     return classifying(mlp(*[width] * 4), torch.rand(batch, width), y)
 
 
-def _texts(width: int, layers: int, batch: int, length: int, words: int = 500) -> Workload:
+def _texts(width: int, layers: int, batch: int, length: int, words: int) -> Workload:
     x, y = torch.randint(words, (2, batch, length))
     return classifying(gpt(width, layers, words), x, y)
 
 
-MODELS: dict[str, Callable[[], Workload]] = {
-    "MLP, 0.1 M": lambda: _rows(183, 16),
-    "MLP, 1 M": lambda: _rows(577, 64),
-    "MLP, 10 M": lambda: _rows(1826, 128),
-    "MLP, 100 M": lambda: _rows(5774, 64),
-    "transformer, 0.1 M": lambda: _texts(64, 2, 4, 32, words=100),
-    "transformer, 1 M": lambda: _texts(144, 4, 8, 64),
-    "transformer, 10 M": lambda: _texts(288, 10, 8, 64),
-    "transformer, 100 M": lambda: _texts(768, 14, 8, 128),
+MODELS = {
+    "MLP, 0.1 M": partial(_rows, 183, 16),
+    "MLP, 1 M": partial(_rows, 577, 64),
+    "MLP, 10 M": partial(_rows, 1826, 128),
+    "MLP, 100 M": partial(_rows, 5774, 64),
+    "transformer, 0.1 M": partial(_texts, 64, 2, 4, 32, 100),
+    "transformer, 1 M": partial(_texts, 144, 4, 8, 64, 200),
+    "transformer, 10 M": partial(_texts, 288, 10, 8, 64, 500),
+    "transformer, 100 M": partial(_texts, 768, 14, 8, 128, 1000),
 }
 
 
@@ -68,69 +68,55 @@ def child(model: str, job: str) -> Row:
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
     torch.manual_seed(0)
     work = MODELS[model]()
-    assert work.optimizer is not None
     step_s = min(clock.timed(work.run, torch.device("cpu")) for _ in range(3))
-    optimizer_state = (s for state in work.optimizer.state.values() for s in state.values())
-    state_bytes = sum(one.nbytes for one in (*work.model.parameters(), *optimizer_state))
-    before_bytes = _peak_bytes(begins=True)
+    state = [one for held in work.optimizer.state.values() for one in held.values()]
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before_bytes = _peak_bytes()
     with noted() as shares:
         if job == "tune":
             tuning = work.tuned()
-            names = {row.record.name for row in tuning.known.rows()}
-            most = max((len(one.comparison.records) for one in tuning.stages), default=1) - 1
-            verdict = str(tuning.ratio) if tuning.helped else tuning.unclear or "nothing to gain"
-            verdicts = {tuning.winner.name: verdict}
+            found = [stage.comparison for stage in tuning.stages]
+            said = str(tuning.ratio) if tuning.helped else tuning.unclear or "nothing to gain"
+            verdicts = {tuning.winner.name: said}
         else:
-            found = benchmark(work.run, COMPARED, model=work.model, optimizer=work.optimizer)
-            verdicts = {one.name: found.verdict(one) for one in found.records[1:]}
-            names, most = set(verdicts), len(verdicts)
+            found = [benchmark(work.run, COMPARED, model=work.model, optimizer=work.optimizer)]
+            verdicts = {one.name: found[0].verdict(one) for one in found[0].records[1:]}
     return {
         "step_s": step_s,
-        "seconds": shares.seconds,
         "total_s": shares.total_s,
-        "timed": shares.timed,
+        "timed": shares.share(),
+        "seconds": shares.seconds,
         "checks_steps": shares.seconds["checks"] / step_s,
-        "variants": len(names),
-        "at_once": most,
-        "state_bytes": state_bytes,
-        "peak_bytes": before_bytes and _peak_bytes() - before_bytes,
+        "variants": len({record.name for one in found for record in one.records[1:]}),
+        "at_once": max((len(one.records) - 1 for one in found), default=0),
+        "state_bytes": sum(one.nbytes for one in (*work.model.parameters(), *state)),
+        "peak_bytes": _peak_bytes() - before_bytes,
         "verdicts": verdicts,
     }
 
 
-def _peak_bytes(begins: bool = False) -> int:
-    """Return the most memory that the process had; the present, where counting `begins` anew."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    if begins:
-        Path("/proc/self/clear_refs").write_text("5")
-    line = next(one for one in status.read_text().splitlines() if one.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(one.split()[1]) for one in lines if one.startswith("VmHWM"))
 
 
 def broken(row: Row) -> list[str]:
     """Return the promises that this row breaks."""
+    most_bytes = LIBRARIES_BYTES + (1 + row["at_once"]) * row["state_bytes"]
     promises = {
         f"under {TIMED:.0%} timed steps": row["timed"] >= TIMED,
         "checks take too long": row["checks_steps"] <= CHECKS + CHECKS_EACH * row["variants"],
-        "too much memory": (
-            row["peak_bytes"] <= LIBRARIES_BYTES + (1 + row["at_once"]) * row["state_bytes"]
-        ),
+        "too much memory": row["peak_bytes"] <= most_bytes,
     }
     return [text for text, holds in promises.items() if not holds]
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return Markdown."""
-    if not rows:
-        return "nothing measured yet"
-    lines: list[Sequence[object]] = [
-        (
-            "model", "job", "step", "seconds + compiling", "timed steps", "checks, in steps",
-            "variants, at once", "memory beyond, of a copy", "verdicts",
-        ),
-        *((
+    head = ["model", "job", "step", "seconds + compiling", "timed steps", "checks, in steps"]
+    head += ["variants, at once", "memory beyond, of a copy", "verdicts"]
+    lines = [
+        [
             row["model"],
             row["job"],
             f"{row['step_s'] * 1e3:.3g} ms",
@@ -140,9 +126,10 @@ def table(rows: Sequence[Row]) -> str:
             f"{row['variants']}, {row['at_once']}",
             f"{row['peak_bytes'] / 1e6:.0f} of {row['state_bytes'] / 1e6:.0f} MB",
             "; ".join(f"{name}: {found}" for name, found in row["verdicts"].items()),
-        ) for row in rows),
-    ]  # fmt: skip
-    return f"{rows[0]['machine']}, {rows[0]['state']}\n\n{markdown(*lines)}"
+        ]
+        for row in rows
+    ]
+    return markdown(head, *lines)
 
 
 def _line(row: Row) -> str:
@@ -159,7 +146,7 @@ def main() -> int:
         return 0
     keys = [{"model": model, "job": job} for model in MODELS for job in ("tune", "compare")]
     rows = collected(options, keys, measured, _line)
-    print(table(rows))
+    print(*{f"{row['machine']}, {row['state']}" for row in rows}, "", table(rows), sep="\n")
     return exit_code([f"{r['model']}, {r['job']}: {one}" for r in rows for one in broken(r)])
 
 
