@@ -5,9 +5,9 @@ For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one r
 1. `tune()` with its defaults, nothing learned before, an empty cache of compiled code;
 2. with another empty cache, the search that a person writes in sixty lines (`_plain_search.py`);
 3. a grid beside baseline: fp32 or bf16 (whether there are units for it or not) or what else lowers
-   precision here, eager or compiled, layout, fused optimizer, and one thread where the step is
-   short, each with each. A first round drops what is over twice as slow as baseline. Those near
-   the best race with the tuned plan in fresh rounds, until their ratio is known to 2 %;
+   precision here, eager or compiled, layout, fused optimizer, engine of products, and one thread
+   where the step is short, each with each. A first round drops what is over twice as slow as
+   baseline. Those near the best race with the tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
    `torch.compile(model)`, Accelerate and Fabric with bf16, with and without compiling;
 5. baseline and the tuned plan once more, in a fresh process: does it gain what tuning said?
@@ -56,7 +56,7 @@ from speedkit_jupyter.tuning.outcome import Tuning
 
 # The first round of the grid: seconds for each combination, or the time of so many steps. So many
 # share a run, since each keeps a copy of the state.
-GRID_S, GRID_STEPS, GRID_SIZE = 2.0, 12, 8
+GRID_S, GRID_STEPS, GRID_SIZE = 1.5, 12, 8
 # A step of 20 ms is short: one thread is tried.
 SHORT_STEP_S = 0.02
 # At most so many race with the tuned plan, if they are this near the best. The race ends once the
@@ -176,7 +176,7 @@ def _benchmarked(
 
 def combinations(work: Workload, step_s: float) -> list[Candidate]:
     """Return the grid: each value with each, one lowering of precision at a time."""
-    hardware = Hardware.detect()
+    hardware = Hardware.detect().with_gemm()
     facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
     offered: list[list[dict[str, Any]]] = []
     lowered: list[dict[str, Any]] = [{}]
