@@ -122,8 +122,7 @@ def _search(session: Session, step: Step, arguments: Any) -> Search:
     """Return a new search, or one that goes on with what the last one knows."""
     if arguments.more:
         if (last := session.search) is None or last.source != step.source:
-            known = "another cell was searched last" if last else "no search was run yet"
-            raise UsageError(f"{MORE}: {known}; {TUNE} begins one")
+            raise UsageError(f"{MORE}: the last search was not for this cell; {TUNE} begins one")
         return going_on(step, last, arguments.budget)
     objective, keep = arguments.objective or "time", arguments.keep or ()
     asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)

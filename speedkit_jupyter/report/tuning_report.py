@@ -49,16 +49,18 @@ def tuning_report(tuning: Tuning) -> Document:
 
 def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
     """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
-    ratios = {row.record.name: row.comparison.ratio(row.record) for row in tuning.known.rows()}
+    seen = tuning.known.rows()
+    ratios = {row.record.name: row.comparison.ratio(row.record) for row in seen}
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
     answer = {tuning.winner.name: "proven"} if tuning.helped else likely
-    verdicts = {one.name: one.reason for one in tuning.rejected} | answer
+    verdicts = {row.record.name: row.record.why_not_measured or "not decided" for row in seen}
+    verdicts |= {**{one.name: one.reason for one in tuning.rejected}, **answer}
     ranks = {name: -found.median for name, found in ratios.items() if found}
     ranks |= dict.fromkeys(answer, -math.inf)
     rows = []
-    for name in sorted({**ratios, **verdicts}, key=lambda name: ranks.get(name, math.inf)):
+    for name in sorted(verdicts, key=lambda name: ranks.get(name, math.inf)):
         speedup = str(ratios.get(name) or BLANK)
-        rows.append((name, speedup, verdicts.get(name, "not decided").replace(f": {speedup}", "")))
+        rows.append((name, speedup, verdicts[name].replace(f": {speedup}", "")))
     return rows
 
 

@@ -31,7 +31,7 @@ from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
 
 # A plan whose upper bound is below this has nothing to gain.
 LIKELY = 1.05
-# Fewer rounds than these on a busy machine do not show that a plan brings nothing.
+# Fewer rounds than these make no plan likely, nor show on a busy machine that it brings nothing.
 FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"
 MORE = "`--more` goes on from here"
@@ -87,29 +87,24 @@ class Timed:
         enough = FEW_ROUNDS if self.comparison.busy else 1
         return self.ratio.pairs < enough and not self.is_out and not is_slow
 
-    @property
-    def saved(self) -> float:
-        """How many times lower its peak memory is; 0 where that is not known."""
-        return memory_saved(self.comparison.baseline, self.record)
-
-    @property
-    def may_help(self) -> bool:
-        """Whether something speaks for it, and nothing against."""
-        return self.ratio.median > 1 and self.range[1] >= LIKELY
-
     def is_likely(self, aim: Aim) -> bool:
-        """Return whether it may help that aim."""
-        return aim.gain(self.comparison, self.record) > 0 if aim.memory else self.may_help
+        """Return whether enough speaks for it, and nothing against."""
+        if self.ratio.pairs < FEW_ROUNDS:
+            return False
+        gain = aim.gain(self.comparison, self.record) if aim.memory else self.ratio.median - 1
+        return gain > 0 and (aim.memory or self.range[1] >= LIKELY)
 
-    def memory(self, aim: Aim) -> str:
-        """Return ` with 55 % of the peak memory` if that is the aim."""
-        is_asked = aim.memory and self.saved
-        return f" with {share(1 / self.saved)} of the peak memory" if is_asked else ""
+    def worth(self, aim: Aim) -> float:
+        """Return how many times better it looks; 0 where that is not known."""
+        saved = memory_saved(self.comparison.baseline, self.record)
+        return saved if aim.memory else self.ratio.median
 
     def told(self, aim: Aim, how: str = "") -> str:
         """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` stands before that."""
         low, high = map(ratio, self.range)
-        speed = f"{ratio(self.ratio.median)} as fast{self.memory(aim)}"
+        speed = f"{ratio(self.ratio.median)} as fast"
+        if aim.memory and (saved := self.worth(aim)):
+            speed += f" with {share(1 / saved)} of the peak memory"
         rounds = f"{low} to {high} in {count(self.ratio.pairs, 'round')}"
         return f"{self.record.name} is {how}{speed} ({rounds})"
 
@@ -130,9 +125,13 @@ class Known:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[Timed]:
-        """Return the last that was seen of each candidate."""
-        found = [(s.comparison, record) for s in self.stages for record in s.comparison.records[1:]]
-        return list({record.name: Timed(within, record) for within, record in found}.values())
+        """Return the last that was seen of each candidate; what was not timed tells nothing new."""
+        rows: dict[str, Timed] = {}
+        for comparison in (stage.comparison for stage in self.stages):
+            for record in comparison.records[1:]:
+                if record.times_s or record.failure or record.name not in rows:
+                    rows[record.name] = Timed(comparison, record)
+        return list(rows.values())
 
     def refuse(self, name: str, reason: str) -> None:
         """Note why it is not in the plan, in place of an earlier reason."""
@@ -158,25 +157,18 @@ class Known:
         return not (plan.name in self.tried or is_slow or is_wrong)
 
     def best(self, aim: Aim) -> Timed | None:
-        """Return what looks best, of equals that of fewest parts; None if nothing was timed.
-
-        What may help comes before all else.
-        """
-        rows = {frozenset(row.record.name.split("+")): row for row in self.rows()}
-        plans = self.plans
+        """Return the best of what may help, or of all; of equals that of fewest parts."""
+        known = [row for row in self.rows() if row.record.name in self.plans]
+        rows = {frozenset(row.record.name.split("+")): row for row in known}
         refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
         timed = [
             row
             for parts, row in rows.items()
-            if row.ratio.pairs
-            and row.record.name in plans
-            and not any(other <= parts for other in refused)
+            if row.ratio.pairs and not any(other <= parts for other in refused)
         ]
         able = [row for row in timed if row.is_likely(aim)] or timed
-        worth = [row.saved if aim.memory else row.ratio.median for row in able]
-        most = max(worth, default=0.0)
-        pairs = zip(able, worth, strict=True)
-        equal = [row for row, one in pairs if one * (1 + SAME) >= most]
+        most = max((row.worth(aim) for row in able), default=0.0)
+        equal = [row for row in able if row.worth(aim) * (1 + SAME) >= most]
         return min(equal, key=lambda row: row.record.name.count("+"), default=None)
 
     @property
@@ -219,7 +211,10 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
-        self.source = step.source
+        self.source, self._aim = (
+            step.source,
+            Aim(self.objective == "memory", self.within, self.steps),
+        )
         # What `so_far` has said, and until when.
         self._so_far, self._says_until_s = "", 0.0
 
@@ -228,10 +223,9 @@ class Tuning(Shown):
         if (now_s := clock.now()) >= self._says_until_s:
             known = replace(self.known, stages=[Stage("", running)])
             if best := known.best(self._aim):
-                gain = f"{ratio(best.ratio.median)}{best.memory(self._aim)}"
-                at = f"(round {best.ratio.pairs})"
-                self._so_far = f"best so far: {best.record.name} {gain} {at}; "
-                self._says_until_s = now_s + SAYS_S
+                gain = f"{best.record.name} {ratio(best.ratio.median)} (round {best.ratio.pairs})"
+                gain = best.told(self._aim) if self._aim.memory else gain
+                self._so_far, self._says_until_s = f"best so far: {gain}; ", now_s + SAYS_S
         return self._so_far
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
@@ -252,7 +246,7 @@ class Tuning(Shown):
                 self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
             return
         self.learned = None
-        best = self.best
+        best = self.known.best(self._aim)
         busy = best.comparison.busy.partition(":")[0] if best else ""
         if best is not None and best.is_likely(self._aim):
             self.likely = best.record.name
@@ -263,15 +257,6 @@ class Tuning(Shown):
         else:
             return
         self.unclear = "; ".join(filter(None, [*told, MORE if best else LONGER]))
-
-    @property
-    def _aim(self) -> Aim:
-        return Aim(self.objective == "memory", self.within, self.steps)
-
-    @property
-    def best(self) -> Timed | None:
-        """What looks best, of all that was timed."""
-        return self.known.best(self._aim)
 
     @property
     def most(self) -> float:
@@ -335,25 +320,22 @@ class Tuning(Shown):
     @property
     def likely_config(self) -> SpeedConfig | None:
         """The likely plan as a config, whose decisions say that it is not proven; None without."""
-        if self.best is None or not self.likely:
-            return None
-        config = self.known.plans[self.likely].variant().config
-        assert config is not None
-        return config.with_source("measured", f"likely, not proven: {self.best.told(self._aim)}")
+        config = self.known.plans[self.likely].variant().config if self.likely else None
+        why = f"likely, not proven: {self.unclear.partition(';')[0]}"
+        return config and config.with_source("measured", why)
 
     def is_of(self, models: Iterable[Any]) -> bool:
-        """Return whether it was a search for these models, which are all there."""
-        ours, theirs = (set(map(id, each_once(some))) for some in (self.models, models))
-        return self._number == len(self.models) and ours == theirs
+        """Return whether it was a search for these models."""
+        return set(map(id, each_once(models))) == set(map(id, each_once(self.models)))
 
     def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Put the plan into force on the step's models; return one context for each.
 
-        Only what is proven is put into force, or with `likely` what is likely, and a warning says
-        so. In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. A warning
-        says what has to be written in the loop so that its precision acts. Where nothing helps, the
-        models are restored to no plan. Where nothing is proven yet, a plan that is in force stays,
-        and a warning says so. Raises SpeedKitError where one of the models is gone.
+        It must be proven, or with `likely` no more than that, which a warning says. In a notebook
+        the first context becomes `ctx` there, as by `%speedkit apply`. A warning says what has to
+        be written in the loop so that its precision acts. Where nothing helps, the models are
+        restored to no plan. Where nothing is proven yet, a plan that is in force stays, and a
+        warning says so. Raises SpeedKitError where one of the models is gone.
         """
         contexts, session = self.put_in_force(likely), current(notebook())
         for context in contexts:
@@ -367,8 +349,8 @@ class Tuning(Shown):
     def put_in_force(self, likely: bool = False) -> list[SpeedContext]:
         """Do as `apply` does, for a caller that names the contexts and says the rest."""
         models, config = list(self.models), self.config if self.helped else None
-        if likely and config is None and (config := self.likely_config):
-            messages.warn(f"{self.likely} is likely, not proven: `--more` may prove it")
+        if likely and not self.helped and (config := self.likely_config):
+            messages.warn(f"likely, not proven: {self.unclear}")
         if config is not None and len(models) < self._number:
             raise SpeedKitError("the model of this search is gone: search again with the new one")
         if config is not None:

@@ -164,7 +164,7 @@ class Search:
         if tuning.helped:
             return
         rows = [row for row in self.known.rows() if row.record.name == plan.name]
-        is_refuted = bool(rows) and not any(row.may_help for row in rows)
+        is_refuted = bool(rows) and not any(row.is_likely(self.aim) for row in rows)
         if is_refuted:
             with suppress(SpeedKitError):  # a store that can't be written is no reason to stop
                 database.unlearn([learned.number])
@@ -174,13 +174,12 @@ class Search:
 
     def _prove_likely(self) -> Iterator[Progress]:
         """Prove what an earlier search left likely, one after another, until one is proven."""
-        asked, best = set[str](), self.tuning.best
-        while best and best.is_likely(self.aim) and best.record.name not in asked:
-            if self.tuning.helped or not self.budget.can_check():
+        known, asked = self.known, set[str]()
+        while (best := known.best(self.aim)) and best.is_likely(self.aim):
+            if self.tuning.helped or best.record.name in asked or not self.budget.can_check():
                 return
             asked.add(best.record.name)
-            yield from self.prove(self.known.plans[best.record.name])
-            best = self.tuning.best
+            yield from self.prove(known.plans[best.record.name])
 
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""

@@ -5,9 +5,9 @@ For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one r
 1. `tune()` with its defaults, nothing learned before, an empty cache of compiled code;
 2. with another empty cache, the search that a person writes in sixty lines (`_plain_search.py`);
 3. a grid beside baseline: fp32 or bf16 (whether there are units for it or not) or what else lowers
-   precision here, eager or compiled, layout, fused optimizer, and one thread where the step is
-   short, each with each. A first round drops what is over twice as slow as baseline. Those near
-   the best race with the tuned plan in fresh rounds, until their ratio is known to 2 %;
+   precision here, eager or compiled, layout, fused optimizer, engine of products, and one thread
+   where the step is short, each with each. A first round drops what is over twice as slow as
+   baseline. Those near the best race with the tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
    `torch.compile(model)`, Accelerate and Fabric with bf16, with and without compiling;
 5. baseline and the tuned plan once more, in a fresh process: does it gain what tuning said?
@@ -56,26 +56,30 @@ from speedkit_jupyter.tuning.outcome import Tuning
 
 # The first round of the grid: seconds for each combination, or the time of so many steps. So many
 # share a run, since each keeps a copy of the state.
-GRID_S, GRID_STEPS, GRID_SIZE = 2.0, 6, 8
+GRID_S, GRID_STEPS, GRID_SIZE = 1.5, 12, 8
 # A step of 20 ms is short: one thread is tried.
 SHORT_STEP_S = 0.02
 # At most so many race with the tuned plan, if they are this near the best. The race ends once the
 # ratios are known to this share, at the latest after these seconds or steps for each.
-BEST, NEAR, KNOWN, RACE_S, RACE_STEPS = 3, 0.93, 0.02, 6.0, 20
+BEST, NEAR, KNOWN, RACE_S, RACE_STEPS = 3, 0.93, 0.02, 6.0, 30
 AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 
 
 class FirstRound(Policy):
     """Times each for its own sake, but for what is far slower; checks nothing."""
 
-    far_slower, has_limits = FAR, False
+    far_slower, has_limits, checked = FAR, False, 0
+
+    def least_rounds(self, others: int) -> int:
+        return FEW_ROUNDS
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> list[Record]:
         others = racing[1:] if len(racing[0].times_s) >= FEW_ROUNDS else ()
         return [one for one in others if is_far(racing[0].times_s, one.times_s)]
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        return False  # time alone ends it
+        rounds = racing[0].times_s  # where steps are long, few of them tell enough
+        return len(rounds) >= FEW_ROUNDS and sum(rounds) >= GRID_S / 2
 
     def to_check(self, comparison: Comparison) -> Sequence[Record]:
         return ()
@@ -172,7 +176,7 @@ def _benchmarked(
 
 def combinations(work: Workload, step_s: float) -> list[Candidate]:
     """Return the grid: each value with each, one lowering of precision at a time."""
-    hardware = Hardware.detect()
+    hardware = Hardware.detect().with_gemm()
     facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
     offered: list[list[dict[str, Any]]] = []
     lowered: list[dict[str, Any]] = [{}]

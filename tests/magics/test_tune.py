@@ -233,14 +233,14 @@ def test_more_goes_on_with_the_last_search_and_proves_what_was_likely(unproven):
 
 def test_more_without_such_a_search_is_one_clear_line(timed):
     session.current().search = None
-    told = "--more: no search was run yet; --tune begins one"
+    told = "--more: the last search was not for this cell; --tune begins one"
     assert told in str(timed.fails(f"%%speedbench --more\n{STEP}"))
 
 
 @pytest.mark.parametrize(
     ("before", "line", "cell", "told"),
     [
-        ("", "--more", STEP, "--more: another cell was searched last; --tune begins one"),
+        ("", "--more", STEP, "--more: the last search was not for this cell; --tune"),
         ("import copy; model = copy.deepcopy(model)", "--more", STOPPING,
          "more: the earlier search was for another model; search anew for this one"),
         ("", "--more --objective memory", STOPPING,

@@ -100,7 +100,7 @@ def test_apply_takes_what_is_likely_only_when_asked_and_says_so(stopped):
     network, optimizer, _, tuning = stopped
     with pytest.warns(UserWarning, match=r"nothing is applied; apply\(likely=True\) takes"):
         assert tuning.apply() == []
-    with pytest.warns(UserWarning, match="is likely, not proven"):
+    with pytest.warns(UserWarning, match="likely, not proven: "):
         (context,) = tuning.apply(likely=True)
     assert optimizer.param_groups[0]["fused"] is True
     decision = context.plan["fused_optimizer"]
