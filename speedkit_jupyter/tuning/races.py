@@ -25,14 +25,14 @@ BEHIND = 1.1
 # A proof ends when the plan's interval is at most PRECISE of its median, or PRECISE_GAIN of its
 # gain: the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
-# A search needs about this many steps, and a proof with its check.
-ENOUGH_STEPS, PROOF_STEPS = 60, 36
+# A search needs about this many steps, and the rounds of a proof so many blocks of the baseline.
+ENOUGH_STEPS, PROOF_BLOCKS = 60, 23
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
 # The most candidates of one race; each takes CANDIDATE_S, however short the step is. A race may
 # take this share of the budget.
-MOST_CANDIDATES, CANDIDATE_S, RACE = 10, 0.06, 0.35
+MOST_CANDIDATES, CANDIDATE_S, RACE = 8, 0.06, 0.35
 
 
 class Grid(Policy):
@@ -205,9 +205,19 @@ class Allowance(budget.Budget):
             self.seconds = min(self._times * enough_s, MOST_GROWN_S)
 
     @property
+    def _block(self) -> int:
+        """Return the steps of a block: a short one has an untimed one before it."""
+        return 1 if self.step_s >= LONG_S else 1 + BLOCK_STEPS
+
+    @property
+    def proof_s(self) -> float:
+        """Return about how many seconds a proof takes, with its check."""
+        return self.step_s * (budget.CHECK_STEPS + PROOF_BLOCKS * self._block)
+
+    @property
     def steps_are_long(self) -> bool:
         """Return whether a proof of every part would take too much of the budget."""
-        return 2 * PROOF_STEPS * self.step_s > self.seconds
+        return 2 * self.proof_s > self.seconds
 
     def can_check(self) -> bool:
         """Return whether a plan can be timed in a few rounds and checked."""
@@ -215,14 +225,13 @@ class Allowance(budget.Budget):
 
     def room(self) -> int:
         """Return how many candidates a race can take beside the baseline."""
-        of_a_round = 1 if self.step_s > LONG_S else 1 + BLOCK_STEPS
-        least_s = max(self.step_s * (budget.APART + of_a_round * RACE_ROUNDS), CANDIDATE_S)
+        least_s = max(self.step_s * (budget.APART + self._block * RACE_ROUNDS), CANDIDATE_S)
         return max(min(int(self.race_s / least_s), MOST_CANDIDATES), 0)
 
     @property
     def race_s(self) -> float:
         """Seconds that a race may take: what it leaves is enough for a proof."""
-        left_s = self.left_s - PROOF_STEPS * self.step_s
+        left_s = self.left_s - self.proof_s
         return min(RACE * self.seconds, max(left_s, 0.0))
 
     def ahead(self) -> str:

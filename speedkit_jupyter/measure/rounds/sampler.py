@@ -21,8 +21,8 @@ from speedkit_jupyter.support.exceptions import StepError
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
 BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
-# After each switch of variants this long is not timed: caches and clocks settle. Steps of LONG_S or
-# more are timed at once; of shorter ones a block has BLOCK_STEPS at least.
+# After each switch of variants this long is not timed: caches and clocks settle. Where the first
+# one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
 LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 2
 MOST_ROUNDS = 20_000
 # Under a minimal budget one round is taken anyway if it is as short as this.
@@ -120,7 +120,7 @@ class Sampler:
         block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
         self._length = max(1, math.ceil(block_s / shortest_s))
         self._lead_in = 0
-        if shortest_s < LONG_S:
+        if runners and runners[0].step_s < LONG_S:
             self._length = max(BLOCK_STEPS, self._length)
             self._lead_in = max(1, math.ceil(LEAD_IN_S / shortest_s))
         self._steps = self._lead_in + self._length  # of one block
