@@ -25,8 +25,9 @@ BEHIND = 1.1
 # A proof ends when the plan's interval is at most PRECISE of its median, or PRECISE_GAIN of its
 # gain: the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
-# A search needs about this many steps, and the rounds of a proof so many blocks of the baseline.
-ENOUGH_STEPS, PROOF_BLOCKS = 60, 23
+# A search needs about this many steps, and a proof so many rounds: of the baseline, a plan and the
+# parts of it, which together take PROVEN times the baseline's step.
+ENOUGH_STEPS, PROOF_ROUNDS, PROVEN = 60, 10, 1.3
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
@@ -52,8 +53,13 @@ class Race(Grid):
     far_slower = aim.FAR_SLOWER
     checked = 0
 
-    def __init__(self, rounds_s: float = math.inf) -> None:
-        self.rounds_s = rounds_s
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+
+    @property
+    def rounds_s(self) -> float:
+        """Return the seconds for rounds, which is known once all are warmed up."""
+        return self._allowance.race_s
 
     def least_rounds(self, others: int) -> int:
         return RACE_ROUNDS
@@ -79,8 +85,8 @@ class Lightest(Race):
 
     weighs = True
 
-    def __init__(self, rounds_s: float, within: float | None) -> None:
-        super().__init__(rounds_s)
+    def __init__(self, allowance: Allowance, within: float | None) -> None:
+        super().__init__(allowance)
         self.times = within or aim.FAR_SLOWER
 
     def why_too_heavy(self, baseline: Record, record: Record) -> str:
@@ -209,15 +215,17 @@ class Allowance(budget.Budget):
         """Return the steps of a block: a short one has an untimed one before it."""
         return 1 if self.step_s >= LONG_S else 1 + BLOCK_STEPS
 
-    @property
-    def proof_s(self) -> float:
-        """Return about how many seconds a proof takes, with its check."""
-        return self.step_s * (budget.CHECK_STEPS + PROOF_BLOCKS * self._block)
+    def proof_s(self, times: float = PROVEN) -> float:
+        """Return about how many seconds a proof takes, with its check: of plans whose steps take
+        so many `times` the baseline's together.
+        """
+        blocks = PROOF_ROUNDS * self._block * (1 + times)
+        return self.step_s * (budget.CHECK_STEPS + blocks)
 
     @property
     def steps_are_long(self) -> bool:
         """Return whether a proof of every part would take too much of the budget."""
-        return 2 * self.proof_s > self.seconds
+        return 2 * self.proof_s() > self.seconds
 
     def can_check(self) -> bool:
         """Return whether a plan can be timed in a few rounds and checked."""
@@ -231,7 +239,7 @@ class Allowance(budget.Budget):
     @property
     def race_s(self) -> float:
         """Seconds that a race may take: what it leaves is enough for a proof."""
-        left_s = self.left_s - self.proof_s
+        left_s = self.left_s - self.proof_s()
         return min(RACE * self.seconds, max(left_s, 0.0))
 
     def ahead(self) -> str:

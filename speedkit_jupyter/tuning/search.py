@@ -147,7 +147,7 @@ class Search:
         tuning, budget = self.tuning, self.budget
         budget.reserved_s = pool.guard.taking_s
         seen = learning.read_step(self.step, self.hardware, pool)
-        one = Benchmark(self.step, [BASELINE.variant()], policy=Race(), within=budget, pool=pool)
+        one = Benchmark(self.step, [BASELINE.variant()], within=budget, pool=pool)
         for _ in one.warm_up(pool):
             pass
         budget.follow(pool.runners[BASELINE.name].usual_s)
@@ -258,8 +258,8 @@ class Search:
             known.tried |= {plan.name: plan for plan in asked}
             if len(asked) == 1:  # it has only to be proven
                 return asked[0]
-            race_s = self.budget.race_s
-            policy = Lightest(race_s, self.aim.within) if self.aim.memory else Race(race_s)
+            allowance, within = self.budget, self.aim.within
+            policy = Lightest(allowance, within) if self.aim.memory else Race(allowance)
             comparison = yield from self._benchmark(title, asked, policy)
             best = self._best_of(comparison, asked)
             for plan in asked:
@@ -299,8 +299,7 @@ class Search:
         known, budget = self.known, self.budget
         plans = [whole, *(whole.without_each() if with_parts else ())]
         if with_parts:
-            names = {plan.name for plan in plans}
-            plans += [plan for plan in self._rivals() if plan.name not in names]
+            plans += self._that_fit(plans)
         known.tried |= {plan.name: plan for plan in plans}
         policy = Proof(plans, self.aim, budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
@@ -316,6 +315,17 @@ class Search:
             self.tuning.take(best, comparison)
             if is_taken:
                 yield from self._drop_idlest(comparison, gains)
+
+    def _that_fit(self, plans: Sequence[Candidate]) -> list[Candidate]:
+        """Return the rivals that there is time for beside these plans."""
+        speedups = {row.record.name: row.ratio.median for row in self.known.rows()}
+        names, fitting = {plan.name for plan in plans}, list[Candidate]()
+        times = sum(1 / (speedups.get(name) or 1.0) for name in names)
+        for rival in self._rivals():
+            times += 1 / speedups[rival.name]
+            if rival.name not in names and self.budget.allows(self.budget.proof_s(times)):
+                fitting.append(rival)
+        return fitting
 
     def _rivals(self) -> list[Candidate]:
         """Return the next best of the races, and what of BY_HAND was timed and may be right."""

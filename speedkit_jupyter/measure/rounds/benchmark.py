@@ -127,8 +127,7 @@ class Benchmark:
             def now() -> float:  # turns that it gave up don't count
                 return clock.now() - pool.guard.paused_s
 
-            begun_s = None if self._pool else begun_s
-            self.budget = Budget(self.budget_s, now, self._within, begun_s)
+            self.budget = Budget(self.budget_s, now, self._within, None if self._pool else begun_s)
             if self._pool is None:
                 self.budget.reserved_s = pool.guard.taking_s
             runners = yield from self.warm_up(pool)

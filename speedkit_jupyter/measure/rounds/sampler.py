@@ -23,7 +23,7 @@ from speedkit_jupyter.support.exceptions import StepError
 BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
 # After each switch of variants this long is not timed: caches and clocks settle. Where the first
 # one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
-LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 2
+LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 3
 MOST_ROUNDS = 20_000
 # Under a minimal budget one round is taken anyway if it is as short as this.
 SHORT_ROUND_S = 0.5
@@ -66,9 +66,13 @@ class Policy:
     far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
     checked: int | None = None  # about how many variants are checked; None for all
     proves = False  # whether all that is to be checked is checked, whatever time is left
-    rounds_s = math.inf  # the most seconds that the rounds may take, of what the budget leaves
     weighs = False  # whether the memory of each variant is measured before the rounds
     has_limits = True  # whether memory and machine limits are measured after them
+
+    @property
+    def rounds_s(self) -> float:
+        """Return the most seconds that the rounds may take, of what the budget leaves."""
+        return math.inf
 
     def least_rounds(self, others: int) -> int:
         """Return how many rounds tell something about this many variants beside the baseline."""
