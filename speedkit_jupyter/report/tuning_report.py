@@ -49,19 +49,25 @@ def tuning_report(tuning: Tuning) -> Document:
 
 def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
     """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
-    seen = tuning.known.rows()
-    ratios = {row.record.name: row.comparison.ratio(row.record) for row in seen}
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
     answer = {tuning.winner.name: "proven"} if tuning.helped else likely
-    verdicts = {row.record.name: row.record.why_not_measured or "not decided" for row in seen}
-    verdicts |= {**{one.name: one.reason for one in tuning.rejected}, **answer}
-    ranks = {name: -found.median for name, found in ratios.items() if found}
-    ranks |= dict.fromkeys(answer, -math.inf)
-    rows = []
-    for name in sorted(verdicts, key=lambda name: ranks.get(name, math.inf)):
-        speedup = str(ratios.get(name) or BLANK)
-        rows.append((name, speedup, verdicts[name].replace(f": {speedup}", "")))
-    return rows
+    verdicts = {one.name: one.reason for one in tuning.rejected}
+    speedups, ranks = {}, dict.fromkeys(answer, -math.inf)
+    for row in tuning.known.rows():
+        name, found = row.record.name, row.comparison.ratio(row.record)
+        why = tuning.wanted.why_not(row.comparison, row.record, next(iter(answer), "another plan"))
+        if found is not None:
+            speedups[name] = str(found)
+            ranks.setdefault(name, -found.median)
+        # A reason may be of an earlier race, with a number that is not the last.
+        reason = verdicts.setdefault(name, why)
+        if found and str(found) not in reason and not reason.startswith("left out"):
+            verdicts[name] = why
+    verdicts |= answer
+    return [
+        (name, speedups.get(name, BLANK), verdicts[name].replace(f": {speedups.get(name)}", ""))
+        for name in sorted(verdicts, key=lambda name: ranks.get(name, math.inf))
+    ]
 
 
 def _next_steps(tuning: Tuning) -> str:

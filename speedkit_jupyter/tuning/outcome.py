@@ -211,7 +211,7 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
-        self.source, self._aim = (
+        self.source, self.wanted = (
             step.source,
             Aim(self.objective == "memory", self.within, self.steps),
         )
@@ -222,9 +222,9 @@ class Tuning(Shown):
         """Return `best so far: bf16 2.10× (round 3); ` of the benchmark that runs; empty before."""
         if (now_s := clock.now()) >= self._says_until_s:
             known = replace(self.known, stages=[Stage("", running)])
-            if best := known.best(self._aim):
+            if best := known.best(self.wanted):
                 gain = f"{best.record.name} {ratio(best.ratio.median)} (round {best.ratio.pairs})"
-                gain = best.told(self._aim) if self._aim.memory else gain
+                gain = best.told(self.wanted) if self.wanted.memory else gain
                 self._so_far, self._says_until_s = f"best so far: {gain}; ", now_s + SAYS_S
         return self._so_far
 
@@ -246,14 +246,14 @@ class Tuning(Shown):
                 self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
             return
         self.learned = None
-        best = self.known.best(self._aim)
+        best = self.known.best(self.wanted)
         busy = best.comparison.busy.partition(":")[0] if best else ""
-        if best is not None and best.is_likely(self._aim):
+        if best is not None and best.is_likely(self.wanted):
             self.likely = best.record.name
-            told = [best.told(self._aim, "probably about "), why, busy]
-        elif why or (self.most >= LIKELY and not self._aim.memory):
+            told = [best.told(self.wanted, "probably about "), why, busy]
+        elif why or (self.most >= LIKELY and not self.wanted.memory):
             told = [f"{why} before anything helped" if why == INTERRUPTED else why, busy]
-            told += [f"best seen: {best.told(self._aim)}"] if best else []
+            told += [f"best seen: {best.told(self.wanted)}"] if best else []
         else:
             return
         self.unclear = "; ".join(filter(None, [*told, MORE if best else LONGER]))

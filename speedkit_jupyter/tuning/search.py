@@ -99,7 +99,8 @@ class Search:
             raise StepError(step.why_no_model("tune"))
         Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
         kept = tuple(name for name in names if name in keep)
-        self.step, self._fresh, self.hardware = step, fresh or known, Hardware.current()
+        self.step, self.hardware = step, Hardware.current()
+        self._goes_on, self._fresh = known is not None, fresh or known is not None
         known = deepcopy(known) if known else Known()  # the earlier result stays as it is
         self.tuning = Tuning(step, objective, within, steps, kept, known=known)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
@@ -185,8 +186,10 @@ class Search:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         tuning, known, budget = self.tuning, self.known, self.budget
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
-        plans = {plan.name: plan for plan in (*known.left, *self._first(singles))}
-        known.left, proven = [*filter(known.is_new, plans.values())], set[str]()
+        waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
+        known.left, proven = [*waiting.values()], set[str]()
+        if self._goes_on:
+            known.left = [plan for plan in known.left if known.is_new(plan)]
         while known.left and not tuning.helped and budget.allows(budget.step_s):
             room = max(budget.room(), 1)
             asked, known.left = known.left[:room], known.left[room:]

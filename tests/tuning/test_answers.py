@@ -70,6 +70,14 @@ def test_that_nothing_is_to_be_gained_comes_with_the_highest_speed_up_that_may_b
     assert tuning.is_settled
 
 
+def test_a_verdict_goes_by_the_number_that_stands_beside_it():
+    tuning = searched({"bf16": 1.9, "fused_optimizer": 1.7}, MANY)
+    tuning.known.refuse("fused_optimizer", "not proven faster: about 0.89× in 1 round")
+    told = said(tuning)
+    assert "0.89×" not in told
+    assert "1.70× (1.70× to 1.70×) helps; bf16 is as good or better" in told
+
+
 def test_one_round_makes_nothing_likely():
     told = said(searched({"bf16": 28.6, "fused_optimizer": 1.2}, 1, "too few undisturbed rounds"))
     assert told.startswith("Could not tell: too few undisturbed rounds; best seen: bf16 is 28.60×")

@@ -259,8 +259,20 @@ def test_a_cell_that_trains_the_model_meanwhile_ends_the_measurement_with_that_m
     assert state(names) == after[0]
 
 
-def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(names, made_time):
-    ends_s = made_time.now_s() + 4
+@pytest.fixture
+def few_candidates(monkeypatch):
+    """Threads are the machine's own affair, and compiling takes long: neither is tried."""
+    from speedkit_jupyter.optimizations.compile import Compile
+    from speedkit_jupyter.optimizations.threads import Threads
+
+    for one in (Compile, Threads):
+        monkeypatch.setattr(one, "candidates", lambda self, hardware, facts: ())
+
+
+def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(
+    names, made_time, few_candidates
+):
+    ends_s = made_time.now_s() + 8
 
     def step() -> None:
         made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
@@ -269,8 +281,7 @@ def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(n
         names.train_step()
 
     panel = Panel(names.model, step=step, tune_budget_s=30)
-    seen = []
-    drain(panel, "Tune", lambda turn: seen.append(text(panel.status.value)))
+    drain(panel, "Tune")
     assert "Likely: " in text(panel.outcome.value)
     assert "likely, not proven" in text(panel.status.value)
     assert "likely, not proven: " in text(panel.state.value)
@@ -281,13 +292,7 @@ def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(n
 
 
 @pytest.mark.slow
-def test_tune_finds_a_plan_and_chooses_it_without_applying(names, monkeypatch, made_time):
-    from speedkit_jupyter.optimizations.compile import Compile
-    from speedkit_jupyter.optimizations.threads import Threads
-
-    for one in (Compile, Threads):
-        monkeypatch.setattr(one, "candidates", lambda self, hardware, facts: ())
-
+def test_tune_finds_a_plan_and_chooses_it_without_applying(names, few_candidates, made_time):
     def step() -> None:
         made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
         names.train_step()
