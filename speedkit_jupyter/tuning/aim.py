@@ -120,12 +120,6 @@ def memory_saved(baseline: Record, record: Record) -> float:
     return before.peak_bytes / now.peak_bytes
 
 
-def leader(whole: str, gains: Mapping[str, float]) -> str:
-    """Return the name of the best; the whole where it is as good."""
-    best = max(gains, key=lambda name: gains[name])
-    return whole if gains.get(whole, 0.0) * (1 + SAME) >= gains[best] else best
-
-
 def row_of(comparison: Comparison, plan: Candidate) -> Record:
     """Return the plan's row."""
     return next(record for record in comparison.records if record.name == plan.name)
@@ -188,3 +182,11 @@ def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate
         for other in others
         if other.values.items() < plan.values.items()
     )
+
+
+def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
+    """Return the best plan whose parts pay; the first one where it is as good."""
+    whole, *others = plans
+    able = [whole, *(plan for plan in others if pays(plan, gains, plans))]
+    best = max(able, key=lambda plan: gains[plan.name])
+    return whole if gains[whole.name] * (1 + SAME) >= gains[best.name] else best

@@ -16,7 +16,7 @@ from speedkit_jupyter.tuning.candidates import Candidate
 # RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 # After this many rounds those left are equally fast; or once intervals are as narrow as this share.
-MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 40, 0.08
+MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 15, 0.08
 # Nothing leaves before all steps together took this long, and no standard error is taken to be
 # smaller: else a moment's disturbance decides, or three rounds that agree by chance.
 LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
@@ -27,7 +27,7 @@ BEHIND = 1.1
 PRECISE, PRECISE_GAIN = 0.05, 0.1
 # A search needs about this many steps, and a proof so many rounds: of the baseline, a plan and the
 # parts of it, which together take PROVEN times the baseline's step.
-ENOUGH_STEPS, PROOF_ROUNDS, PROVEN = 60, 10, 1.3
+ENOUGH_STEPS, PROOF_ROUNDS, PROVEN = 60, 10, 1.5
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
@@ -107,7 +107,8 @@ class Proof(Grid):
     times, proves, checked = BEHIND, True, 2
 
     def __init__(self, plans: Sequence[Candidate], wanted: aim.Aim, steps_are_long: bool) -> None:
-        self._whole, self._aim, self.weighs = plans[0], wanted, wanted.memory
+        self._plans, self._whole, self._aim = plans, plans[0], wanted
+        self.weighs = wanted.memory
         parts = () if steps_are_long else plans[0].without_each()
         self._staying = {plans[0].name, *(plan.name for plan in parts)}
 
@@ -147,16 +148,15 @@ class Proof(Grid):
         def gain(record: Record, checked: bool) -> float:
             return self._aim.gain(comparison, record, proven=True, checked=checked)
 
-        gains = {name: found for name, one in records.items() if (found := gain(one, False)) > 1}
-        while gains:
-            best = aim.leader(self._whole.name, gains)
-            yield records[best]
-            if gain(records[best], checked=True) > 1:
-                idle = aim.idlest(self._whole, comparison) if best == self._whole.name else ""
+        gains = {name: gain(record, False) for name, record in records.items()}
+        while gains[(best := aim.leader(self._plans, gains)).name] > 1:
+            yield records[best.name]
+            if gain(records[best.name], checked=True) > 1:
+                idle = aim.idlest(self._whole, comparison) if best is self._whole else ""
                 if idle:
                     yield records[self._whole.without(idle).name]
                 return
-            del gains[best]
+            gains[best.name] = 0.0
 
     def _row(self, racing: Sequence[Record]) -> Record | None:
         return next((row for row in racing[1:] if row.name == self._whole.name), None)
@@ -220,7 +220,7 @@ class Allowance(budget.Budget):
         so many `times` the baseline's together.
         """
         blocks = PROOF_ROUNDS * self._block * (1 + times)
-        return self.step_s * (budget.CHECK_STEPS + blocks)
+        return budget.CHECK_S + self.step_s * (budget.CHECK_STEPS + blocks)
 
     @property
     def steps_are_long(self) -> bool:

@@ -309,7 +309,7 @@ class Search:
         rows = {plan.name: row_of(comparison, plan) for plan in plans}
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
-        best = next(plan for plan in plans if plan.name == leader(whole.name, gains))
+        best = leader(plans, gains)
         is_taken = best is whole and gains[whole.name] > 1
         if not is_taken and whole.name != self.tuning.winner.name:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
@@ -326,7 +326,7 @@ class Search:
         times = sum(1 / (speedups.get(name) or 1.0) for name in names)
         for rival in self._rivals():
             times += 1 / speedups[rival.name]
-            if rival.name not in names and self.budget.allows(self.budget.proof_s(times)):
+            if rival.name not in names and self.budget.proof_s(times) <= self.budget.left_s:
                 fitting.append(rival)
         return fitting
 

@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
+    CHECK_S,
     CHECKED,
     DEFAULT_S,
     LATEST,
@@ -48,8 +49,6 @@ LIMITS_S = 0.8
 FAR = 2.0
 # Rounds that show nothing but how fast a variant is about.
 FEW_ROUNDS = 3
-# A check of one variant takes so long, however short its steps are.
-CHECK_S = 0.1
 
 
 class Benchmark:

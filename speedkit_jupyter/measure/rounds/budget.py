@@ -21,6 +21,8 @@ APART, ROUNDS = 2, 12
 # float64 and two that are watched; a call rounded to another precision; two calls of a variant.
 REFERENCE, ROUNDED, CHECKED = 7, 3, 3
 CHECK_STEPS = REFERENCE + ROUNDED + CHECKED
+# A check of one variant takes so long, however short its steps are.
+CHECK_S = 0.1
 # No number of seconds is promised to be enough: noise decides how many there have to be.
 LONGER = "a longer --budget may settle it"
 
