@@ -83,10 +83,10 @@ versions: $(TORCHS:%=.venv-torch-%/installed)
 gpu: .venv/installed
 	$(BIN)/pytest -n 0 -m gpu
 
-# Without truth.py, oracle.py and catalog.py, which take half an hour to two and can be stopped and
+# Without truth.py, oracle.py, catalog.py and scale.py, which take half an hour to two and can be stopped and
 # resumed.
 benchmarks: .venv/installed
-	for program in $(filter-out %/truth.py %/oracle.py %/catalog.py,$(wildcard tests/benchmarks/[a-z]*.py)); do \
+	for program in $(filter-out %/truth.py %/oracle.py %/catalog.py %/scale.py,$(wildcard tests/benchmarks/[a-z]*.py)); do \
 	  $(BIN)/python $$program || exit 1; done
 
 .venv/installed: pyproject.toml configs/constraints.txt

@@ -33,7 +33,7 @@ ENOUGH_STEPS, PROOF_ROUNDS, PROVEN = 60, 10, 1.5
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
 # The most candidates of one race; each takes CANDIDATE_S, however short the step is. A race may
 # take this share of the budget.
-MOST_CANDIDATES, CANDIDATE_S, RACE = 8, 0.06, 0.35
+MOST_CANDIDATES, CANDIDATE_S, RACE = 5, 0.06, 0.35
 
 
 class Grid(Policy):

@@ -20,7 +20,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import few_digits
+from speedkit_jupyter.measure.rounds.budget import APART, few_digits
 from speedkit_jupyter.measure.rounds.pool import Pool, pooled
 from speedkit_jupyter.measure.rounds.sampler import Policy, Progress
 from speedkit_jupyter.measure.subject.step import Step
@@ -257,6 +257,7 @@ class Search:
     ) -> Generator[Progress, None, Candidate]:
         """Return what leads, or lost narrowly, beside all that is near it; BASELINE without one."""
         known, leads, title = self.known, BASELINE, "what the machine suggests"
+        near = list[Candidate]()
         for _ in range(MOST_RACES):
             known.tried |= {plan.name: plan for plan in asked}
             if len(asked) == 1:  # it has only to be proven
@@ -269,15 +270,21 @@ class Search:
                 if plan.name != best.name:
                     why = self.aim.why_not(comparison, row_of(comparison, plan), best.name)
                     known.refuse(plan.name, why)
-            if best.name in (leads.name, BASELINE.name):
+            if best.name == BASELINE.name:
                 break
+            if best.name != leads.name:
+                near = self._worth_trying(self._quick(best, best.neighbours(singles)))
             leads, title = best, "what is near it"
-            near = self._worth_trying(best.neighbours(singles))
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
                 break
             asked = [leads, *new]
         return leads
+
+    def _quick(self, plan: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+        """Return those that need not be compiled anew where the plan itself is compiled."""
+        known = {} if self._pool is None else self._pool.runners
+        return [one for one in others if not (plan.costly and one.costly) or one.name in known]
 
     def _best_of(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
         """Return the best by its gain whose parts pay; of equals that of fewest parts."""
@@ -299,10 +306,10 @@ class Search:
         """Measure a plan in rounds that took no part in choosing it, beside it without each part,
         the next best, and what people write by hand.
         """
-        known, budget = self.known, self.budget
-        plans = [whole, *(whole.without_each() if with_parts else ())]
+        known, budget, plans = self.known, self.budget, [whole]
         if with_parts:
-            plans += self._that_fit(plans)
+            others = [*self._quick(whole, whole.without_each()), *self._rivals()]
+            plans += self._that_fit(whole, others)
         known.tried |= {plan.name: plan for plan in plans}
         policy = Proof(plans, self.aim, budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
@@ -319,16 +326,20 @@ class Search:
             if is_taken:
                 yield from self._drop_idlest(comparison, gains)
 
-    def _that_fit(self, plans: Sequence[Candidate]) -> list[Candidate]:
-        """Return the rivals that there is time for beside these plans."""
-        speedups = {row.record.name: row.ratio.median for row in self.known.rows()}
-        names, fitting = {plan.name for plan in plans}, list[Candidate]()
-        times = sum(1 / (speedups.get(name) or 1.0) for name in names)
-        for rival in self._rivals():
-            times += 1 / speedups[rival.name]
-            if rival.name not in names and self.budget.proof_s(times) <= self.budget.left_s:
-                fitting.append(rival)
-        return fitting
+    def _that_fit(self, whole: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+        """Return those that there is time for beside the plan: to be warmed up, and in rounds."""
+        rows, budget = {row.record.name: row.ratio.median for row in self.known.rows()}, self.budget
+        warm = {} if self._pool is None else self._pool.runners
+        fitting, warming_s = {whole.name: whole}, 0.0
+        times = 1 / (rows.get(whole.name) or 1.0)
+        for plan in others:
+            speedup = rows.get(plan.name) or 1.0
+            more_s = 0.0 if plan.name in warm else APART * budget.step_s / speedup
+            needed_s = warming_s + more_s + budget.proof_s(times + 1 / speedup)
+            if plan.name not in fitting and needed_s <= budget.left_s:
+                fitting[plan.name], warming_s = plan, warming_s + more_s
+                times += 1 / speedup
+        return [plan for plan in fitting.values() if plan is not whole]
 
     def _rivals(self) -> list[Candidate]:
         """Return the next best of the races, and what of BY_HAND was timed and may be right."""
