@@ -117,7 +117,10 @@ class Examination:
         held = reference.parameters_of([*models, *first.step.optimizers])
         with confinement.calls_noted(models) as reached:
             # An error inside its forward pass breaks a sharded model.
-            if all(map(is_plain, held)) and self._plainly(True, extends=True) is None:
+            if (
+                all(map(is_plain, held))
+                and self._plainly(True, extends=True, stops_at_step=True) is None
+            ):
                 judge.trace.clear()
         if reached.in_pythons:  # float64 would reach the model there, and not its input
             judge.trace.clear()
@@ -151,17 +154,20 @@ class Examination:
             run = self._plainly(wide, lambda: rounding.rounded(*options))
             runs += [] if run is None else [run]
 
-    def _plainly(self, wide: bool, *around: Surrounding, **options: Any) -> Run | None:
+    def _plainly(
+        self, wide: bool, *around: Surrounding, stops_at_step: bool = False, **options: Any
+    ) -> Run | None:
         """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
 
         None where the code doesn't allow that, or a dispatch mode.
         """
         step = self._first.step
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
-        in_float64 = (lambda: reference.in_float64(held),) if wide else ()
+        in_float64 = (lambda: reference.in_float64(held, not stops_at_step),) if wide else ()
+        options |= {"stops_at_step": stops_at_step, "ends_early": True}
         around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
         with suppress(Exception):
-            return self._run(self._first, *around, ends_early=True, **options)
+            return self._run(self._first, *around, **options)
         return None
 
     def memory(self) -> Iterator[Progress]:

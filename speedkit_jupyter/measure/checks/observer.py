@@ -102,7 +102,8 @@ class Observer(Watcher):
 
     `others` are parameters beside those of the models; gradients of those whose ids are `unread`
     do not count. `scale` gives the loss scale in force. A run that `ends_early` raises `Enough`
-    after the followed steps of its optimizers, or after one call. Where results are `named`, they
+    after the followed steps of its optimizers, or after one call; one that `stops_at_step` does so
+    before the first of these steps, once its gradients are known. Where results are `named`, they
     are compared in place of all outputs. Gradients are cleared first, so that they are the step's
     alone; the caller puts them back.
     """
@@ -114,6 +115,7 @@ class Observer(Watcher):
     loss_is_scaled: bool = False
     extends: bool = False
     ends_early: bool = False
+    stops_at_step: bool = False
     named: bool = False
     unread: Collection[int] = ()
     run: Run = field(default_factory=Run)
@@ -217,6 +219,8 @@ class Observer(Watcher):
             # A fused optimizer is handed the scale, for every other it is taken out before.
             still_in = getattr(optimizer, "grad_scale", None)
             self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
+            if self.stops_at_step and not self._in_backward:
+                raise Enough
 
     @unwatched
     def after_step(self, optimizer: Any) -> None:

@@ -56,8 +56,10 @@ def _wider() -> dict[torch.dtype, torch.dtype]:
 
 
 @contextmanager
-def in_float64(holders: Sequence[Any]) -> Iterator[None]:
+def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     """Models and optimizers in float64, and every tensor of fewer digits that meets them.
+
+    The state of optimizers stays as it is where no step of theirs is to come.
 
     Their tensors get the memory back that they had; gradients that the block makes are the
     caller's to remove. Raises RuntimeError where they are too large, or not in memory.
@@ -71,7 +73,7 @@ def in_float64(holders: Sequence[Any]) -> Iterator[None]:
 
     models = [one for one in holders if hasattr(one, "buffers")]
     optimizers = [one for one in holders if hasattr(one, "param_groups")]
-    tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers)]
+    tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers if steps else ())]
     if not all(map(is_in_memory, tensors)):
         raise RuntimeError("the memory of a parameter is given back")
     held = {id(t): t for t in tensors if t.dtype in _wider() and t.layout is torch.strided}
