@@ -31,6 +31,8 @@ ENOUGH_STEPS, PROOF_ROUNDS, PROVEN = 60, 10, 1.5
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
+# What surrounds blocks, and other processes, may take so much of a proof beside its steps.
+SLACK = 1.3
 # The most candidates of one race; each takes CANDIDATE_S, however short the step is. A race may
 # take this share of the budget.
 MOST_CANDIDATES, CANDIDATE_S, RACE = 5, 0.06, 0.35
@@ -239,7 +241,7 @@ class Allowance(budget.Budget):
     @property
     def race_s(self) -> float:
         """Seconds that a race may take: what it leaves is enough for a proof."""
-        left_s = self.left_s - self.proof_s()
+        left_s = self.left_s - SLACK * self.proof_s()
         return min(RACE * self.seconds, max(left_s, 0.0))
 
     def ahead(self) -> str:

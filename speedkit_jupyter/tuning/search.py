@@ -49,7 +49,7 @@ from speedkit_jupyter.tuning.races import (
 # less.
 COMPILE_S = 20.0
 # So many races choose: one of what the machine suggests, the others of what is near its best.
-MOST_RACES = 4
+MOST_RACES = 3
 # A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
 # The engines of float32 products are measured if the budget has this many seconds. That takes two
@@ -202,7 +202,7 @@ class Search:
                     for plan in asked:
                         known.tried.pop(plan.name, None)
             known.left = [plan for plan in known.left if known.is_new(plan)]
-            if not budget.can_check():  # nothing more could be proven
+            if budget.proof_s() > budget.left_s:  # nothing more could be proven
                 break
         if names := [plan.name for plan in known.left]:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
