@@ -1,0 +1,69 @@
+"""Compiled code that still runs a function or a class which a later cell has defined anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from speedkit_jupyter.compiling.history import Finding
+from speedkit_jupyter.optimizations.compile import CompiledCall
+from speedkit_jupyter.optimizations.properties.calls import is_compiled
+from speedkit_jupyter.session import named, public
+from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.support.lookup import attributes_of
+from speedkit_jupyter.support.source_lines import Spot
+from speedkit_jupyter.support.wrappers import unwrapped
+
+KIND = "stale"
+
+
+def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield what the compiled functions and models of a notebook still run of earlier cells."""
+    if not torch_private.is_dynamo_loaded():
+        return
+    for word, value in public(names):
+        old = torch_private.compiled_from(value) if callable(value) else None
+        if old is not None and word != _name(old) and (new := _newer(names, old)) is not None:
+            remedy = f"compile it anew: `{word} = torch.compile({_name(old)})`"
+            yield _finding(word, f"the earlier `{_name(old)}`", new, remedy)
+    for word, model in named(names, "nn.Module").items():
+        if not (is_compiled(model) or unwrapped(model) is not model):
+            continue
+        kind = type(unwrapped(model))
+        if (new := _newer(names, kind)) is not None:
+            remedy = f"make `{word}` anew, and compile that"
+            yield _finding(word, f"the earlier class `{kind.__name__}`", new, remedy)
+        for other in _replaced(model):
+            remedy = f"`%speedkit apply {word}` once more"
+            yield _finding(word, f"the earlier `{other.__qualname__}`", other, remedy)
+
+
+def _finding(word: str, what: str, new: Any, remedy: str) -> Finding:
+    return Finding(KIND, _spot(new), f"the compiled `{word}` still runs {what}", remedy)
+
+
+def _newer(names: Mapping[str, Any], old: Any) -> Any:
+    """Return what a name of the notebook means by now, if it is another function or class."""
+    new = names.get(_name(old))
+    is_users = getattr(old, "__module__", "") == "__main__" == getattr(new, "__module__", None)
+    is_other = new is not old and torch_private.compiled_from(new) is not old
+    return new if is_users and is_other and type(new) is type(old) else None
+
+
+def _replaced(model: Any) -> Iterator[Any]:
+    """Yield the methods `forward` that took the place of those that a plan's code was made of."""
+    call = attributes_of(model).get("_compiled_call_impl")
+    if isinstance(call, CompiledCall):
+        now = {type(part).forward for part in model.modules()}
+        yield from (one for one in now - call.code.forwards if call.code.forwards)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", ""))
+
+
+def _spot(new: Any) -> Spot | None:
+    """Return where a function, or the first method of a class, is written."""
+    methods = (getattr(one, "__code__", None) for one in (new, *vars(new).values()))
+    code = next((code for code in methods if code is not None), None)
+    return None if code is None else Spot(code.co_filename, code.co_firstlineno)
