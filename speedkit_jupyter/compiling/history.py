@@ -12,6 +12,7 @@ from typing import Any
 
 from speedkit_jupyter.compiling.reasons import BREAKS, EXPECTED, LIMIT, RECOMPILES, explained
 from speedkit_jupyter.optimizations.compile import CompiledCode
+from speedkit_jupyter.optimizations.properties.eager_parts import LEFT_OUT
 from speedkit_jupyter.plans.context import is_measuring
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.source_lines import Spot, is_users, source, user_spot
@@ -120,7 +121,7 @@ class History:
             self._add(record)
         breaks = torch_private.graph_breaks()
         self._breaks = self._breaks if self._breaks <= len(breaks) else 0  # torch was reset
-        for one in breaks[self._breaks :]:
+        for one in (one for one in breaks[self._breaks :] if LEFT_OUT not in one.reason):
             spot = next((Spot(f.filename, f.lineno) for f in reversed(one.user_stack)
                          if is_users(f.filename) and f.lineno), self._caller)  # fmt: skip
             self._found("graph break", spot, *explained(one.reason, BREAKS))

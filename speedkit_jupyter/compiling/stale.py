@@ -7,7 +7,7 @@ from typing import Any
 
 from speedkit_jupyter.compiling.history import Finding
 from speedkit_jupyter.optimizations.compile import CompiledCall
-from speedkit_jupyter.optimizations.properties.calls import is_compiled
+from speedkit_jupyter.optimizations.properties.calls import SLOT, is_compiled
 from speedkit_jupyter.session import named, public
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.lookup import attributes_of
@@ -33,9 +33,9 @@ def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
         if (new := _newer(names, kind)) is not None:
             remedy = f"make `{word}` anew, and compile that"
             yield _finding(word, f"the earlier class `{kind.__name__}`", new, remedy)
-        for other in _replaced(model):
+        for other in _changed(model):
             remedy = f"`%speedkit apply {word}` once more"
-            yield _finding(word, f"the earlier `{other.__qualname__}`", other, remedy)
+            yield _finding(word, f"an earlier `{other.__name__}.forward`", other.forward, remedy)
 
 
 def _finding(word: str, what: str, new: Any, remedy: str) -> Finding:
@@ -50,12 +50,12 @@ def _newer(names: Mapping[str, Any], old: Any) -> Any:
     return new if is_users and is_other and type(new) is type(old) else None
 
 
-def _replaced(model: Any) -> Iterator[Any]:
-    """Yield the methods `forward` that took the place of those that a plan's code was made of."""
-    call = attributes_of(model).get("_compiled_call_impl")
-    if isinstance(call, CompiledCall):
-        now = {type(part).forward for part in model.modules()}
-        yield from (one for one in now - call.code.forwards if call.code.forwards)
+def _changed(model: Any) -> Iterator[Any]:
+    """Yield the classes of its parts whose `forward` is not what a plan's code was made of."""
+    call = attributes_of(model).get(SLOT)
+    if isinstance(call, CompiledCall) and call.code.forwards:
+        kinds = dict.fromkeys(type(part) for part in model.modules())
+        yield from (kind for kind in kinds if kind.forward not in call.code.forwards)
 
 
 def _name(function: Any) -> str:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import torch
 
 FORWARD = "forward"
+# What torch says of the graph break before such a part: this one is known.
+LEFT_OUT = "SpeedKit has left it out, since it can't be compiled"
 Forward = Callable[..., Any]
 
 
@@ -125,7 +127,8 @@ class EagerParts:
         self._in_force.close()
         out = {*self._named, *self._tried}
         for forward in out - self._plain.keys():
-            self._plain[forward] = torch.compiler.disable(forward, recursive=False)
+            disabled = torch.compiler.disable(forward, recursive=False, reason=LEFT_OUT)
+            self._plain[forward] = disabled
         parts = (part for part in self._parts() if type(part).forward in out)
         plain = [(part, self._plain[type(part).forward]) for part in parts]
         self._in_force.enter_context(FORWARDS.overriding(plain))
