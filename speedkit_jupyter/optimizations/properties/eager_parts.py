@@ -52,7 +52,8 @@ class EagerParts:
     """The parts of some models that one plan leaves uncompiled: those of some classes' `forward`.
 
     An error that names a line of one names the class. Else half of the classes is left out, then
-    the other half, until as few as possible are: one more attempt at each call.
+    the other half, until as few as possible are: one more attempt at each call. Where both halves
+    of all have one that fails, nothing is compiled.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
