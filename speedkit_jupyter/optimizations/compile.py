@@ -264,9 +264,9 @@ class CompiledCode:
         if _graphs() == graphs:
             self._notes["compile"] = f"{self._name} found nothing to compile in this model"
         self._checked = not self.parts.narrow()
-        if self.parts.names:
+        if self._checked and self.parts.names:
             self._notes["compile"] = self._partly
-        if not self._checked:
+        elif not self._checked:
             self._compiled = _compile(self._options, self._modules)
 
     def _run_plainly(self, error: Exception, module: Any, args: Any, kwargs: Any) -> Any:

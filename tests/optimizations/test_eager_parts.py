@@ -115,14 +115,13 @@ def test_an_error_of_the_backward_pass_without_a_line_is_found_by_halving(monkey
     plain = model(torch.ones(2, 4))
     with apply_speedups(model, SpeedConfig(compile=True))[1] as context:
         with pytest.warns(UserWarning, match="no code for erfinv"):
-            for _ in range(6):
-                result = model(torch.ones(2, 4))
-                result.sum().backward()
+            model(torch.ones(2, 4)).sum().backward()
+        for _ in range(5):
+            result = model(torch.ones(2, 4))
+            result.sum().backward()
         torch.testing.assert_close(result, plain)
         assert not model._compiled_call_impl.code.failed
-        assert context.plan["compile"].reason.startswith(
-            "as asked; `Odd.forward` can't be compiled"
-        )
+        assert "; `Odd.forward` can't be compiled" in context.plan["compile"].reason
         assert left_out(model) == {"Odd"}
     assert left_out(model) == set()
     torch._dynamo.reset()
