@@ -193,7 +193,7 @@ def _subject(frame: FrameType | None) -> str:
 
 
 def _words(spot: Spot | None) -> str:
-    return source(*spot) if spot else ""
+    return f"`{source(*spot)}`" if spot else ""
 
 
 def grouped(findings: Sequence[Finding]) -> Iterator[tuple[Finding, int]]:

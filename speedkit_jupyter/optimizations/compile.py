@@ -83,7 +83,7 @@ class Compile(Optimization):
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
         obstacle = _obstacle(hardware, facts, options)
-        details = options.model_dump(exclude={"enabled"})
+        details = options.model_dump(exclude={"enabled", *["required"] * (not options.required)})
         gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
         is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
         if options.enabled == "auto" and is_usual and not obstacle:
