@@ -102,11 +102,12 @@ class Compile(Optimization):
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         if not config:
             return {}
-        hooks = flags.attribute(config, HOOKS.partition(".")[2], False)
-        return {HOOKS: hooks, BACKWARD: flags.attribute(*torch_private.eager_backward(), True)}
+        hooks = {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)}
+        backward = torch_private.eager_backward()
+        return hooks | ({BACKWARD: flags.attribute(*backward, True)} if backward else {})
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {HOOKS: False, BACKWARD: True}
+        return {HOOKS: False} | ({BACKWARD: True} if torch_private.eager_backward() else {})
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:

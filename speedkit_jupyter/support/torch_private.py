@@ -182,9 +182,12 @@ def compiled_from(function: Any) -> Any:
     return getattr(function, "_torchdynamo_orig_callable", None)
 
 
-def eager_backward() -> tuple[Any, str]:
-    """Return the config and the setting that compile a backward pass together with the forward."""
-    return import_module(f"{COMPILERS[2]}.config"), "force_non_lazy_backward_lowering"
+def eager_backward() -> tuple[Any, str] | None:
+    """Return the config and the name of the setting by which a backward pass is compiled with the
+    forward pass; None in a torch without it.
+    """
+    config, name = import_module(f"{COMPILERS[2]}.config"), "force_non_lazy_backward_lowering"
+    return (config, name) if hasattr(config, name) else None
 
 
 def is_dynamo_loaded() -> bool:
