@@ -62,6 +62,7 @@ class History:
         self._last: Any = None  # of torch's records, the newest that was read
         self._breaks = 0
         self._caller: Spot | None = None
+        self._model = ""
         self._is_measured = False
         self._begun_s: float | None = None
         self._spent_s = 0.0
@@ -103,8 +104,8 @@ class History:
     def _start(self, _: Any) -> None:
         self.collect()  # what is recorded from here on belongs to this compilation
         self._is_measured, self._caller = is_measuring(), user_spot(2)
-        if not self.subject:
-            self.subject = _subject(sys._getframe(1)) or _words(self._caller)
+        self._model = _model(sys._getframe(1))
+        self.subject = self.subject or self._model or _words(self._caller)
         self._begun_s = time.monotonic()
 
     def _stop(self, _: Any) -> None:
@@ -155,7 +156,7 @@ class History:
         if resumed := RESUMED.match(name):
             return f"{resumed[1]}, behind line {resumed[2]}"
         is_plan = name and not is_users(file)
-        return self.subject if is_plan else name
+        return self._model if is_plan and self._model else name
 
     def _found(self, kind: str, spot: Spot | None, what: str, remedy: str) -> None:
         finding = Finding(kind, spot, what, remedy)
@@ -181,7 +182,7 @@ def _place(record: Any, reason: str) -> Spot | None:
     return next((spot for spot in every if spot.file and is_users(spot.file)), None)
 
 
-def _subject(frame: FrameType | None) -> str:
+def _model(frame: FrameType | None) -> str:
     """Return the model whose plan compiles it, by its class and size; empty for another's call."""
     while frame is not None:
         if frame.f_code is CompiledCode.run.__code__:

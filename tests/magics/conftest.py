@@ -65,7 +65,8 @@ def plain_shell(_shell: Any) -> Iterator[Shell]:
     found = set(_shell.user_ns)
     yield Shell(_shell)
     for name in set(_shell.user_ns) - found:
-        del _shell.user_ns[name]
+        if name[:2] != "__":  # torch's own, which go with what it has compiled
+            del _shell.user_ns[name]
 
 
 @pytest.fixture
