@@ -65,8 +65,7 @@ def plain_shell(_shell: Any) -> Iterator[Shell]:
     found = set(_shell.user_ns)
     yield Shell(_shell)
     for name in set(_shell.user_ns) - found:
-        if name[:2] != "__":  # torch's own, which go with what it has compiled
-            del _shell.user_ns[name]
+        del _shell.user_ns[name]
 
 
 @pytest.fixture
