@@ -27,7 +27,7 @@ def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
             remedy = f"compile it anew: `{word} = torch.compile({_name(old)})`"
             yield _finding(word, f"the earlier `{_name(old)}`", new, remedy)
     for word, model in named(names, "nn.Module").items():
-        if not (is_compiled(model) or unwrapped(model) is not model):
+        if unwrapped(model) is model and not any(map(is_compiled, model.modules())):
             continue
         kind = type(unwrapped(model))
         if (new := _newer(names, kind)) is not None:
@@ -51,11 +51,11 @@ def _newer(names: Mapping[str, Any], old: Any) -> Any:
 
 
 def _changed(model: Any) -> Iterator[Any]:
-    """Yield the classes of its parts whose `forward` is not what a plan's code was made of."""
-    call = attributes_of(model).get(SLOT)
-    if isinstance(call, CompiledCall) and call.code.forwards:
-        kinds = dict.fromkeys(type(part) for part in model.modules())
-        yield from (kind for kind in kinds if kind.forward not in call.code.forwards)
+    """Yield the classes of parts whose `forward` is not what a plan's code was made of."""
+    every = ((part, attributes_of(part).get(SLOT)) for part in model.modules())
+    ours = [(part, call.code.forwards) for part, call in every if isinstance(call, CompiledCall)]
+    kinds = ((type(one), made) for part, made in ours if made for one in part.modules())
+    yield from dict.fromkeys(kind for kind, made in kinds if kind.forward not in made)
 
 
 def _name(function: Any) -> str:

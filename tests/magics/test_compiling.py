@@ -130,6 +130,14 @@ def test_a_class_or_a_method_that_is_defined_anew_is_noticed(cells):
     assert "the earlier class `Net`" in shown
 
 
+def test_a_method_of_a_compiled_block_that_is_defined_anew_is_noticed(cells):
+    cells.run("model = nn.Sequential(nn.ModuleList([Net(), Net()]))")
+    cells.run(PLAN + " --compile-scope blocks")
+    cells.run("model[0][0](torch.ones(2, 4))")
+    shown = cells.run("def later(self, x):\n    return self.layer(x)\nNet.forward = later")
+    assert "the compiled `model` still runs an earlier `Net.forward`" in shown
+
+
 PART = """@torch.library.custom_op("speedkit_tests::no_shape", mutates_args=())
 def no_shape(x: torch.Tensor) -> torch.Tensor:
     return x + 1
