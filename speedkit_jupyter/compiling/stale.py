@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from speedkit_jupyter.compiling.history import Finding
@@ -22,7 +23,7 @@ def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
     if not torch_private.is_dynamo_loaded():
         return
     for word, value in public(names):
-        old = torch_private.compiled_from(value) if callable(value) else None
+        old = torch_private.compiled_from(value) if type(value) is FunctionType else None
         if old is not None and word != _name(old) and (new := _newer(names, old)) is not None:
             remedy = f"compile it anew: `{word} = torch.compile({_name(old)})`"
             yield _finding(word, f"the earlier `{_name(old)}`", new, remedy)

@@ -242,7 +242,7 @@ class CompiledCode:
             graphs = None if self._checked else _graphs()
             result = self._compiled(module, args, kwargs)
             if not self._checked:
-                self._check(module, graphs)
+                self._check(graphs)
             return result
         except KeyboardInterrupt:
             torch_private.forget_builds()
@@ -259,9 +259,9 @@ class CompiledCode:
                 raise
             return self._run_plainly(error, module, args, kwargs)
 
-    def _check(self, module: torch.nn.Module, graphs: int | None) -> None:
+    def _check(self, graphs: int | None) -> None:
         """Note what was compiled, and try whether more of it can be."""
-        self.forwards |= {type(part).forward for part in module.modules()}
+        self.forwards = {type(part).forward for part in self.parts.every()}
         if _graphs() == graphs:
             self._notes["compile"] = f"{self._name} found nothing to compile in this model"
         self._checked = not self.parts.narrow()

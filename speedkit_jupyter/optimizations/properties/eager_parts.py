@@ -114,10 +114,11 @@ class EagerParts:
         return bool(self._waiting) and self.try_next()
 
     def _left(self) -> list[Forward]:
-        every = dict.fromkeys(type(part).forward for part in self._parts())
+        every = dict.fromkeys(type(part).forward for part in self.every())
         return [forward for forward in every if forward not in self._named]
 
-    def _parts(self) -> Iterator[torch.nn.Module]:
+    def every(self) -> Iterator[torch.nn.Module]:
+        """Yield the models and all of their parts."""
         for model in self._models:
             yield from model.modules()
 
@@ -130,7 +131,7 @@ class EagerParts:
         for forward in out - self._plain.keys():
             disabled = torch.compiler.disable(forward, recursive=False, reason=LEFT_OUT)
             self._plain[forward] = disabled
-        parts = (part for part in self._parts() if type(part).forward in out)
+        parts = (part for part in self.every() if type(part).forward in out)
         plain = [(part, self._plain[type(part).forward]) for part in parts]
         self._in_force.enter_context(FORWARDS.overriding(plain))
 
