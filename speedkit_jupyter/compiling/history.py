@@ -39,12 +39,16 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to know: a `graph break`, a `recompile`, or a `fall-back` at torch's limit."""
+    """Something to know: a `graph break`, a `recompile`, or a `fall-back` at torch's limit.
+
+    It is about the line at `spot`, which the line at `caller` led to.
+    """
 
     kind: str
     spot: Spot | None
     what: str
     remedy: str
+    caller: Spot | None = None
 
 
 class History:
@@ -134,7 +138,8 @@ class History:
         reason, failure = (
             str(_of(record, name, "")) for name in ("recompile_reason", "fail_reason")
         )
-        spot = _place(record, reason) or self._caller
+        begins = _place(record, "") or self._caller
+        spot = _place(record, reason) or begins
         self.recompiled |= bool(reason)
         if reason and not failure and not EXPECTED.search(reason):
             self._found("recompile", spot, *explained(reason, RECOMPILES))
@@ -149,7 +154,7 @@ class History:
         hits = max(int(_of(record, name, 0)) for name in names)
         graph = bool(_of(record, "graph_op_count", 0)) or not _of(record, "co_name", "")
         function = self._function(record)
-        self.compiled.append(Compiled(function, spot, took, hits, graph, bool(reason)))
+        self.compiled.append(Compiled(function, begins, took, hits, graph, bool(reason)))
 
     def _function(self, record: Any) -> str:
         name, file = _of(record, "co_name", ""), _of(record, "co_filename", "")
@@ -159,7 +164,7 @@ class History:
         return self._model if is_plan and self._model else name
 
     def _found(self, kind: str, spot: Spot | None, what: str, remedy: str) -> None:
-        finding = Finding(kind, spot, what, remedy)
+        finding = Finding(kind, spot, what, remedy, self._caller)
         known = [one for one in self.findings if (one.kind, one.spot) == (kind, spot)]
         if kind == "graph break" and known:  # the first reason of a line is the one that counts
             return
@@ -198,8 +203,11 @@ def _words(spot: Spot | None) -> str:
 
 
 def grouped(findings: Sequence[Finding]) -> Iterator[tuple[Finding, int]]:
-    """Yield the first finding of each kind about a line with the same remedy, and their number."""
+    """Yield the first finding of each kind about a line with the same remedy, and their number: of
+    recompilations, which go on from frame to frame, about the line that led to them.
+    """
     groups: dict[Any, list[Finding]] = {}
     for one in findings:
-        groups.setdefault((one.kind, one.spot, one.remedy), []).append(one)
+        line = one.caller if one.kind == "recompile" and one.caller else one.spot
+        groups.setdefault((one.kind, line, one.remedy), []).append(one)
     yield from ((same[0], len(same)) for same in groups.values())

@@ -86,5 +86,7 @@ def _named(guarded: str) -> str:
     """Return `x` for L['x'], and `the input` for the first argument of a compiled model."""
     if match := INPUT.match(guarded.strip()):
         return f"`{match[2]}`" if match[2] else f"input {int(match[1]) + 1}"
+    if guarded.startswith("___stack"):
+        return "that this line computes"
     plain = VARIABLE.sub(r"\1", guarded.strip())
     return plain if re.fullmatch(r"[\d.]+|[A-Z]\w*", plain) else f"`{plain}`"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # What takes less is not worth a line, nor an estimate for the next time.
 LEAST_S = 1.0
 COMPILES = re.compile(r"\btorch\.compile\b|(?<!\bre)\.compile\(")
-EVERY_S = 0.3
+EVERY_S = 0.5
 
 
 @cache

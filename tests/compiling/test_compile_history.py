@@ -70,6 +70,12 @@ def test_findings_about_one_line_with_one_remedy_are_one_row():
     assert [*grouped([*sizes, other])] == [(sizes[0], 3), (other, 1)]
 
 
+def test_recompilations_of_one_call_are_one_row():
+    call = Spot("a.py", 9)
+    frames = [Finding("recompile", Spot("a.py", n), "size 1", "pad", call) for n in (1, 2)]
+    assert [*grouped(frames)] == [(frames[0], 2)]
+
+
 def test_progress_is_known_where_the_last_time_is():
     assert compiling_progress(3.0, 12.0).done == 0.25
     assert "3 s so far; the last time it took 12 s" in compiling_progress(3.0, 12.0).text
