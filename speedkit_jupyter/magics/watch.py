@@ -47,7 +47,7 @@ class Watch:
     def end(self) -> None:
         """Watch no further cell."""
         if self._line is not None:
-            self._line.end()
+            self._line.end(False)
         for name, call in self._events.items():
             with suppress(ValueError):
                 self._shell.events.unregister(name, call)
@@ -66,7 +66,7 @@ class Watch:
     def _after(self, result: Any = None) -> None:
         line, self._line = self._line, None
         if line is not None:
-            line.end()
+            line.end(bool(getattr(result, "success", False)))
         if torch_private.is_dynamo_loaded():
             self._tell()
 
@@ -97,15 +97,19 @@ class LiveLine:
         self._thread = threading.Thread(target=self._context.run, args=(self._draw,), daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Leave what was compiled in the line's place, and remember how long it took."""
+    def end(self, is_done: bool) -> None:
+        """Leave what was compiled in the line's place, and remember how long it took; neither if
+        the cell was cut short.
+        """
         from speedkit_jupyter.report.compile_report import compiled_line
 
         self._ended.set()
         self._thread.join()
         if self._line is not None:
-            self._line.end(compiled_line(self._history.subject, self._history.seconds))
-            self._remember()
+            subject, took_s = self._history.subject, self._history.seconds
+            self._line.end(compiled_line(subject, took_s) if is_done else None)
+            if is_done:
+                self._remember()
 
     def _draw(self) -> None:
         while not self._ended.wait(EVERY_S):

@@ -81,7 +81,9 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
     assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "": it had ended
     again = ready("out = model(x); print(ctx.notes, not model._compiled_call_impl.code.failed)")
     ready("cache.__exit__(None, None, None)")
-    assert again["text"] == "{} True\n", again
+    assert "{} True\n" in again["text"], again
+    if interrupted["ename"]:  # how long it would have taken is not known
+        assert "the last time" not in again["text"]
 
 
 SLOW = """
