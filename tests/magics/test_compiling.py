@@ -163,6 +163,7 @@ def test_a_part_that_cannot_be_compiled_is_left_out_with_its_line_and_remedy(cel
     assert "False" in cells.run("print('forward' in model[1].__dict__)")
 
 
+@pytest.mark.slow
 def test_without_a_working_compiler_training_goes_on_and_says_so_once(cells, monkeypatch):
     from torch._inductor import config
 
