@@ -109,11 +109,6 @@ class Compile(Optimization):
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {HOOKS: False} | ({BACKWARD: True} if torch_private.eager_backward() else {})
 
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
-            yield
-
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         torch_private.dynamo_config()  # which has the switch
         return super().switched(decision, target)
@@ -126,6 +121,11 @@ class Compile(Optimization):
         code = memo.compiled_call or CompiledCode(options, modules, target.notes, required)
         memo.compiled_call = code
         return [CompiledCall(module, code) for module in modules]
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
+            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         options = options_of(decision.details)
