@@ -28,7 +28,8 @@ def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
             remedy = f"compile it anew: `{word} = torch.compile({_name(old)})`"
             yield _finding(word, f"the earlier `{_name(old)}`", new, remedy)
     for word, model in named(names, "nn.Module").items():
-        if unwrapped(model) is model and not any(map(is_compiled, model.modules())):
+        is_wrapped = torch_private.compiled_from(model) is not None
+        if not (is_wrapped or any(map(is_compiled, model.modules()))):
             continue
         kind = type(unwrapped(model))
         if (new := _newer(names, kind)) is not None:

@@ -130,6 +130,14 @@ def test_a_class_or_a_method_that_is_defined_anew_is_noticed(cells):
     assert "the earlier class `Net`" in shown
 
 
+def test_of_models_only_those_that_are_compiled_are_told_to_be_stale(cells):
+    cells.run('fast, plain = torch.compile(Net(), backend="eager"), nn.DataParallel(Net())')
+    cells.run("fast(torch.ones(2, 4))")
+    shown = cells.run("class Net(nn.Module):\n    pass")
+    assert "the compiled `fast` still runs the earlier class `Net`" in shown
+    assert "`plain`" not in shown
+
+
 def test_a_method_of_a_compiled_block_that_is_defined_anew_is_noticed(cells):
     cells.run("model = nn.Sequential(nn.ModuleList([Net(), Net()]))")
     cells.run(PLAN + " --compile-scope blocks")
