@@ -21,7 +21,7 @@ LAYERS = (
     ("plans",),
     ("measure",),
     ("session",),
-    ("tuning", "profiling", "loading", "batching", "freeing"),
+    ("tuning", "profiling", "compiling", "loading", "batching", "freeing"),
     ("advice",),
     ("codegen", "report"),
     ("magics", "widgets"),

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.profiling.lines import Spot
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Part
+from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import ratio
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import cached_property
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
-from speedkit_jupyter.profiling.lines import Spot, is_users
+from speedkit_jupyter.support.source_lines import Spot, is_users
 
 N = TypeVar("N", bound=ast.AST)
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import Any, ClassVar
 
 from IPython import get_ipython
 from IPython.display import display
@@ -37,7 +37,7 @@ def measured(
     Ctrl-C does the same with what is known so far, and stops the notebook.
     """
     check_result_name(variable, names)
-    line, shown, was_stopped = _ProgressLine(title), None, False
+    line, shown, was_stopped = ProgressLine(title), None, False
     streams = sys.stdout, sys.stderr
     try:
         try:
@@ -62,12 +62,15 @@ def measured(
     return result
 
 
-class _ProgressLine:
+class ProgressLine:
     """Shows progress, and the result in its place: by display updates, which every front end has,
     or on one line of stderr in a terminal.
     """
 
+    is_open: ClassVar[bool] = False  # one at a time is shown
+
     def __init__(self, title: str) -> None:
+        ProgressLine.is_open = True
         self._title, self._last = title, 0.0
         self._handle: Any = None
         self._on_terminal = False
@@ -90,6 +93,7 @@ class _ProgressLine:
 
     def end(self, result: Document | None) -> None:
         """Show the result, or nothing, where the progress was; in a terminal below."""
+        ProgressLine.is_open = False
         self._rewrite("")
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core import completer, magic
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.magics.watch import Watch
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
 
@@ -31,6 +32,7 @@ def register(shell: Any, open_panel: Any = None) -> None:
     magics.open_panel = open_panel
     shell.register_magics(magics)
     add_completion(shell)
+    magics.watch = Watch(shell)
 
 
 def unregister(shell: Any) -> None:
@@ -45,7 +47,9 @@ def unregister(shell: Any) -> None:
         session.end()
     shell.magics_manager.magics["line"].pop("speedkit", None)
     shell.magics_manager.magics["cell"].pop("speedbench", None)
-    shell.magics_manager.registry.pop("SpeedKitMagics", None)
+    magics = shell.magics_manager.registry.pop("SpeedKitMagics", None)
+    if magics is not None:
+        magics.watch.end()
     remove_completion(shell)
 
 
@@ -54,6 +58,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     """`%speedkit` and `%%speedbench`."""
 
     session: Any = None
+    watch: Any = None
     # What shows a panel; given by the package, since magics and widgets know nothing of each other.
     open_panel: Any = None
 

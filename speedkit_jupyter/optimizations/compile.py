@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,12 +21,18 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled, users_own
+from speedkit_jupyter.optimizations.properties.eager_parts import EagerParts
 from speedkit_jupyter.support import messages, torch_private
+from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.support.source_lines import Spot, place
+from speedkit_jupyter.support.weak import Alive
 
 if TYPE_CHECKING:
     import torch
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
+# An error of the backward pass comes up in the forward pass, where the plain model can take over.
+BACKWARD = "functorch.force_non_lazy_backward_lowering"
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS = 8
 HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
@@ -40,7 +46,9 @@ NO_BLOCKS = (
 
 
 class Compile(Optimization):
-    """Compiles at the first forward pass; if that fails the model runs on as before."""
+    """Compiles at the first forward pass. A part that can't be compiled runs as before, and the
+    whole model does where nothing can; `required` makes that an error.
+    """
 
     name = "compile"
     effect = Effect.ROUNDING
@@ -67,6 +75,7 @@ class Compile(Optimization):
         fullgraph: Flag = False
         dynamic: Switch = "auto"
         backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] = "inductor"
+        required: Flag = False
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
@@ -74,7 +83,7 @@ class Compile(Optimization):
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
         obstacle = _obstacle(hardware, facts, options)
-        details = options.model_dump(exclude={"enabled"})
+        details = options.model_dump(exclude={"enabled", *["required"] * (not options.required)})
         gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
         is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
         if options.enabled == "auto" and is_usual and not obstacle:
@@ -91,10 +100,14 @@ class Compile(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         # Without it hooks that are registered after compiling never fire.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
-        return {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)} if config else {}
+        if not config:
+            return {}
+        hooks = {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)}
+        backward = torch_private.eager_backward()
+        return hooks | ({BACKWARD: flags.attribute(*backward, True)} if backward else {})
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {HOOKS: False}
+        return {HOOKS: False} | ({BACKWARD: True} if torch_private.eager_backward() else {})
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         torch_private.dynamo_config()  # which has the switch
@@ -104,9 +117,15 @@ class Compile(Optimization):
         """Return compiled calls for the modules; the code is kept for the context's life."""
         modules, memo = _modules(decision.details, target.model), target.memo
         options = options_of(decision.details)
-        code = memo.compiled_call or CompiledCode(options, len(modules), target.notes)
+        required = bool(decision.details.get("required"))
+        code = memo.compiled_call or CompiledCode(options, modules, target.notes, required)
         memo.compiled_call = code
         return [CompiledCall(module, code) for module in modules]
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
+            yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         options = options_of(decision.details)
@@ -196,13 +215,24 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
 
 
 class CompiledCode:
-    """Compiled forward passes of one plan, plain ones once that failed. It holds no module."""
+    """Compiled forward passes of one plan, plain ones once that failed. It holds no module.
 
-    def __init__(self, options: Mapping[str, Any], modules: int, notes: dict[str, str]) -> None:
-        self._compiled, self.failed = _compile(options, modules), False
-        self._notes, backend = notes, options.get("backend")
+    `forwards` are the functions that were compiled, with those of all parts.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        modules: Sequence[torch.nn.Module],
+        notes: dict[str, str],
+        required: bool = False,
+    ) -> None:
+        self._options, self._modules, self.failed = options, len(modules), False
+        self._compiled = _compile(options, len(modules))
+        self.parts, self.forwards = EagerParts(Alive(modules)), set[Any]()
+        self._notes, self._required, backend = notes, required, options.get("backend")
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
-        self._checked = False
+        self._checked, self._at, self._why = False, "", ""
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
@@ -211,9 +241,8 @@ class CompiledCode:
         try:
             graphs = None if self._checked else _graphs()
             result = self._compiled(module, args, kwargs)
-            if not self._checked and _graphs() == graphs:
-                self._notes["compile"] = f"{self._name} found nothing to compile in this model"
-            self._checked = True
+            if not self._checked:
+                self._check(graphs)
             return result
         except KeyboardInterrupt:
             torch_private.forget_builds()
@@ -226,18 +255,44 @@ class CompiledCode:
                 raise KeyboardInterrupt from error
             if removed_half_written_build(error):
                 return self.run(module, args, kwargs)
+            if self._required:
+                raise
             return self._run_plainly(error, module, args, kwargs)
+
+    def _check(self, graphs: int | None) -> None:
+        """Note what was compiled, and try whether more of it can be."""
+        self.forwards = {type(part).forward for part in self.parts.every()}
+        if _graphs() == graphs:
+            self._notes["compile"] = f"{self._name} found nothing to compile in this model"
+        self._checked = not self.parts.narrow()
+        if self._checked and self.parts.names:
+            self._notes["compile"] = self._partly
+        elif not self._checked:
+            self._compiled = _compile(self._options, self._modules)
 
     def _run_plainly(self, error: Exception, module: Any, args: Any, kwargs: Any) -> Any:
         # Where the plain model fails too, the mistake is the user's: the plain error goes up.
         result = module._call_impl(*args, **kwargs)
-        self.failed = True
-        lines = [line for line in str(error).strip().splitlines() if not line.endswith("raised:")]
-        why = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        note = f"{self._name} failed, so the model runs as before: {why}"
+        line, self._why = None, in_a_line(torch_private.cause(error))
+        if not (self._options.get("fullgraph") or torch_private.lacks_compiler(error)):
+            line = self.parts.blame(Spot(*one) for one in torch_private.users_lines(error))
+            self.failed = line is None and not self.parts.try_next()
+        else:
+            self.failed = True
+        self._compiled, self._checked = _compile(self._options, self._modules), False
+        self._at = f" ({place(line)})" if line else self._at
+        whole = f"{self._name} failed, so the model runs as before: {self._why}"
+        note = self._partly if line else whole
+        is_new = "compile" not in self._notes or line is not None
         self._notes["compile"] = note
-        messages.warn(f"{note} (%speedkit report)")
+        if is_new:
+            messages.warn(f"{note} (%speedkit report)")
         return result
+
+    @property
+    def _partly(self) -> str:
+        left = f"{self.parts.names}{self._at} can't be compiled and runs as before"
+        return f"{left}; the rest is compiled: {self._why}"
 
 
 class CompiledCall(Call):

@@ -12,8 +12,9 @@ from speedkit_jupyter.plans.context import SpeedContext, contexts_on
 from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.context import hide as hide
 from speedkit_jupyter.plans.context import show as show
+from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import arguments, interrupts, lookup
-from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
@@ -56,12 +57,20 @@ def apply_speedups(
     try:
         with interrupts.uninterrupted(), hidden(model):
             context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
+            _refuse_missing(context.own_plan)
             context.put_in_force()
     except BaseException:  # also an interrupt that was held back until all was applied
         if context is not None:
             context.withdraw()
         raise
     return model, context
+
+
+def _refuse_missing(plan: Plan) -> None:
+    """Raise SpeedKitError for what is required and can't be done here."""
+    decision = plan["compile"]
+    if decision.declined and getattr(plan.config, "compile").required:  # noqa: B009
+        raise SpeedKitError(f"compile is required: {decision.why}")
 
 
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:

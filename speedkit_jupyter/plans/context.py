@@ -115,8 +115,9 @@ class SpeedContext:
 
     @property
     def plan(self) -> Plan:
-        """The plan; inside a measured step the variant's, as for `autocast()`."""
-        return self._acting.own_plan if self.target.search else self.own_plan
+        """The plan, with what came of it; inside a measured step the variant's, as `autocast()`."""
+        acting = self._acting if self.target.search else self
+        return acting.own_plan.noted(acting.notes)
 
     @property
     def active(self) -> bool:
@@ -287,6 +288,11 @@ class SpeedContext:
 # id, since a model may compare as it likes: the plans on it, and the one that is being measured.
 _ON: dict[int, list[SpeedContext]] = {}
 _MEASURED: dict[int, SpeedContext] = {}
+
+
+def is_measuring() -> bool:
+    """Return whether a plan is in force for a measurement at present."""
+    return bool(_MEASURED)
 
 
 def observed(target: Target) -> dict[str, Any]:

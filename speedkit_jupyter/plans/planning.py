@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,14 @@ class Plan:
             | ({"details": dict(d.details)} if d.details else {})
             for d in self.decisions
         }
+
+    def noted(self, notes: Mapping[str, str]) -> Plan:
+        """Return the plan with what was found out since, in place of what it expected."""
+        hints = {d.name: notes[d.name] for d in self.decisions if d.active and d.name in notes}
+        if not hints:
+            return self
+        made = (replace(d, hint=hints.get(d.name, d.hint)) for d in self.decisions)
+        return replace(self, decisions=tuple(made))
 
     @property
     def worth_measuring(self) -> dict[str, Any]:

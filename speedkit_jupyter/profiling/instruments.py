@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.undo.handlers.iterators import Replay
-from speedkit_jupyter.profiling.lines import Spot, is_users, user_spot
 from speedkit_jupyter.profiling.split import Line, Part, Recorder
 from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""The user's own lines: which one something is called from, and which ones the time goes to.
+"""Which of the user's own lines the time goes to.
 
 A timer interrupts the measured thread. A signal's handler runs in the thread that it interrupts,
 between two steps of Python's interpreter, so that it reads frames of its own thread only. (Frames
@@ -8,70 +8,21 @@ the second one: a long operation that calls nothing counts for the next line tha
 
 from __future__ import annotations
 
-import linecache
 import signal
-import sys
-import sysconfig
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
-from types import FrameType
-from typing import NamedTuple
 
 from speedkit_jupyter.profiling.split import LineSample, Part, Recorder
-from speedkit_jupyter.support.tracebacks import is_user_code_boundary
+from speedkit_jupyter.support.source_lines import Spot, user_spot
 
-OURS = str(Path(__file__).parents[1])
 # Seconds between two samples. One takes some 10 µs.
 EVERY_S = 0.001
 # A sample counts for at most so many times its own time: a part may be seen only once.
 MOST = 4.0
-
-
-class Spot(NamedTuple):
-    """A line of the user's code."""
-
-    file: str
-    number: int
-
-
-def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of the user's own code (no library's, not Python's, not ours), None
-    where there is none. Lines that called us are not looked at.
-    """
-    frame: FrameType | None = sys._getframe(depth)
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
-    if frame is None:
-        return None
-    # Code that the compiler adds (the end of a `with`) has no line.
-    return Spot(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno)
-
-
-@cache
-def is_users(file: str) -> bool:
-    """Return whether a file is the user's own."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    libraries = tuple({path for name in names if (path := sysconfig.get_path(name))})
-    # A dataclass's methods are code of a `<string>`.
-    return not file.startswith((OURS, "<frozen ", "<string>", *libraries))
-
-
-def source(file: str, number: int) -> str:
-    """Return the line as it is written; empty in an unknown file."""
-    return linecache.getline(file, number).strip()
-
-
-def cells() -> dict[str, str]:
-    """Return the notebook's names of the files that its cells are to Python."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return {file: f"cell {number}" for file, number in numbers.items()}
 
 
 @dataclass

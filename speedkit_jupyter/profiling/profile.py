@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.costs import Costs
-from speedkit_jupyter.profiling.lines import LineTimes, Spot, source
+from speedkit_jupyter.profiling.lines import LineTimes
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split, shares
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.source_lines import Spot, source
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 # Where telling makes a call this many times as long, other calls tell of whole parts alone.

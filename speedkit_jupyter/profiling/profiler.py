@@ -22,12 +22,13 @@ from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.profiling import instruments
 from speedkit_jupyter.profiling.costs import costs_of
-from speedkit_jupyter.profiling.lines import LineTimes, cells, sampled
+from speedkit_jupyter.profiling.lines import LineTimes, sampled
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, LineSample, Recorder, Split
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.source_lines import cells
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 if TYPE_CHECKING:

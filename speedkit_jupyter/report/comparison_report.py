@@ -329,6 +329,9 @@ def _legend(comparison: Comparison) -> Iterator[str]:
     if comparison.skipped_rounds:
         rounds = count(comparison.skipped_rounds, "round")
         yield Urgent(f"{rounds} left out: the GradScaler skipped the optimizer's step in them.")
+    if comparison.compiled_rounds:
+        rounds = count(comparison.compiled_rounds, "round")
+        yield Urgent(f"{rounds} left out: something was compiled in them.")
     said = [line[:1].upper() + line[1:] for line in (comparison.busy, comparison.repeats)]
     yield from (Urgent(f"{line}.") for line in (*said, *comparison.unrestorable) if line)
     if comparison.has_too_few_rounds:

@@ -7,11 +7,11 @@ from typing import Any
 
 from speedkit_jupyter.advice.advice import Advice
 from speedkit_jupyter.profiling.costs import Cost
-from speedkit_jupyter.profiling.lines import source
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import PARTS, Part
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Section, Table
+from speedkit_jupyter.support.source_lines import source
 from speedkit_jupyter.support.units import count, operations, seconds, share, size
 
 ABOUT: dict[Part, str] = {

@@ -27,8 +27,8 @@ PATIENCE_S = 10.0
 # engine found can't be trusted or compared.
 ENGINE = 3
 # A key that each kind of entry has.
-KEYS = {"result": "variants", "plan": "values", "rates": "blas"}
-# `kind` is result, plan or rates; `name` that of a result, a plan's setting or a machine.
+KEYS = {"result": "variants", "plan": "values", "rates": "blas", "compiling": "seconds"}
+# `kind` is one of these; `name` that of a result, a plan's setting, a machine, what is compiled.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
     id INTEGER PRIMARY KEY,
@@ -111,6 +111,16 @@ def keep_rates(machine: str, rates: Mapping[str, Any]) -> None:
 def rates(machine: str) -> Mapping[str, Any] | None:
     """Return what was measured of this machine; None without. Raises SpeedKitError."""
     return next((row.value for row in _rows("rates", machine)), None)
+
+
+def keep_compile_seconds(name: str, seconds: float) -> None:
+    """Keep how long something took to compile, the last time. Raises SpeedKitError."""
+    _keep("compiling", name, {"seconds": seconds}, replaces=True)
+
+
+def compile_seconds(name: str) -> float | None:
+    """Return how long it took to compile the last time; None if unknown. Raises SpeedKitError."""
+    return next((float(row.value["seconds"]) for row in _rows("compiling", name)), None)
 
 
 def _keep(

@@ -171,21 +171,64 @@ def compilations() -> Sequence[Any]:
     return () if utils is None else utils.get_compilation_metrics()
 
 
+def graph_breaks() -> Sequence[Any]:
+    """Return the `reason` and the `user_stack` of each graph break; none without Dynamo."""
+    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
+    return () if utils is None else utils.graph_break_reasons  # type: ignore[no-any-return]
+
+
+def compiled_from(function: Any) -> Any:
+    """Return the function that `torch.compile` was given; None for what it did not make."""
+    return getattr(function, "_torchdynamo_orig_callable", None)
+
+
+def eager_backward() -> tuple[Any, str] | None:
+    """Return the config and the name of the setting by which a backward pass is compiled with the
+    forward pass; None in a torch without it.
+    """
+    config, name = import_module(f"{COMPILERS[2]}.config"), "force_non_lazy_backward_lowering"
+    return (config, name) if hasattr(config, name) else None
+
+
+def is_dynamo_loaded() -> bool:
+    return f"{COMPILERS[0]}.callback" in sys.modules
+
+
 def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Call these around each compilation; returns what ends that."""
+    """Call these around each compilation; returns what ends that. torch's own reset ends it too."""
     handler = _found(f"{COMPILERS[0]}.callback", "callback_handler")
     handler.register_start_callback(start)
     handler.register_end_callback(end)
 
     def remove() -> None:
-        handler.remove_start_callback(start)
-        handler.remove_end_callback(end)
+        if start in handler.start_callbacks:
+            handler.remove_start_callback(start)
+            handler.remove_end_callback(end)
 
     return remove
 
 
 def is_compiler_error(error: BaseException) -> bool:
     return any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
+
+
+def cause(error: BaseException) -> BaseException:
+    """Return what a compiler's error comes from."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return error
+
+
+def users_lines(error: BaseException) -> list[tuple[str, int]]:
+    """Return the file and number of each line that a compiler's error names, innermost first."""
+    stack = getattr(error, "real_stack", None) or ()
+    return [(frame.filename, frame.lineno) for frame in reversed(stack)]
+
+
+def lacks_compiler(error: BaseException) -> bool:
+    """Return whether there is no compiler, or no Triton, for what Inductor generates."""
+    names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
+    return type(cause(error)).__name__ in names
 
 
 def forget_builds() -> None:

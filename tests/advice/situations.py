@@ -23,11 +23,12 @@ from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import watched
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.profiling.costs import Cost, Costs
-from speedkit_jupyter.profiling.lines import LineTimes, Spot
+from speedkit_jupyter.profiling.lines import LineTimes
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Split
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.source_lines import Spot
 
 NUMBERS = itertools.count()
 

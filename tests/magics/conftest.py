@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -91,11 +92,12 @@ def seen(shell: Shell) -> Callable[[], list[Any]]:
 
 
 @pytest.fixture(scope="session")
-def kernel() -> Iterator[Any]:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A real kernel: `kernel(source)` gives its reply and what it showed."""
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name="python3")
+    env = {**os.environ, "SPEEDKIT_DATA": str(tmp_path_factory.mktemp("kernel"))}
+    manager, client = start_new_kernel(kernel_name="python3", env=env)
     try:
         yield Kernel(manager, client)
     finally:

@@ -81,7 +81,33 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
     assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "": it had ended
     again = ready("out = model(x); print(ctx.notes, not model._compiled_call_impl.code.failed)")
     ready("cache.__exit__(None, None, None)")
-    assert again["text"] == "{} True\n", again
+    assert "{} True\n" in again["text"], again
+    if interrupted["ename"]:  # how long it would have taken is not known
+        assert "the last time" not in again["text"]
+
+
+SLOW = """
+def slow(graph, inputs):
+    time.sleep(2)
+    return graph.forward
+def double(x):
+    return x * 2
+torch._dynamo.reset()
+fast = torch.compile(double, backend=slow)"""
+
+
+@pytest.mark.compile
+def test_a_line_says_what_is_compiled_and_how_long_it_took_the_last_time(ready):
+    ready(SLOW)
+    first = ready("y = fast(torch.ones(3))")["text"]
+    assert "compiling `y = fast(torch.ones(3))`" in first
+    assert "1 s so far" in first
+    assert "the last time" not in first
+    assert "Compiled `y = fast(torch.ones(3))` in 2" in first
+    ready(SLOW)
+    again = ready("y = fast(torch.ones(3))")["text"]
+    assert "1 s so far; the last time it took 2" in again
+    assert "Compiled" not in ready("y = fast(torch.ones(3))")["text"]
 
 
 def _interrupt_after(kernel, seconds):

@@ -16,9 +16,10 @@ from torch import nn
 
 from speedkit_jupyter import profile
 from speedkit_jupyter.profiling.api import models_of
-from speedkit_jupyter.profiling.lines import LineTimes, Spot, sampled
+from speedkit_jupyter.profiling.lines import LineTimes, sampled
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Recorder
+from speedkit_jupyter.support.source_lines import Spot
 
 pytestmark = pytest.mark.real_time
 

@@ -66,3 +66,11 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
         numbers = [kept.value["number"] for kept in database.saved("killed")]
         assert numbers[: done + 1] == list(range(done + 1))
         database.forget("killed")
+
+
+def test_the_last_time_that_something_took_to_compile_is_kept():
+    assert database.compile_seconds("Net") is None
+    database.keep_compile_seconds("Net", 12.5)
+    database.keep_compile_seconds("Net", 2.5)
+    assert database.compile_seconds("Net") == 2.5
+    assert database.compile_seconds("Other") is None

@@ -31,7 +31,7 @@ NAMES = {
     "_get_current_function_mode", "_get_sdp_priority_order", "_get_sequence_nr", "_inductor",
     "_int_mm", "_linear_pointwise", "_profiler_enabled", "_python_dispatch", "_pytree",
     "_saved_tensors_hooks_is_enabled", "_set_sdp_priority_order", "_storage_Use_Count",
-    "_unsafe_set_version_counter", "_version",
+    "_torchdynamo_orig_callable", "_unsafe_set_version_counter", "_version",
 }  # fmt: skip
 
 
@@ -153,6 +153,39 @@ def test_the_compilers_tell_of_themselves():
     assert torch_private.dynamo_config() is sys.modules[torch_private.DYNAMO_CONFIG]
     assert torch_private.lookups()
     assert not torch_private.is_compiler_error(ValueError())
+
+
+def test_graph_breaks_and_what_was_compiled_are_told():
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    before = len(torch_private.graph_breaks())
+    compiled = torch.compile(broken, backend="eager")
+    compiled(torch.ones(2))
+    (one,) = torch_private.graph_breaks()[before:]
+    assert "graph_break()" in one.reason
+    assert one.user_stack[-1].name == "broken"
+    assert torch_private.compiled_from(compiled) is broken
+    assert torch_private.compiled_from(broken) is None
+    assert torch_private.is_dynamo_loaded()
+    setting = torch_private.eager_backward()
+    assert setting is None or getattr(*setting) is False
+
+
+def test_an_error_of_the_compilers_tells_where_it_comes_from():
+    def broken(x):
+        return torch._dynamo.graph_break() or x
+
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(broken, backend="eager", fullgraph=True)(torch.ones(2))
+    file, number = torch_private.users_lines(error.value)[0]
+    assert (file, number) == (__file__, broken.__code__.co_firstlineno + 1)
+    assert not torch_private.lacks_compiler(error.value)
+    inner = ValueError("inner")
+    outer = RuntimeError("outer")
+    outer.__cause__ = inner
+    assert torch_private.cause(outer) is inner
 
 
 @pytest.mark.slow

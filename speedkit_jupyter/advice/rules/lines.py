@@ -10,7 +10,7 @@ from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl
 from speedkit_jupyter.advice.code import Part, dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
-from speedkit_jupyter.profiling.lines import Spot
+from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import share
 
 Nodes = Iterable[tuple[Part, ast.AST]]

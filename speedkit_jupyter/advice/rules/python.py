@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import ModelCall
-from speedkit_jupyter.profiling.lines import Spot, source
 from speedkit_jupyter.profiling.split import Part
+from speedkit_jupyter.support.source_lines import Spot, source
 from speedkit_jupyter.support.units import share
 
 

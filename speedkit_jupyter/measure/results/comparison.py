@@ -46,6 +46,7 @@ class Comparison(Shown):
     flops: int | None = None
     command: str = ""
     skipped_rounds: int = 0
+    compiled_rounds: int = 0
     dropout_off: bool = False
     unrestorable: tuple[str, ...] = ()
     repeats: str = ""

@@ -111,6 +111,7 @@ class Benchmark:
             unrestorable=tuple(self.step.said),
             repeats="" if self.step.repeats is None else self.step.repeats.line,
             skipped_rounds=0 if sampler is None else sampler.skipped_rounds,
+            compiled_rounds=0 if sampler is None else sampler.compiled_rounds,
         )
 
     def has_results(self) -> bool:

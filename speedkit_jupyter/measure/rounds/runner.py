@@ -59,6 +59,7 @@ class Runner:
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     skipped_in_a_row: int = 0
+    compiled_in_a_row: int = 0
     was_disturbed: bool = False
     is_planned: bool = False
     is_routed: bool = True

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, least_rounds, planned_looks
@@ -29,6 +30,9 @@ MOST_ROUNDS = 20_000
 SHORT_ROUND_S = 0.5
 # So many rounds in a row without an optimizer step, and the variant does not work.
 MOST_SKIPPED = 10
+# So many with a recompilation each, and it would go on; torch's own limit is 8 for one function.
+MOST_COMPILED = 10
+COMPILES = "it compiles anew in every round: `%speedkit compile` says why"
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # How the state of a variant is called while it may change.
 WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
@@ -119,7 +123,7 @@ class Sampler:
         self._start_s = self._elapsed_s = self._last_s = 0.0
         self.ended = False
         self.round_s: float | None = None
-        self.skipped_rounds = 0
+        self.skipped_rounds = self.compiled_rounds = 0
         shortest_s = max(min((runner.step_s for runner in runners), default=1.0), 1e-7)
         block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
         self._length = max(1, math.ceil(block_s / shortest_s))
@@ -138,7 +142,7 @@ class Sampler:
         """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
-        self._start_s = self._budget.now()
+        self._start_s = self._budget.spent_s
         for _ in range(MOST_ROUNDS):
             if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
@@ -173,7 +177,7 @@ class Sampler:
             if not self._fits(runner):
                 return
             blocks[id(runner)] = self._tried(runner)
-            self._elapsed_s = self._budget.now() - self._start_s
+            self._elapsed_s = self._budget.spent_s - self._start_s
             left_s = max(self.budget_s - self._elapsed_s, 0)
             text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
             done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
@@ -183,11 +187,16 @@ class Sampler:
     def _note(self, blocks: Mapping[int, Block]) -> bool:
         """Note a whole round, or leave it out; return whether to look at intervals after it."""
         known = {key: block for key, block in blocks.items() if block is not None}
-        if len(known) < len(blocks):  # a scaler skipped a step, or a variant failed
+        if len(known) < len(blocks):  # a scaler skipped a step, one compiled, or a variant failed
             for runner in self.runners:
                 if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
                     runner.record.failure = OVERFLOW
-            self.skipped_rounds += not any(runner.record.failure for runner in self.runners)
+                if runner.compiled_in_a_row >= MOST_COMPILED and not runner.record.times_s:
+                    runner.record.failure = COMPILES
+            is_left = not any(runner.record.failure for runner in self.runners)
+            has_compiled = any(runner.compiled_in_a_row for runner in self.runners)
+            self.compiled_rounds += is_left and has_compiled
+            self.skipped_rounds += is_left and not has_compiled
             self.runners = [runner for runner in self.runners if not runner.record.failure]
             return False
         self.rounds += 1
@@ -195,7 +204,8 @@ class Sampler:
             seconds, waited_s = known[id(runner)]
             runner.record.times_s.append(seconds)
             runner.record.waited_s.append(waited_s)
-        self.round_s = self._elapsed_s / (self.rounds + self.skipped_rounds)
+        taken = self.rounds + self.skipped_rounds + self.compiled_rounds
+        self.round_s = self._elapsed_s / taken
         if self.rounds == 1:  # planned before anything is seen, so that looking costs its due
             self.looks = planned_looks(int(self.budget_s / max(self.round_s, 1e-9)))
         return self.rounds in self.looks
@@ -219,7 +229,7 @@ class Sampler:
 
     def _tried(self, runner: Runner) -> Block:
         """Take a block; a variant that fails now is a row too, and the others go on."""
-        begun = self._budget.now()
+        begun = self._budget.spent_s
         try:
             return self._block_or_single_steps(runner)
         except Exception as error:
@@ -229,7 +239,7 @@ class Sampler:
             return None
         finally:
             blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
-            blocks_s.append(self._budget.now() - begun)
+            blocks_s.append(self._budget.spent_s - begun)
 
     def _block_or_single_steps(self, runner: Runner) -> Block:
         """Take a block. If steps can't follow each other (a schedule ends), each begins anew."""
@@ -251,13 +261,14 @@ class Sampler:
     def _block(self, runner: Runner) -> Block:
         """Time steps that start from the variant's warm state."""
         assert runner.warm is not None
+        begun_s, before = self._budget.spent_s, compilations.graphs()
         with runner.applied(), runner.record.compilations.counted():
             device = runner.device  # a plan may have moved the model
             if not runner.step.afresh:
                 runner.warm.restore()
             for _ in range(self._lead_in):
                 runner.timed()
-            scale = runner.scale()
+            scale, graphs = runner.scale(), compilations.graphs()
             self._interruptions.begin()
             if self.throughput and not runner.step.afresh:
                 steps = (runner.once() for _ in range(self._length))
@@ -266,8 +277,13 @@ class Sampler:
                 seconds = sum(runner.timed() for _ in range(self._length))
             waited_s = self._interruptions.seconds(seconds)
             skipped = runner.scale() < scale
+            compiled = compilations.graphs() > graphs
+        if compilations.graphs() > before:
+            took_s = self._budget.spent_s - begun_s
+            self._budget.exclude(max(took_s - self._steps * runner.step_s, 0.0))
+        runner.compiled_in_a_row = runner.compiled_in_a_row + 1 if compiled else 0
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
-        return None if skipped else (seconds / self._length, waited_s / self._length)
+        return None if skipped or compiled else (seconds / self._length, waited_s / self._length)
 
 
 def statuses(comparison: Comparison) -> tuple[VariantStatus, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
+
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import benchmark
+from speedkit_jupyter import StateWarning, benchmark
 from speedkit_jupyter.measure.checks.compilations import Compilations
 from speedkit_jupyter.measure.rounds.confinement import patched
 
@@ -49,6 +51,24 @@ def test_the_recompile_limit_is_noticed():
         for batch in range(2, 8):
             compiled(torch.rand(batch, 4))
     assert found.limit_reached
+
+
+def test_a_round_in_which_something_is_compiled_is_left_out():
+    calls = SimpleQueue()  # which no measurement puts back
+    double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    network = nn.Linear(4, 4)
+
+    def step():
+        calls.put(1)
+        return network(double(torch.ones(2 + calls.qsize() // 9, 4))).sum()
+
+    with torch._dynamo.config.patch(recompile_limit=100), pytest.warns(StateWarning):
+        comparison = benchmark(step, ["baseline", "baseline"], budget_s=1.0)
+    first, second = comparison.records
+    assert comparison.compiled_rounds >= 1
+    assert first.compilations.recompiles + second.compilations.recompiles >= 2
+    assert len(first.times_s) == len(second.times_s) > 0
+    assert "left out: something was compiled in them" in str(comparison.report())
 
 
 @pytest.mark.slow

@@ -1,0 +1,20 @@
+"""%speedkit compile: what torch.compile did in this session."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from IPython.display import display
+
+from speedkit_jupyter.magics import options
+from speedkit_jupyter.magics.options import Names
+from speedkit_jupyter.magics.watch import history
+from speedkit_jupyter.report.compile_report import history_report
+from speedkit_jupyter.session import Session
+
+
+@options.command("what torch.compile did in this session: seconds, graph breaks, recompiles")
+def compile(names: Names, session: Session, arguments: Namespace) -> None:
+    """Show the history; nothing that is compiled is reset by it."""
+    history().collect()
+    display(history_report(history()))

@@ -1,0 +1,150 @@
+"""What is said about torch.compile while a cell runs and after it. Importing this loads no torch.
+
+Nothing happens in cells before Dynamo is loaded, which is what `torch.compile` loads first.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from contextlib import suppress
+from contextvars import Context, copy_context
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support import messages, torch_private
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.compiling.history import Finding, History
+
+# What takes less is not worth a line, nor an estimate for the next time.
+LEAST_S = 1.0
+COMPILES = re.compile(r"\btorch\.compile\b|(?<!\bre)\.compile\(")
+EVERY_S = 0.5
+
+
+@cache
+def history() -> History:
+    """Return the one history of this process, as torch has one record of what it compiles."""
+    from speedkit_jupyter.compiling.history import History
+
+    return History()
+
+
+class Watch:
+    """Tells of compiling in the cells of a shell: one line meanwhile, and what is wrong after."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._line: LiveLine | None = None
+        self._told: set[Finding] = set()
+        self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
+        for name, call in self._events.items():
+            shell.events.register(name, call)
+
+    def end(self) -> None:
+        """Watch no further cell."""
+        if self._line is not None:
+            self._line.end(False)
+        for name, call in self._events.items():
+            with suppress(ValueError):
+                self._shell.events.unregister(name, call)
+        if torch_private.is_dynamo_loaded():
+            history().end()
+
+    def _before(self, info: Any = None) -> None:
+        # A cell that is about to compile loads Dynamo anyway.
+        if "torch" in sys.modules and COMPILES.search(str(getattr(info, "raw_cell", ""))):
+            torch_private.dynamo_config()
+        if torch_private.is_dynamo_loaded():
+            history().listen()
+            history().begin_cell()
+            self._line = LiveLine(history())
+
+    def _after(self, result: Any = None) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            line.end(bool(getattr(result, "success", False)))
+        if torch_private.is_dynamo_loaded():
+            self._tell()
+
+    def _tell(self) -> None:
+        from IPython.display import display
+
+        from speedkit_jupyter.compiling.stale import stale
+        from speedkit_jupyter.report.compile_report import notice
+
+        stale_now = set(stale(self._shell.user_ns))
+        news = [*history().news(), *(stale_now - self._told)]
+        self._told = stale_now
+        if news and messages.verbosity() != "quiet":
+            display(notice(news))
+
+
+class LiveLine:
+    """Says what a cell is compiling, how long so far, and how long it took the last time.
+
+    A thread of its own draws it, since compiling holds up the cell's.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history, self._ended = history, threading.Event()
+        self._context: Context = copy_context()  # by which a kernel knows the cell
+        self._line: Any = None
+        self._expected_s: float | None = None
+        self._thread = threading.Thread(target=self._context.run, args=(self._draw,), daemon=True)
+        self._thread.start()
+
+    def end(self, is_done: bool) -> None:
+        """Leave what was compiled in the line's place, and remember how long it took; neither if
+        the cell was cut short.
+        """
+        from speedkit_jupyter.report.compile_report import compiled_line
+
+        self._ended.set()
+        self._thread.join()
+        if self._line is not None:
+            subject, took_s = self._history.subject, self._history.seconds
+            self._line.end(compiled_line(subject, took_s) if is_done else None)
+            if is_done:
+                self._remember()
+
+    def _draw(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            if self._history.is_compiling and self._history.seconds >= LEAST_S:
+                self._show()
+
+    def _show(self) -> None:
+        from speedkit_jupyter.magics.progress import ProgressLine
+        from speedkit_jupyter.report.compile_report import compiling_progress
+
+        if self._line is None:
+            if ProgressLine.is_open:
+                return
+            self._line = ProgressLine(f"compiling {self._history.subject}")
+            self._expected_s = self._known()
+        self._line.show(compiling_progress(self._history.seconds, self._expected_s))
+
+    def _known(self) -> float | None:
+        from speedkit_jupyter.support import database
+
+        with suppress(SpeedKitError):
+            return database.compile_seconds(self._name())
+        return None
+
+    def _remember(self) -> None:
+        from speedkit_jupyter.support import database
+
+        if not self._history.recompiled:
+            with suppress(SpeedKitError):
+                database.keep_compile_seconds(self._name(), self._history.seconds)
+
+    def _name(self) -> str:
+        from speedkit_jupyter.machines.hardware import Hardware
+        from speedkit_jupyter.plans.planning import describe
+
+        hardware = Hardware.current()
+        device = next((one.kind for one in hardware.accelerators), "cpu")
+        return f"{self._history.subject}; {describe(hardware, device)}, torch {hardware.torch}"

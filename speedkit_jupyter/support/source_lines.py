@@ -1,0 +1,61 @@
+"""The user's own lines: which one something is called from, and how a notebook names it."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from speedkit_jupyter.support.tracebacks import is_user_code_boundary
+
+OURS = str(Path(__file__).parents[1])
+
+
+class Spot(NamedTuple):
+    """A line of the user's code."""
+
+    file: str
+    number: int
+
+
+def user_spot(depth: int = 1) -> Spot | None:
+    """Return the innermost line of the user's own code (no library's, not Python's, not ours), None
+    where there is none. Lines that called us are not looked at.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
+    if frame is None:
+        return None
+    # Code that the compiler adds (the end of a `with`) has no line.
+    return Spot(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno)
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's own."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    libraries = tuple({path for name in names if (path := sysconfig.get_path(name))})
+    # A dataclass's methods are code of a `<string>`.
+    return not file.startswith((OURS, "<frozen ", "<string>", *libraries))
+
+
+def source(file: str, number: int) -> str:
+    """Return the line as it is written; empty in an unknown file."""
+    return linecache.getline(file, number).strip()
+
+
+def cells() -> dict[str, str]:
+    """Return the notebook's names of the files that its cells are to Python."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return {file: f"cell {number}" for file, number in numbers.items()}
+
+
+def place(spot: Spot) -> str:
+    """Return where a line stands, as the notebook says it: `cell 3, line 2`."""
+    return f"{cells().get(spot.file) or spot.file.rpartition('/')[2]}, line {spot.number}"
