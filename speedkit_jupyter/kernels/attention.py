@@ -1,0 +1,317 @@
+"""Attention by a pattern: computes the scores that the pattern lets through, and few others."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from speedkit_jupyter.kernels import engines
+from speedkit_jupyter.kernels.blocks import Shape, laid_out
+from speedkit_jupyter.kernels.patterns import MaskMod, Pattern, ScoreMod, composed, names_in
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
+from speedkit_jupyter.support.torch_private import is_compiler_error, version
+
+if TYPE_CHECKING:
+    import torch
+
+ENGINES = ("auto", "dense", "chunks", "flex")
+# Queries in a block, smaller first; a sequence of fewer than two of the smallest is one block.
+SIZES = (64, 128, 256)
+# Where blocks compute more than this share of all scores, one call for all is faster.
+DENSE = 0.85
+# FlexAttention is compiled on a GPU from this length on: its blocks have 128 queries.
+FLEX_QUERIES = 128
+# Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
+TUNE_S, ROUNDS, BETTER = 1.0, (5, 40), 0.97
+# This many patterns are kept with their masks, those used last.
+KEPT = 16
+
+
+class Choice(NamedTuple):
+    """How attention is computed; `size` is that of a block of queries."""
+
+    engine: str
+    size: int = 0
+
+
+class Prepared:
+    """A pattern, with the masks of the shapes that were asked for."""
+
+    def __init__(self, pattern: Pattern, options: Mapping[str, Any]) -> None:
+        self.pattern, self.can_flex = pattern, True
+        self.options = options  # the key has the ids of these
+        self.layout = lru_cache(8)(partial(_built, laid_out, pattern))
+        self.block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
+        self.flex = lru_cache(1)(engines.compiled_flex)
+
+
+def _built(make: Callable[..., Any], *args: Any) -> Any:
+    """Make masks that may also be used where gradients are needed."""
+    import torch
+
+    with torch.inference_mode(False), torch.no_grad():
+        return make(*args)
+
+
+_PREPARED: OrderedDict[object, Prepared] = OrderedDict()
+_CHOICES: dict[object, Choice] = {}
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    pattern: str = "full",
+    *,
+    window: int | tuple[int, int] | None = None,
+    prefix: int | torch.Tensor | None = None,
+    documents: torch.Tensor | None = None,
+    slopes: torch.Tensor | None = None,
+    cap: float | None = None,
+    mask_mod: MaskMod | None = None,
+    score_mod: ScoreMod | None = None,
+    scale: float | None = None,
+    engine: str = "auto",
+    tune: bool = False,
+) -> torch.Tensor:
+    """Return softmax(q @ k.mT * scale) @ v over the keys that the pattern lets each query see.
+
+    Shapes: q is (batch, heads, queries, head_dim); k (batch, key_heads, keys, head_dim) and v
+    (batch, key_heads, keys, value_dim), where key_heads divides heads; the result is (batch, heads,
+    queries, value_dim). Query i and key i are at the same position. A query that sees no key
+    gives zeros.
+
+    Patterns, joined by + as in "causal+documents":
+      full, causal
+      sliding_window  the query's own key and those before it, `window` in all; or (left, right)
+      prefix          the first `prefix` keys (a number, or one for each row) and those before it
+      documents       keys with the same number in `documents`, (length,) or (batch, length);
+                      a negative number is padding
+      alibi           `slopes` (heads,) times the distance off each score; the paper's by default
+      softcap         cap · tanh(score / cap)
+    `mask_mod(batch, head, query, key)` and `score_mod(score, batch, head, query, key)` come after
+    them, as torch's FlexAttention takes them; their indices are tensors that broadcast. Masks are
+    kept: give the same function and the same tensors again.
+
+    The engine is chosen by a rule: `dense` (one call of torch's SDPA), `chunks` (blocks of queries
+    with the keys that they see) or `flex` (FlexAttention, compiled; on a CPU without gradients
+    only). With `tune=True` the first call of a shape measures them, and the session remembers.
+    torch.compile leaves this function as it is. Raises ArgumentError for what does not fit.
+    """
+    import torch
+
+    call = partial(
+        _attention, q, k, v, pattern, mask_mod, score_mod, scale, engine, tune,
+        window=window, prefix=prefix, documents=documents, slopes=slopes, cap=cap,
+    )  # fmt: skip
+    return torch.compiler.disable(call)() if torch.compiler.is_compiling() else call()
+
+
+def _attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, words: str, mask_mod: MaskMod | None,
+    score_mod: ScoreMod | None, scale: float | None, engine: str, tune: bool, **options: Any,
+) -> torch.Tensor:  # fmt: skip
+    import torch
+
+    shape = _checked(q, k, v, options["documents"], engine)
+    if torch.is_autocast_enabled(shape.device.type) and q.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(shape.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        shape = shape._replace(dtype=dtype)
+    options |= {"heads": shape.heads, "device": shape.device}
+    alike, key = _keys(words, options, mask_mod, score_mod)
+    prepared = _prepared(key, words, options, mask_mod, score_mod)
+    tracks = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
+    run = partial(_run, prepared, shape, q, k, v, scale)
+    if engine != "auto":
+        return run(Choice(engine, SIZES[0]))
+    asked = (alike, shape, tracks)
+    if tune and asked not in _CHOICES:
+        _CHOICES[asked] = _measured(prepared, shape, tracks, q, k, v, scale)
+    choice = _CHOICES.get(asked) or _by_rule(prepared, shape)
+    if choice.engine == "flex" and prepared.can_flex:
+        try:
+            return run(choice)
+        except Exception as error:
+            if not is_compiler_error(error) and not isinstance(error, NotImplementedError):
+                raise
+            prepared.can_flex = False
+            messages.warn(f"FlexAttention can't compute {words!r} here: {in_a_line(error)}")
+    return run(_by_rule(prepared, shape) if choice.engine == "flex" else choice)
+
+
+def _checked(q: Any, k: Any, v: Any, documents: Any, engine: str) -> Shape:
+    """Return the shape; raises ArgumentError with what is wrong about it."""
+    sizes = [tuple(getattr(one, "shape", ())) for one in (q, k, v)]
+    if [len(one) for one in sizes] != [4, 4, 4]:
+        shown = ", ".join(map(str, sizes))
+        raise ArgumentError(f"q, k and v must be (batch, heads, length, head_dim), not {shown}")
+    (batch, heads, queries, width), key, value = sizes
+    if key[0] != batch or key[3] != width or value[:3] != key[:3] or heads % max(key[1], 1):
+        raise ArgumentError(f"q {sizes[0]}, k {key} and v {value} do not fit together")
+    if documents is not None and documents.shape not in ((n := max(queries, key[2]),), (batch, n)):
+        shown = str(tuple(documents.shape))
+        raise ArgumentError(f"documents must be ({n},) or ({batch}, {n}), not {shown}")
+    if engine not in ENGINES:
+        near = did_you_mean(engine, ENGINES)
+        raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}.{near}")
+    return Shape(batch, heads, key[1], queries, key[2], q.dtype, q.device)
+
+
+def _keys(words: str, options: Mapping[str, Any], *functions: Any) -> tuple[object, object]:
+    """Return what patterns that are measured together share, and what tells each from others."""
+    import torch
+
+    alike: list[object] = [words, *(getattr(one, "__code__", one) for one in functions)]
+    key: list[object] = [words, *functions]
+    for value in options.values():
+        if isinstance(value, torch.Tensor):
+            alike.append(tuple(value.shape))
+            # A bias that is learned is computed at each call.
+            key.append((id(value), None if value.requires_grad else version(value)))
+        else:
+            for one in (alike, key):
+                one.append(tuple(value) if isinstance(value, list) else value)
+    return tuple(alike), tuple(key)
+
+
+def _prepared(
+    key: object,
+    words: str,
+    options: Mapping[str, Any],
+    mask: MaskMod | None,
+    score: ScoreMod | None,
+) -> Prepared:
+    if key not in _PREPARED:
+        import torch
+
+        here = {
+            name: one.to(options["device"]) if isinstance(one, torch.Tensor) else one
+            for name, one in options.items()
+        }
+        pattern = composed(names_in(words, here), here, mask, score)
+        _PREPARED[key] = Prepared(pattern, options)
+    _PREPARED.move_to_end(key)
+    while len(_PREPARED) > KEPT:
+        _PREPARED.popitem(last=False)
+    return _PREPARED[key]
+
+
+def _by_rule(prepared: Prepared, shape: Shape) -> Choice:
+    pattern = prepared.pattern
+    if pattern.is_plain:
+        return Choice("dense")
+    if shape.device.type != "cpu":
+        is_long = shape.queries >= FLEX_QUERIES
+        return Choice("flex" if is_long and prepared.can_flex else "dense")
+    if shape.queries < 2 * SIZES[0] or prepared.layout(shape, SIZES[0]).share > DENSE:
+        return Choice("dense")
+    return Choice("chunks", SIZES[0])
+
+
+def _run(
+    prepared: Prepared, shape: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    scale: float | None, choice: Choice,
+) -> torch.Tensor:  # fmt: skip
+    pattern = prepared.pattern
+    if choice.engine == "flex":
+        flex, blocks = prepared.flex(shape.device), prepared.block_mask(shape)
+        return engines.by_flex(q, k, v, pattern, flex, blocks, scale)
+    if choice.engine == "dense" and pattern.is_plain:
+        return engines.fused(q, k, v, None, scale, pattern.is_causal)
+    size = choice.size if choice.engine == "chunks" else shape.queries
+    return engines.by_blocks(q, k, v, pattern, prepared.layout(shape, size), scale)
+
+
+def _measured(
+    prepared: Prepared, shape: Shape, tracks: bool, q: torch.Tensor, k: torch.Tensor,
+    v: torch.Tensor, scale: float | None,
+) -> Choice:  # fmt: skip
+    """Return the fastest engine, with the backward pass where one will follow."""
+    import torch
+
+    rule = _by_rule(prepared, shape)
+    others = [Choice("dense"), *(Choice("chunks", size) for size in SIZES if size < shape.queries)]
+    if shape.device.type != "cpu" or not tracks:
+        others.append(Choice("flex"))
+    leaves = [one.detach().requires_grad_(tracks and one.requires_grad) for one in (q, k, v)]
+    learned = [one for one in leaves if one.requires_grad]
+
+    def call(choice: Choice) -> None:
+        found = _run(prepared, shape, *leaves, scale, choice)
+        if tracks:
+            torch.autograd.grad(found.sum(), learned)
+
+    times: dict[Choice, list[float]] = {}
+    for choice in dict.fromkeys([rule, *others]):
+        try:
+            call(choice)  # which builds masks, and compiles
+            times[choice] = []
+        except Exception as error:
+            messages.debug(f"{choice} is out: {in_a_line(error)}")
+    begun_s = clock.now()
+    while (rounds := len(next(iter(times.values())))) < ROUNDS[1] and (
+        rounds < ROUNDS[0] or clock.now() - begun_s < TUNE_S
+    ):
+        for choice in random.sample([*times], len(times)):
+            times[choice].append(clock.timed(partial(call, choice), shape.device))
+    return _fastest(times, rule)
+
+
+def _fastest(times: Mapping[Choice, list[float]], rule: Choice) -> Choice:
+    """Return the fastest by median; the rule's choice unless it is clearly slower."""
+    middle = {choice: median(found) for choice, found in times.items()}
+    best = min(middle, key=middle.__getitem__)
+    return best if middle[best] < BETTER * middle.get(rule, math.inf) else rule
+
+
+@functools.cache
+def _module_class() -> type[torch.nn.Module]:
+    """Return AttentionPattern, made once torch is there: this file imports nothing heavy."""
+    import torch
+
+    class AttentionPattern(torch.nn.Module):
+        """`attention` with a pattern and its options as a module; shapes are those of `attention`.
+
+        `AttentionPattern("sliding_window", window=256)(q, k, v)`. What changes from batch to batch
+        is given at the call: `AttentionPattern("causal+documents")(q, k, v, documents=ids)`.
+        Tensors among the options are buffers or parameters.
+        """
+
+        def __init__(self, pattern: str = "full", **options: Any) -> None:
+            super().__init__()
+            self.pattern = pattern
+            self.options = {}
+            for name, value in options.items():
+                if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+                    self.register_buffer(name, value, persistent=False)
+                elif isinstance(value, torch.nn.Parameter):
+                    self.register_parameter(name, value)
+                else:
+                    self.options[name] = value
+
+        def forward(
+            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
+        ) -> torch.Tensor:
+            tensors = {**self._buffers, **self._parameters}
+            return attention(q, k, v, self.pattern, **{**self.options, **tensors, **given})
+
+        def extra_repr(self) -> str:
+            return ", ".join([repr(self.pattern), *(f"{k}={v}" for k, v in self.options.items())])
+
+    AttentionPattern.__qualname__ = "AttentionPattern"
+    return AttentionPattern
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AttentionPattern":
+        return _module_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

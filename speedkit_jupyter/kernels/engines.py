@@ -1,0 +1,169 @@
+"""Three ways to compute attention: by blocks of queries, all at once, or by FlexAttention."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.kernels.blocks import Block, Indices, Layout, Shape, bias
+from speedkit_jupyter.kernels.patterns import Pattern
+
+if TYPE_CHECKING:
+    import torch
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+def by_blocks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, layout: Layout,
+    scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return attention, for each block of queries with the keys that it sees."""
+    import torch
+
+    size, rows = layout.size, []
+    for row, blocks in layout.rows:
+        queries, keys, values = q[row].split(size, 2), _Parts(k[row], size), _Parts(v[row], size)
+        found = [
+            _attended(queries[number], keys[block.runs], values[block.runs], pattern, block, scale)
+            for number, block in enumerate(blocks)
+        ]
+        rows.append(found[0] if len(found) == 1 else torch.cat(found, 2))
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+class _Parts:
+    """Runs of a tensor's positions.
+
+    They are views where nothing is learned. Else they are joined from blocks: the gradient of each
+    view would be as large as the whole.
+    """
+
+    def __init__(self, whole: torch.Tensor, size: int) -> None:
+        import torch
+
+        self._whole, self._size = whole, size
+        is_learned = torch.is_grad_enabled() and whole.requires_grad
+        self._blocks = whole.split(size, 2) if is_learned else ()
+
+    def __getitem__(self, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+        import torch
+
+        size = self._size
+        if self._blocks:
+            found = [
+                one for low, high in runs for one in self._blocks[low // size : -(-high // size)]
+            ]
+        else:
+            found = [self._whole[:, :, low:high] for low, high in runs]
+        return found[0] if len(found) == 1 else torch.cat(found, 2)
+
+
+def _attended(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, block: Block,
+    scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    mask = block.mask
+    if (
+        pattern.score is not None
+        and pattern.is_bias
+        and (mask is None or not mask.is_floating_point())
+    ):
+        mask = bias(pattern, block.at, mask, q.dtype)
+    if pattern.is_bias:
+        return fused(q, k, v, mask, scale)
+    return _scored(q, k, v, pattern, block.at, mask, scale)
+
+
+def fused(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+    scale: float | None, is_causal: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """Return torch's `scaled_dot_product_attention`; key heads may be fewer."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    return scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+
+
+def _scored(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, at: Indices,
+    mask: torch.Tensor | None, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return attention with scores that a function changes, in float32 at least."""
+    import torch
+
+    assert pattern.score is not None
+    batch, heads, queries, width = q.shape
+    exact = torch.promote_types(q.dtype, torch.float32)
+    lowest = torch.finfo(exact).min
+    with torch.autocast(q.device.type, enabled=False):
+        # Heads that share keys lie one below the other.
+        together = (q.to(exact) * (width**-0.5 if scale is None else scale)).reshape(
+            batch, k.shape[1], -1, width
+        )
+        scores = (together @ k.to(exact).mT).view(batch, heads, queries, -1)
+        scores = pattern.score(scores, *at)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        # The greatest score gives 1, so that the sum is 0 for a row that sees nothing, or above 1.
+        weights = (scores - scores.detach().amax(-1, keepdim=True).clamp(min=lowest)).exp()
+        total = weights.sum(-1, keepdim=True).clamp(min=1.0)
+        found = weights.view(batch, k.shape[1], -1, scores.shape[-1]) @ v.to(exact)
+        return (found.view(batch, heads, queries, -1) / total).to(q.dtype)
+
+
+Flex = Callable[..., Any]
+
+
+def compiled_flex(device: torch.device) -> Flex:
+    """Return FlexAttention, to be compiled at its first call.
+
+    On CPUs for each shape anew: what Inductor writes for shapes that change does not always build.
+    """
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        return flex_attention(*args, **kwargs)
+
+    more: dict[str, Any] = {"dynamic": False} if device.type == "cpu" else {}
+    if "isolate_recompiles" in signature(torch.compile).parameters:
+        more["isolate_recompiles"] = True
+    else:  # each pattern needs a code object, and so a cache, of its own
+        code, names = attend.__code__.replace(), attend.__globals__
+        attend = types.FunctionType(code, names, closure=attend.__closure__)
+    return torch.compile(attend, **more)
+
+
+def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
+    """Return FlexAttention's blocks, of each row and head only where the pattern differs there."""
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if pattern.mask is None:
+        return None
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=shape.device)
+    rows = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
+    heads = torch.arange(shape.heads, device=shape.device).view(1, -1, 1, 1)
+    by_row = shape.batch > 1 and pattern.mask(rows, zero, zero, zero).numel() > 1
+    by_head = shape.heads > 1 and pattern.mask(zero, heads, zero, zero).numel() > 1
+    return create_block_mask(
+        pattern.mask, shape.batch if by_row else None, shape.heads if by_head else None,
+        shape.queries, shape.keys, device=shape.device,
+    )  # fmt: skip
+
+
+def by_flex(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, flex: Flex,
+    blocks: BlockMask | None, scale: float | None,
+) -> torch.Tensor:  # fmt: skip
+    """Return FlexAttention's result."""
+    found: torch.Tensor = flex(
+        q, k, v, score_mod=pattern.score, block_mask=blocks, scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    return found
