@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     import torch
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# Queries in a block, smaller first; a sequence of fewer than two of the smallest is one block.
-SIZES = (64, 128, 256)
+# Queries in a block: the smallest that gives each thread this many. Fewer than two are one block.
+SIZES, THREAD_QUERIES = (64, 128, 256), 64
+# On a CPU blocks are faster than torch's own causal attention up to this length.
+CAUSAL_QUERIES = 1024
 # Where blocks compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
 # FlexAttention is compiled on a GPU from this length on: its blocks have 128 queries.
@@ -206,15 +208,20 @@ def _prepared(
 
 
 def _by_rule(prepared: Prepared, shape: Shape) -> Choice:
-    pattern = prepared.pattern
-    if pattern.is_plain:
+    import torch
+
+    pattern, on_cpu = prepared.pattern, shape.device.type == "cpu"
+    is_short = on_cpu and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
+    if pattern.is_plain and not is_short:
         return Choice("dense")
-    if shape.device.type != "cpu":
+    if not on_cpu:
         is_long = shape.queries >= FLEX_QUERIES
         return Choice("flex" if is_long and prepared.can_flex else "dense")
-    if shape.queries < 2 * SIZES[0] or prepared.layout(shape, SIZES[0]).share > DENSE:
+    rows = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
+    size = next((size for size in SIZES if size >= rows), SIZES[-1])
+    if shape.queries < 2 * size or prepared.layout(shape, size).share > DENSE:
         return Choice("dense")
-    return Choice("chunks", SIZES[0])
+    return Choice("chunks", size)
 
 
 def _run(
@@ -242,11 +249,11 @@ def _measured(
     others = [Choice("dense"), *(Choice("chunks", size) for size in SIZES if size < shape.queries)]
     if shape.device.type != "cpu" or not tracks:
         others.append(Choice("flex"))
-    leaves = [one.detach().requires_grad_(tracks and one.requires_grad) for one in (q, k, v)]
-    learned = [one for one in leaves if one.requires_grad]
+    q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in (q, k, v))
+    learned = [one for one in (q, k, v) if one.requires_grad]
 
     def call(choice: Choice) -> None:
-        found = _run(prepared, shape, *leaves, scale, choice)
+        found = _run(prepared, shape, q, k, v, scale, choice)
         if tracks:
             torch.autograd.grad(found.sum(), learned)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from speedkit_jupyter.kernels.patterns import Pattern
+from speedkit_jupyter.kernels.patterns import MaskMod, Pattern
 
 if TYPE_CHECKING:
     import torch
@@ -112,10 +112,10 @@ def _whole_blocks(span: tuple[int, int], size: int, keys: int) -> tuple[int, int
     return low, min(max(-(-span[1] // size) * size, low + size), keys)
 
 
-def _seen(mask: object, at: Indices) -> torch.Tensor:
+def _seen(mask: MaskMod, at: Indices) -> torch.Tensor:
     import torch
 
-    seen = mask(*at)  # type: ignore[operator]
+    seen = mask(*at)
     ones = (1, 1, at.query.numel(), at.key.numel())
     return seen.expand(torch.broadcast_shapes(seen.shape, ones))
 

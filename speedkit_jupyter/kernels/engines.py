@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.kernels.blocks import Block, Indices, Layout, Shape, bias
 from speedkit_jupyter.kernels.patterns import Pattern
+from speedkit_jupyter.support.torch_private import can_hook_saved_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -22,13 +25,14 @@ def by_blocks(
     """Return attention, for each block of queries with the keys that it sees."""
     import torch
 
-    size, rows = layout.size, []
+    rows = []
     for row, blocks in layout.rows:
-        queries, keys, values = q[row].split(size, 2), _Parts(k[row], size), _Parts(v[row], size)
-        found = [
-            _attended(queries[number], keys[block.runs], values[block.runs], pattern, block, scale)
-            for number, block in enumerate(blocks)
-        ]
+        parts = _Parts(k[row], layout.size), _Parts(v[row], layout.size)
+        found = []
+        for queries, block in zip(q[row].split(layout.size, 2), blocks, strict=True):
+            keys, values = (one.taken(block.runs) for one in parts)
+            with _remade({keys: parts[0], values: parts[1]}, block):
+                found.append(_attended(queries, keys, values, pattern, block, scale))
         rows.append(found[0] if len(found) == 1 else torch.cat(found, 2))
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
@@ -44,20 +48,50 @@ class _Parts:
         import torch
 
         self._whole, self._size = whole, size
-        is_learned = torch.is_grad_enabled() and whole.requires_grad
-        self._blocks = whole.split(size, 2) if is_learned else ()
+        self.is_learned = torch.is_grad_enabled() and whole.requires_grad
+        self._blocks = whole.split(size, 2) if self.is_learned else ()
 
-    def __getitem__(self, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-        import torch
-
+    def taken(self, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return the runs one after the other."""
         size = self._size
-        if self._blocks:
-            found = [
-                one for low, high in runs for one in self._blocks[low // size : -(-high // size)]
-            ]
-        else:
-            found = [self._whole[:, :, low:high] for low, high in runs]
-        return found[0] if len(found) == 1 else torch.cat(found, 2)
+        if not self._blocks:
+            return self.copied(runs)
+        return _joined(
+            [one for low, high in runs for one in self._blocks[low // size : -(-high // size)]]
+        )
+
+    def copied(self, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return the same without its graph."""
+        return _joined([self._whole.detach()[:, :, low:high] for low, high in runs])
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    import torch
+
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+
+
+@contextmanager
+def _remade(copies: Mapping[torch.Tensor, _Parts], block: Block) -> Iterator[None]:
+    """Keep none of these copies for the backward pass: they are made again there."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    # torch keeps `pack` as long as what it packed: it must not hold the copies itself.
+    made = {_place(one): parts for one, parts in copies.items() if parts.is_learned}
+
+    def pack(kept: torch.Tensor) -> Any:
+        parts = made.get(_place(kept))
+        return kept if parts is None else partial(parts.copied, block.runs)
+
+    if not made or not can_hook_saved_tensors():
+        yield
+        return
+    with saved_tensors_hooks(pack, lambda kept: kept() if isinstance(kept, partial) else kept):
+        yield
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _attended(

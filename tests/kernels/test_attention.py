@@ -15,6 +15,7 @@ from speedkit_jupyter.kernels import attention as kernels
 from speedkit_jupyter.kernels.attention import Choice
 from speedkit_jupyter.kernels.blocks import Shape
 from speedkit_jupyter.kernels.patterns import slopes_of
+from speedkit_jupyter.measure.checks.memory import needed
 from speedkit_jupyter.support.exceptions import ArgumentError
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -177,6 +178,19 @@ def test_key_blocks_that_no_query_sees_are_left_out_wherever_they_lie():
     }
 
 
+def test_copies_of_keys_are_not_kept_for_the_backward_pass():
+    inputs = [one.requires_grad_() for one in floats(1024, 1024)]
+    held = []
+
+    def forward() -> None:
+        held.append(attention(*inputs, "prefix", prefix=8, engine="chunks"))
+
+    forward()
+    # Masks and the copies of one block; those of all blocks would be 17 times the keys.
+    peak_bytes = needed(forward, torch.device("cpu"), ()).peak_bytes
+    assert peak_bytes < 12 * inputs[0].nbytes
+
+
 def prepared_for(words: str, **options: Any) -> kernels.Prepared:
     """What attention keeps of a pattern once it was asked for."""
     attention(*(one[..., :1, :] for one in floats()), words, **options)
@@ -221,7 +235,9 @@ def test_a_step_in_which_nothing_is_seen_has_zero_gradients():
     ("words", "options", "length", "engine"),
     [
         ("full", {}, 150, "dense"),
-        ("causal", {}, 150, "dense"),
+        ("causal", {}, 100, "dense"),
+        ("causal", {}, 150, "chunks"),
+        ("causal", {}, 1100, "dense"),
         ("sliding_window", {"window": 20}, 200, "chunks"),
         ("sliding_window", {"window": 20}, 100, "dense"),
         ("full", {"mask_mod": lambda b, h, q, k: k != 5}, 200, "dense"),
