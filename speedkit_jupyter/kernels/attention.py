@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from operator import truediv
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +32,7 @@ DENSE = 0.85
 # FlexAttention is compiled on a GPU from this length on: its blocks have 128 queries.
 FLEX_QUERIES = 128
 # Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
-TUNE_S, ROUNDS, BETTER = 1.0, (5, 40), 0.97
+TUNE_S, ROUNDS, BETTER = 2.0, (7, 40), 0.97
 # This many patterns are kept with their masks, those used last.
 KEPT = 16
 
@@ -274,10 +274,11 @@ def _measured(
 
 
 def _fastest(times: Mapping[Choice, list[float]], rule: Choice) -> Choice:
-    """Return the fastest by median; the rule's choice unless it is clearly slower."""
-    middle = {choice: median(found) for choice, found in times.items()}
-    best = min(middle, key=middle.__getitem__)
-    return best if middle[best] < BETTER * middle.get(rule, math.inf) else rule
+    """Return the fastest, by ratios in a round; the rule's choice unless it is clearly slower."""
+    plain = times.get(rule) or next(iter(times.values()))
+    ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
+    best = min(ratios, key=ratios.__getitem__)
+    return best if ratios[best] < BETTER or rule not in times else rule
 
 
 @functools.cache

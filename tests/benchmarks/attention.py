@@ -5,7 +5,7 @@ products and a softmax by hand) and against compiled FlexAttention (on CPUs only
 Masks by hand are made once, outside of what is timed. All run interleaved in shuffled rounds; each
 row has times, peak memory of a step beside inputs and masks, and the error against float64.
 
-    python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,2048] [--table]
+    python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,1024] [--table]
 
 Exits 1 where `attention` with `tune=True` is slower than the better one by more than 3 %.
 """
@@ -73,7 +73,7 @@ NAMES = ("causal", "sliding_window", "prefix", "causal+documents", "causal+alibi
 def main() -> int:
     """Run the program."""
     parser = parser_of(__doc__, "attention.jsonl")
-    parser.add_argument("--lengths", default="512,2048")
+    parser.add_argument("--lengths", default="512,1024")
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
     keys = [
