@@ -189,8 +189,8 @@ class Watched:
     ) -> Any:  # fmt: skip
         """See SDPA called; of masks the first few."""
         if attn_mask is not None and len(self.attentions) < MASKS:
-            inputs = (one.detach() for one in (query, key, value))
-            seen = AttentionCall(*inputs, attn_mask, kwargs.get("scale"), dropout_p)
+            q, k, v = (one.detach() for one in (query, key, value))
+            seen = AttentionCall(q, k, v, attn_mask, kwargs.get("scale"), dropout_p)
             self.attentions.setdefault((id(attn_mask), version(attn_mask)), seen)
         return original(query, key, value, attn_mask, dropout_p, is_causal, *args, **kwargs)
 

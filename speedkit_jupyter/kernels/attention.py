@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.kernels import engines
-from speedkit_jupyter.kernels.blocks import Shape, laid_out
+from speedkit_jupyter.kernels.blocks import Inputs, Shape, laid_out
 from speedkit_jupyter.kernels.patterns import MaskMod, Pattern, ScoreMod, composed, names_in
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support import messages
@@ -51,8 +51,68 @@ class Prepared:
         self.pattern, self.can_flex = pattern, True
         self.options = options  # the key has the ids of these
         self.layout = lru_cache(8)(partial(_built, laid_out, pattern))
-        self.block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
-        self.flex = lru_cache(1)(engines.compiled_flex)
+        self._block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
+        self._flex = lru_cache(1)(engines.compiled_flex)
+
+    def run(self, inputs: Inputs, choice: Choice) -> torch.Tensor:
+        """Return attention, computed as it was chosen."""
+        shape, pattern = inputs.shape, self.pattern
+        if choice.engine == "flex":
+            flex, blocks = self._flex(shape.device), self._block_mask(shape)
+            return engines.by_flex(inputs, pattern, flex, blocks)
+        if choice.engine == "dense" and pattern.is_plain:
+            return engines.fused(inputs, is_causal=pattern.is_causal)
+        size = choice.size if choice.engine == "chunks" else shape.queries
+        return engines.by_blocks(inputs, pattern, self.layout(shape, size))
+
+    def by_rule(self, shape: Shape) -> Choice:
+        """Return what is fastest for most."""
+        import torch
+
+        pattern, on_cpu = self.pattern, shape.device.type == "cpu"
+        is_short = on_cpu and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
+        if pattern.is_plain and not is_short:
+            return Choice("dense")
+        if not on_cpu:
+            is_long = shape.queries >= FLEX_QUERIES
+            return Choice("flex" if is_long and self.can_flex else "dense")
+        queries = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
+        size = next((size for size in SIZES if size >= queries), SIZES[-1])
+        if shape.queries < 2 * size or self.layout(shape, size).share > DENSE:
+            return Choice("dense")
+        return Choice("chunks", size)
+
+    def measured(self, inputs: Inputs) -> Choice:
+        """Return the fastest, with the backward pass where one may follow."""
+        import torch
+
+        shape, tracks = inputs.shape, inputs.is_learned
+        q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3])
+        rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
+        learned = [one for one in (q, k, v) if one.requires_grad]
+        every = [rule, Choice("dense"), *(Choice("chunks", s) for s in SIZES if s < shape.queries)]
+        if shape.device.type != "cpu" or not tracks:
+            every.append(Choice("flex"))
+
+        def call(choice: Choice) -> None:
+            found = self.run(alone, choice)
+            if learned:
+                torch.autograd.grad(found.sum(), learned)
+
+        times: dict[Choice, list[float]] = {}
+        for choice in dict.fromkeys(every):
+            try:
+                call(choice)  # which builds masks, and compiles
+                times[choice] = []
+            except Exception as error:
+                messages.debug(f"{choice} is out: {in_a_line(error)}")
+        begun_s = clock.now()
+        for number in range(ROUNDS[1]):
+            if number >= ROUNDS[0] and clock.now() - begun_s > TUNE_S:
+                break
+            for choice in random.sample([*times], len(times)):
+                times[choice].append(clock.timed(partial(call, choice), shape.device))
+        return fastest(times, rule)
 
 
 def _built(make: Callable[..., Any], *args: Any) -> Any:
@@ -61,6 +121,14 @@ def _built(make: Callable[..., Any], *args: Any) -> Any:
 
     with torch.inference_mode(False), torch.no_grad():
         return make(*args)
+
+
+def fastest(times: Mapping[Choice, list[float]], rule: Choice) -> Choice:
+    """Return the fastest, by ratios in a round; the rule's choice unless it is clearly slower."""
+    plain = times.get(rule) or next(iter(times.values()))
+    ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
+    best = min(ratios, key=ratios.__getitem__)
+    return best if ratios[best] < BETTER or rule not in times else rule
 
 
 _PREPARED: OrderedDict[object, Prepared] = OrderedDict()
@@ -111,48 +179,43 @@ def attention(
     import torch
 
     call = partial(
-        _attention, q, k, v, pattern, mask_mod, score_mod, scale, engine, tune,
-        window=window, prefix=prefix, documents=documents, slopes=slopes, cap=cap,
+        _attention, Inputs(q, k, v, scale), pattern, engine, tune, window=window, prefix=prefix,
+        documents=documents, slopes=slopes, cap=cap, mask_mod=mask_mod, score_mod=score_mod,
     )  # fmt: skip
     return torch.compiler.disable(call)() if torch.compiler.is_compiling() else call()
 
 
-def _attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, words: str, mask_mod: MaskMod | None,
-    score_mod: ScoreMod | None, scale: float | None, engine: str, tune: bool, **options: Any,
-) -> torch.Tensor:  # fmt: skip
+def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: Any) -> torch.Tensor:
     import torch
 
-    shape = _checked(q, k, v, options["documents"], engine)
-    if torch.is_autocast_enabled(shape.device.type) and q.dtype != torch.float64:
+    shape = _checked(inputs, options["documents"], engine)
+    if torch.is_autocast_enabled(shape.device.type) and shape.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(shape.device.type)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-        shape = shape._replace(dtype=dtype)
-    options |= {"heads": shape.heads, "device": shape.device}
-    alike, key = _keys(words, options, mask_mod, score_mod)
-    prepared = _prepared(key, words, options, mask_mod, score_mod)
-    tracks = torch.is_grad_enabled() and any(one.requires_grad for one in (q, k, v))
-    run = partial(_run, prepared, shape, q, k, v, scale)
+        q, k, v = (one.to(dtype) for one in inputs[:3])
+        inputs = inputs._replace(q=q, k=k, v=v)
+        shape = inputs.shape
+    alike, key = _keys(words, {**options, "heads": shape.heads, "device": shape.device})
+    prepared = _prepared(key, words, shape, options)
     if engine != "auto":
-        return run(Choice(engine, SIZES[0]))
-    asked = (alike, shape, tracks)
+        return prepared.run(inputs, Choice(engine, SIZES[0]))
+    asked = (alike, shape, inputs.is_learned)
     if tune and asked not in _CHOICES:
-        _CHOICES[asked] = _measured(prepared, shape, tracks, q, k, v, scale)
-    choice = _CHOICES.get(asked) or _by_rule(prepared, shape)
+        _CHOICES[asked] = prepared.measured(inputs)
+    choice = _CHOICES.get(asked) or prepared.by_rule(shape)
     if choice.engine == "flex" and prepared.can_flex:
         try:
-            return run(choice)
+            return prepared.run(inputs, choice)
         except Exception as error:
             if not is_compiler_error(error) and not isinstance(error, NotImplementedError):
                 raise
             prepared.can_flex = False
             messages.warn(f"FlexAttention can't compute {words!r} here: {in_a_line(error)}")
-    return run(_by_rule(prepared, shape) if choice.engine == "flex" else choice)
+    return prepared.run(inputs, prepared.by_rule(shape) if choice.engine == "flex" else choice)
 
 
-def _checked(q: Any, k: Any, v: Any, documents: Any, engine: str) -> Shape:
+def _checked(inputs: Inputs, documents: Any, engine: str) -> Shape:
     """Return the shape; raises ArgumentError with what is wrong about it."""
-    sizes = [tuple(getattr(one, "shape", ())) for one in (q, k, v)]
+    sizes = [tuple(getattr(one, "shape", ())) for one in inputs[:3]]
     if [len(one) for one in sizes] != [4, 4, 4]:
         shown = ", ".join(map(str, sizes))
         raise ArgumentError(f"q, k and v must be (batch, heads, length, head_dim), not {shown}")
@@ -165,120 +228,40 @@ def _checked(q: Any, k: Any, v: Any, documents: Any, engine: str) -> Shape:
     if engine not in ENGINES:
         near = did_you_mean(engine, ENGINES)
         raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}.{near}")
-    return Shape(batch, heads, key[1], queries, key[2], q.dtype, q.device)
+    return inputs.shape
 
 
-def _keys(words: str, options: Mapping[str, Any], *functions: Any) -> tuple[object, object]:
+def _keys(words: str, options: Mapping[str, Any]) -> tuple[object, object]:
     """Return what patterns that are measured together share, and what tells each from others."""
     import torch
 
-    alike: list[object] = [words, *(getattr(one, "__code__", one) for one in functions)]
-    key: list[object] = [words, *functions]
+    alike, key = list[object]([words]), list[object]([words])
     for value in options.values():
         if isinstance(value, torch.Tensor):
             alike.append(tuple(value.shape))
             # A bias that is learned is computed at each call.
             key.append((id(value), None if value.requires_grad else version(value)))
         else:
-            for one in (alike, key):
-                one.append(tuple(value) if isinstance(value, list) else value)
+            plain = tuple(value) if isinstance(value, list) else value
+            alike.append(getattr(value, "__code__", plain))
+            key.append(plain)
     return tuple(alike), tuple(key)
 
 
-def _prepared(
-    key: object,
-    words: str,
-    options: Mapping[str, Any],
-    mask: MaskMod | None,
-    score: ScoreMod | None,
-) -> Prepared:
-    if key not in _PREPARED:
-        import torch
+def _prepared(key: object, words: str, shape: Shape, options: Mapping[str, Any]) -> Prepared:
+    import torch
 
+    if key not in _PREPARED:
         here = {
-            name: one.to(options["device"]) if isinstance(one, torch.Tensor) else one
+            name: one.to(shape.device) if isinstance(one, torch.Tensor) else one
             for name, one in options.items()
         }
-        pattern = composed(names_in(words, here), here, mask, score)
-        _PREPARED[key] = Prepared(pattern, options)
+        here |= {"heads": shape.heads, "device": shape.device}
+        _PREPARED[key] = Prepared(composed(names_in(words, here), here), options)
     _PREPARED.move_to_end(key)
     while len(_PREPARED) > KEPT:
         _PREPARED.popitem(last=False)
     return _PREPARED[key]
-
-
-def _by_rule(prepared: Prepared, shape: Shape) -> Choice:
-    import torch
-
-    pattern, on_cpu = prepared.pattern, shape.device.type == "cpu"
-    is_short = on_cpu and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
-    if pattern.is_plain and not is_short:
-        return Choice("dense")
-    if not on_cpu:
-        is_long = shape.queries >= FLEX_QUERIES
-        return Choice("flex" if is_long and prepared.can_flex else "dense")
-    rows = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
-    size = next((size for size in SIZES if size >= rows), SIZES[-1])
-    if shape.queries < 2 * size or prepared.layout(shape, size).share > DENSE:
-        return Choice("dense")
-    return Choice("chunks", size)
-
-
-def _run(
-    prepared: Prepared, shape: Shape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    scale: float | None, choice: Choice,
-) -> torch.Tensor:  # fmt: skip
-    pattern = prepared.pattern
-    if choice.engine == "flex":
-        flex, blocks = prepared.flex(shape.device), prepared.block_mask(shape)
-        return engines.by_flex(q, k, v, pattern, flex, blocks, scale)
-    if choice.engine == "dense" and pattern.is_plain:
-        return engines.fused(q, k, v, None, scale, pattern.is_causal)
-    size = choice.size if choice.engine == "chunks" else shape.queries
-    return engines.by_blocks(q, k, v, pattern, prepared.layout(shape, size), scale)
-
-
-def _measured(
-    prepared: Prepared, shape: Shape, tracks: bool, q: torch.Tensor, k: torch.Tensor,
-    v: torch.Tensor, scale: float | None,
-) -> Choice:  # fmt: skip
-    """Return the fastest engine, with the backward pass where one will follow."""
-    import torch
-
-    rule = _by_rule(prepared, shape)
-    others = [Choice("dense"), *(Choice("chunks", size) for size in SIZES if size < shape.queries)]
-    if shape.device.type != "cpu" or not tracks:
-        others.append(Choice("flex"))
-    q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in (q, k, v))
-    learned = [one for one in (q, k, v) if one.requires_grad]
-
-    def call(choice: Choice) -> None:
-        found = _run(prepared, shape, q, k, v, scale, choice)
-        if tracks:
-            torch.autograd.grad(found.sum(), learned)
-
-    times: dict[Choice, list[float]] = {}
-    for choice in dict.fromkeys([rule, *others]):
-        try:
-            call(choice)  # which builds masks, and compiles
-            times[choice] = []
-        except Exception as error:
-            messages.debug(f"{choice} is out: {in_a_line(error)}")
-    begun_s = clock.now()
-    while (rounds := len(next(iter(times.values())))) < ROUNDS[1] and (
-        rounds < ROUNDS[0] or clock.now() - begun_s < TUNE_S
-    ):
-        for choice in random.sample([*times], len(times)):
-            times[choice].append(clock.timed(partial(call, choice), shape.device))
-    return _fastest(times, rule)
-
-
-def _fastest(times: Mapping[Choice, list[float]], rule: Choice) -> Choice:
-    """Return the fastest, by ratios in a round; the rule's choice unless it is clearly slower."""
-    plain = times.get(rule) or next(iter(times.values()))
-    ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
-    best = min(ratios, key=ratios.__getitem__)
-    return best if ratios[best] < BETTER or rule not in times else rule
 
 
 @functools.cache

@@ -27,6 +27,27 @@ class Shape(NamedTuple):
     device: torch.device
 
 
+class Inputs(NamedTuple):
+    """What attention is computed of; `scale` is 1/√width where it is None."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float | None = None
+
+    @property
+    def shape(self) -> Shape:
+        q, k = self.q.shape, self.k.shape
+        return Shape(q[0], q[1], k[1], q[2], k[2], self.q.dtype, self.q.device)
+
+    @property
+    def is_learned(self) -> bool:
+        """Return whether a backward pass may follow."""
+        import torch
+
+        return torch.is_grad_enabled() and any(one.requires_grad for one in self[:3])
+
+
 class Indices(NamedTuple):
     """Four tensors that broadcast to (batch, heads, queries, keys)."""
 

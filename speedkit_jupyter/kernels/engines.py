@@ -9,7 +9,7 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.kernels.blocks import Block, Indices, Layout, Shape, bias
+from speedkit_jupyter.kernels.blocks import Block, Inputs, Layout, Shape, bias
 from speedkit_jupyter.kernels.patterns import Pattern
 from speedkit_jupyter.support.torch_private import can_hook_saved_tensors
 
@@ -18,23 +18,20 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-def by_blocks(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, layout: Layout,
-    scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+def by_blocks(inputs: Inputs, pattern: Pattern, layout: Layout) -> torch.Tensor:
     """Return attention, for each block of queries with the keys that it sees."""
-    import torch
-
     rows = []
     for row, blocks in layout.rows:
-        parts = _Parts(k[row], layout.size), _Parts(v[row], layout.size)
+        every = inputs.q[row].split(layout.size, 2)
+        parts = [_Parts(one[row], layout.size) for one in (inputs.k, inputs.v)]
         found = []
-        for queries, block in zip(q[row].split(layout.size, 2), blocks, strict=True):
+        for queries, block in zip(every, blocks, strict=True):
             keys, values = (one.taken(block.runs) for one in parts)
             with _remade({keys: parts[0], values: parts[1]}, block):
-                found.append(_attended(queries, keys, values, pattern, block, scale))
-        rows.append(found[0] if len(found) == 1 else torch.cat(found, 2))
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+                one = Inputs(queries, keys, values, inputs.scale)
+                found.append(_attended(one, pattern, block))
+        rows.append(_joined(found))
+    return _joined(rows, 0)
 
 
 class _Parts:
@@ -65,10 +62,10 @@ class _Parts:
         return _joined([self._whole.detach()[:, :, low:high] for low, high in runs])
 
 
-def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def _joined(parts: list[torch.Tensor], dim: int = 2) -> torch.Tensor:
     import torch
 
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 @contextmanager
@@ -94,55 +91,45 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, block: Block,
-    scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+def _attended(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
     mask = block.mask
-    if (
-        pattern.score is not None
-        and pattern.is_bias
-        and (mask is None or not mask.is_floating_point())
-    ):
-        mask = bias(pattern, block.at, mask, q.dtype)
-    if pattern.is_bias:
-        return fused(q, k, v, mask, scale)
-    return _scored(q, k, v, pattern, block.at, mask, scale)
+    if not pattern.is_bias:
+        return _scored(inputs, pattern, block)
+    if pattern.score is not None and (mask is None or not mask.is_floating_point()):
+        mask = bias(pattern, block.at, mask, inputs.q.dtype)
+    return fused(inputs, mask)
 
 
 def fused(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
-    scale: float | None, is_causal: bool = False,
-) -> torch.Tensor:  # fmt: skip
+    inputs: Inputs, mask: torch.Tensor | None = None, is_causal: bool = False
+) -> torch.Tensor:
     """Return torch's `scaled_dot_product_attention`; key heads may be fewer."""
     from torch.nn.functional import scaled_dot_product_attention
 
+    q, k, v, scale = inputs
+    is_grouped = q.shape[1] != k.shape[1]
     return scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+        q, k, v, mask, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
+    )
 
 
-def _scored(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, at: Indices,
-    mask: torch.Tensor | None, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+def _scored(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
     """Return attention with scores that a function changes, in float32 at least."""
     import torch
 
     assert pattern.score is not None
+    q, k, v, scale = inputs
     batch, heads, queries, width = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     lowest = torch.finfo(exact).min
     with torch.autocast(q.device.type, enabled=False):
+        scaled = q.to(exact) * (width**-0.5 if scale is None else scale)
         # Heads that share keys lie one below the other.
-        together = (q.to(exact) * (width**-0.5 if scale is None else scale)).reshape(
-            batch, k.shape[1], -1, width
-        )
+        together = scaled.reshape(batch, k.shape[1], -1, width)
         scores = (together @ k.to(exact).mT).view(batch, heads, queries, -1)
-        scores = pattern.score(scores, *at)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
+        scores = pattern.score(scores, *block.at)
+        if block.mask is not None:
+            scores = scores.masked_fill(~block.mask, -torch.inf)
         # The greatest score gives 1, so that the sum is 0 for a row that sees nothing, or above 1.
         weights = (scores - scores.detach().amax(-1, keepdim=True).clamp(min=lowest)).exp()
         total = weights.sum(-1, keepdim=True).clamp(min=1.0)
@@ -191,13 +178,9 @@ def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
     )  # fmt: skip
 
 
-def by_flex(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pattern: Pattern, flex: Flex,
-    blocks: BlockMask | None, scale: float | None,
-) -> torch.Tensor:  # fmt: skip
+def by_flex(inputs: Inputs, pattern: Pattern, flex: Flex, blocks: BlockMask | None) -> torch.Tensor:
     """Return FlexAttention's result."""
-    found: torch.Tensor = flex(
-        q, k, v, score_mod=pattern.score, block_mask=blocks, scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+    q, k, v, scale = inputs
+    more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
+    found: torch.Tensor = flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)
     return found

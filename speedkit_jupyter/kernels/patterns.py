@@ -168,11 +168,10 @@ def names_in(words: str, options: Options) -> list[str]:
     return names
 
 
-def composed(
-    names: Sequence[str], options: Options, mask: MaskMod | None, score: ScoreMod | None
-) -> Pattern:
-    """Return the pattern of these names, and of functions of the user's after them."""
+def composed(names: Sequence[str], options: Options) -> Pattern:
+    """Return the pattern of these names, and of the user's functions after them."""
     parts = [PATTERNS[name](options) for name in names]
+    mask, score = options.get("mask_mod"), options.get("score_mod")
     if mask is not None or score is not None:
         parts.append(Pattern(mask, score, is_bias=score is None))
     return reduce(Pattern.and_then, parts)

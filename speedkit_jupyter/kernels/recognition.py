@@ -107,7 +107,7 @@ def _is_pattern(seen: torch.Tensor, words: str, options: dict[str, Any]) -> bool
     import torch
 
     rows, queries, keys = seen.shape
-    pattern = composed(words.split("+"), options, None, None)
+    pattern = composed(words.split("+"), options)
     if pattern.mask is None:
         return bool(seen.all())
 

@@ -246,7 +246,7 @@ def test_a_step_in_which_nothing_is_seen_has_zero_gradients():
 )
 def test_the_rule_takes_chunks_where_they_leave_out_enough(words, options, length, engine):
     shape = Shape(ROWS, HEADS, HEADS, length, length, torch.float32, torch.device("cpu"))
-    assert kernels._by_rule(prepared_for(words, **options), shape).engine == engine
+    assert prepared_for(words, **options).by_rule(shape).engine == engine
 
 
 def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
@@ -257,7 +257,7 @@ def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
     found = attention(*inputs, "sliding_window", window=5, tune=True)
     torch.testing.assert_close(found, plain)
     assert len(kernels._CHOICES) == 1
-    monkeypatch.setattr(kernels, "_measured", None)
+    monkeypatch.setattr(kernels.Prepared, "measured", None)
     attention(*inputs, "sliding_window", window=5, tune=True)
     attention(*inputs, "sliding_window", window=5)
     assert all(one.grad is None for one in inputs)
@@ -265,7 +265,7 @@ def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
 
 def test_the_fastest_is_taken_where_it_is_faster_than_the_rules(monkeypatch):
     seconds = {"dense": 1.0, "chunks": 2.0}
-    choice = partial(kernels._fastest, rule=Choice("chunks", 64))
+    choice = partial(kernels.fastest, rule=Choice("chunks", 64))
     assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "dense"
     seconds["dense"] = 1.99
     assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "chunks"
