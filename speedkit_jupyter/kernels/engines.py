@@ -180,7 +180,11 @@ def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
 
 def by_flex(inputs: Inputs, pattern: Pattern, flex: Flex, blocks: BlockMask | None) -> torch.Tensor:
     """Return FlexAttention's result."""
+    import torch
+
     q, k, v, scale = inputs
+    if not torch.is_grad_enabled():  # on a CPU it refuses what requires gradients even then
+        q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     found: torch.Tensor = flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)
     return found

@@ -105,11 +105,12 @@ def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
         blocks = create_block_mask(mask_mod, None, None, length, length, device=DEVICE)
         flex = torch.compile(flex_attention, dynamic=False)
         ways["flex"] = partial(flex, block_mask=blocks, score_mod=score_mod)
-    with torch.no_grad():
-        exact = by_hand(pattern, mask_mod, score_mod, length, torch.float64)(
-            q.double(), k.double(), v.double()
-        )
-        errors = {name: float((way(q, k, v) - exact).abs().max()) for name, way in ways.items()}
+    double = by_hand(pattern, mask_mod, score_mod, length, torch.float64)
+    exact = double(*(one.detach().double() for one in (q, k, v)))
+    with torch.set_grad_enabled(training):
+        errors = {
+            name: float((way(q, k, v).detach() - exact).abs().max()) for name, way in ways.items()
+        }
     steps = {name: partial(step, way, q, k, v, training) for name, way in ways.items()}
     with torch.set_grad_enabled(training):
         times = interleaved_s(steps, rounds)
