@@ -29,8 +29,8 @@ SIZES, THREAD_QUERIES = (64, 128, 256), 64
 CAUSAL_QUERIES = 1024
 # Where blocks compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
-# FlexAttention is compiled on a GPU from this length on: its blocks have 128 queries.
-FLEX_QUERIES = 128
+# FlexAttention is compiled on these from this length on: its blocks have 128 queries.
+FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
 # Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
 TUNE_S, ROUNDS, BETTER = 2.0, (7, 40), 0.97
 # This many patterns are kept with their masks, those used last.
@@ -69,13 +69,12 @@ class Prepared:
         """Return what is fastest for most."""
         import torch
 
-        pattern, on_cpu = self.pattern, shape.device.type == "cpu"
-        is_short = on_cpu and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
+        pattern, kind = self.pattern, shape.device.type
+        is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
         if pattern.is_plain and not is_short:
             return Choice("dense")
-        if not on_cpu:
-            is_long = shape.queries >= FLEX_QUERIES
-            return Choice("flex" if is_long and self.can_flex else "dense")
+        if kind in FLEX_DEVICES and self.can_flex:
+            return Choice("flex" if shape.queries >= FLEX_QUERIES else "dense")
         queries = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
         size = next((size for size in SIZES if size >= queries), SIZES[-1])
         if shape.queries < 2 * size or self.layout(shape, size).share > DENSE:
@@ -91,7 +90,7 @@ class Prepared:
         rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
         learned = [one for one in (q, k, v) if one.requires_grad]
         every = [rule, Choice("dense"), *(Choice("chunks", s) for s in SIZES if s < shape.queries)]
-        if shape.device.type != "cpu" or not tracks:
+        if shape.device.type in FLEX_DEVICES or not tracks:
             every.append(Choice("flex"))
 
         def call(choice: Choice) -> None:

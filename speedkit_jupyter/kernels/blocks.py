@@ -89,11 +89,10 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> Layout:
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
+    is_alike = pattern.seen(rows=shape.batch, device=shape.device).numel() == 1
     every = [slice(None)]
-    if pattern.mask is not None and size < shape.queries and shape.batch > 1:
-        one = each.new_zeros(1, 1, 1, 1)
-        if pattern.mask(each, one, one, one).shape[:1] == each.shape[:1]:
-            every = [slice(row, row + 1) for row in range(shape.batch)]
+    if size < shape.queries and not is_alike:
+        every = [slice(row, row + 1) for row in range(shape.batch)]
     rows = [(row, [*_blocks(pattern, shape, size, each[row])]) for row in every]
     computed = sum(one.at.query.numel() * one.at.key.numel() for _, some in rows for one in some)
     return Layout(size, rows, computed / max(len(rows) * shape.queries * shape.keys, 1))

@@ -162,16 +162,12 @@ def compiled_flex(device: torch.device) -> Flex:
 
 def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
     """Return FlexAttention's blocks, of each row and head only where the pattern differs there."""
-    import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
     if pattern.mask is None:
         return None
-    zero = torch.zeros(1, 1, 1, 1, dtype=torch.long, device=shape.device)
-    rows = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
-    heads = torch.arange(shape.heads, device=shape.device).view(1, -1, 1, 1)
-    by_row = shape.batch > 1 and pattern.mask(rows, zero, zero, zero).numel() > 1
-    by_head = shape.heads > 1 and pattern.mask(zero, heads, zero, zero).numel() > 1
+    by_row = pattern.seen(rows=shape.batch, device=shape.device).numel() > 1
+    by_head = pattern.seen(heads=shape.heads, device=shape.device).numel() > 1
     return create_block_mask(
         pattern.mask, shape.batch if by_row else None, shape.heads if by_head else None,
         shape.queries, shape.keys, device=shape.device,

@@ -42,6 +42,23 @@ class Pattern:
         """Return whether torch's SDPA computes it without a mask."""
         return self.score is None and (self.mask is None or self.is_causal)
 
+    def seen(
+        self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
+    ) -> torch.Tensor:
+        """Return the mask of the first positions, with sizes of 1 where it does not differ."""
+        import torch
+
+        if self.mask is None:
+            return torch.ones((), dtype=torch.bool, device=device)
+
+        def numbers(count: int, *shape: int) -> torch.Tensor:
+            return torch.arange(count, device=device).view(shape)
+
+        return self.mask(
+            numbers(rows, -1, 1, 1, 1), numbers(heads, 1, -1, 1, 1),
+            numbers(queries, 1, 1, -1, 1), numbers(keys, 1, 1, 1, -1),
+        )  # fmt: skip
+
     def and_then(self, other: Pattern) -> Pattern:
         """Return the pattern that sees what both see, and changes scores by one after the other."""
         masks = [one.mask for one in (self, other) if one.mask is not None]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.kernels.blocks import Indices
 from speedkit_jupyter.kernels.patterns import composed
 
 if TYPE_CHECKING:
@@ -104,18 +103,8 @@ def _candidates(seen: torch.Tensor) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _is_pattern(seen: torch.Tensor, words: str, options: dict[str, Any]) -> bool:
-    import torch
-
-    rows, queries, keys = seen.shape
     pattern = composed(words.split("+"), options)
     if pattern.mask is None:
         return bool(seen.all())
-
-    def numbers(count: int, *shape: int) -> torch.Tensor:
-        return torch.arange(count, device=seen.device).view(*shape)
-
-    at = Indices(
-        numbers(rows, -1, 1, 1, 1), numbers(1, 1, 1, 1, 1),
-        numbers(queries, 1, 1, -1, 1), numbers(keys, 1, 1, 1, -1),
-    )  # fmt: skip
-    return bool((pattern.mask(*at)[:, 0] == seen).all())
+    rows, queries, keys = seen.shape
+    return bool((pattern.seen(rows, 1, queries, keys, seen.device)[:, 0] == seen).all())

@@ -123,8 +123,7 @@ def dense_mask(seen: Situation) -> Iterator[Opportunity]:
         with torch.no_grad():
             off = (tried() - call()).abs().max()
             is_same = bool(off <= 8 * torch.finfo(call.q.dtype).eps * call.v.abs().max())
-        times = seen.ratio(call, tried)
-        if not is_same or times is None:
+        if not is_same or (times := seen.ratio(call, tried)) is None:
             continue
         given = "" if found.is_plain else "; from speedkit_jupyter import attention"
         yield Opportunity(
