@@ -221,9 +221,9 @@ def _checked(inputs: Inputs, documents: Any, engine: str) -> Shape:
     (batch, heads, queries, width), key, value = sizes
     if key[0] != batch or key[3] != width or value[:3] != key[:3] or heads % max(key[1], 1):
         raise ArgumentError(f"q {sizes[0]}, k {key} and v {value} do not fit together")
-    if documents is not None and documents.shape not in ((n := max(queries, key[2]),), (batch, n)):
-        shown = str(tuple(documents.shape))
-        raise ArgumentError(f"documents must be ({n},) or ({batch}, {n}), not {shown}")
+    n, size = max(queries, key[2]), tuple(getattr(documents, "shape", ()))
+    if documents is not None and size not in ((n,), (batch, n)):
+        raise ArgumentError(f"documents must be ({n},) or ({batch}, {n}), not {size}")
     if engine not in ENGINES:
         near = did_you_mean(engine, ENGINES)
         raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}.{near}")

@@ -59,7 +59,7 @@ class Indices(NamedTuple):
 
 @dataclass
 class Block:
-    """Queries `first` to `last`, and the runs of keys that they see.
+    """Some queries, and the runs of keys that they see; `at` are the positions of both.
 
     `mask` is None where each sees all of these; else True for what is seen, or a `bias` to add,
     which is minus infinity elsewhere.
@@ -117,7 +117,7 @@ def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> I
             key = torch.cat([numbers(*run) for run in runs])
             mask = None if bool((mask := mask[..., key - low]).all()) else mask
         at = Indices(batch, head, query, key.view(1, 1, 1, -1))
-        kept_bytes = shape.heads * shape.queries * shape.keys * shape.dtype.itemsize
+        kept_bytes = shape.heads * shape.queries * key.numel() * shape.dtype.itemsize
         if pattern.score is not None and pattern.is_bias and kept_bytes <= KEPT_BYTES:
             mask = bias(pattern, at, mask, shape.dtype)
         if mask is not None and before is not None and mask.shape == before.shape:
