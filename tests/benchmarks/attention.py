@@ -1,9 +1,10 @@
 """Is `attention(…, pattern)` as fast as the better of what one would write by hand?
 
-Patterns by lengths, trained and without gradients, against SDPA with a dense mask (with soft-cap:
-products and a softmax by hand) and against compiled FlexAttention (on CPUs only without gradients).
-Masks by hand are made once, outside of what is timed. All run interleaved in shuffled rounds; each
-row has times, peak memory of a step beside inputs and masks, and the error against float64.
+Patterns by lengths, trained and without gradients, against SDPA with a dense mask (`causal` with
+`is_causal`, soft-cap with products and a softmax) and against compiled FlexAttention (on CPUs only
+without gradients). Masks by hand are made once, outside of what is timed. All run interleaved in
+shuffled rounds; each row has times, peak memory of a step beside inputs and masks, and the error
+against float64.
 
     python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,1024] [--table]
 
@@ -142,7 +143,9 @@ def by_hand(
     length: int,
     dtype: torch.dtype = torch.float32,
 ) -> Callable[..., torch.Tensor]:
-    """Return SDPA with a dense mask; with a function of scores that it can't take, in products."""
+    """Return SDPA with a dense mask if need be; products where it can't take the function."""
+    if pattern == "causal":
+        return partial(functional.scaled_dot_product_attention, is_causal=True)
     at = torch.arange(length, device=DEVICE)
     head, q, k = torch.arange(HEADS, device=DEVICE)[:, None, None], at[:, None], at[None]
     mask, zero = mask_mod(0, 0, q, k), torch.zeros((), dtype=dtype, device=DEVICE)
