@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from speedkit_jupyter.batching.micro_batch import micro_batch as micro_batch
     from speedkit_jupyter.batching.sweep import batch_sizes as batch_sizes
     from speedkit_jupyter.codegen.forms import code as code
+    from speedkit_jupyter.kernels.attention import AttentionPattern as AttentionPattern
+    from speedkit_jupyter.kernels.attention import attention as attention
     from speedkit_jupyter.loading.tuner import tune_loader as tune_loader
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
@@ -43,6 +45,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "batching.micro_batch": "micro_batch",
     "batching.sweep": "batch_sizes",
     "codegen.forms": "code",
+    "kernels.attention": "AttentionPattern attention",
     "loading.tuner": "tune_loader",
     "machines.hardware": "Hardware",
     "measure.subject.from_function": "benchmark",

@@ -21,7 +21,7 @@ LAYERS = (
     ("plans",),
     ("measure",),
     ("session",),
-    ("tuning", "profiling", "compiling", "loading", "batching", "freeing"),
+    ("tuning", "profiling", "compiling", "loading", "batching", "freeing", "kernels"),
     ("advice",),
     ("codegen", "report"),
     ("magics", "widgets"),
@@ -205,6 +205,7 @@ def test_importing_the_package_loads_neither_torch_nor_pydantic() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert speedkit_jupyter.__all__ == [
+        "AttentionPattern",
         "ConfigError",
         "Decision",
         "Facts",
@@ -218,6 +219,7 @@ def test_the_public_names_are_these() -> None:
         "StepError",
         "advise",
         "apply_speedups",
+        "attention",
         "autocast_context",
         "batch_sizes",
         "benchmark",

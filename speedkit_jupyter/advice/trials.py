@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.advice.advice import Subject, Trial
+from speedkit_jupyter.kernels.attention import attention
+from speedkit_jupyter.kernels.recognition import Recognized
 from speedkit_jupyter.loading.settings import Settings, begun_with, rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
 
@@ -154,6 +156,23 @@ def unchecked_distributions(_: Subject) -> Iterator[None]:
         yield
     finally:
         Distribution.set_default_validate_args(before)
+
+
+def by_pattern(mask: torch.Tensor, found: Recognized) -> Trial:
+    """Return what has SDPA compute the pattern wherever it is given a mask of these values."""
+    import torch
+    from torch.nn import functional
+
+    def call(original: Any, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+             is_causal: bool = False, **kwargs: Any) -> Any:  # fmt: skip
+        if attn_mask is None or attn_mask.shape != mask.shape or not torch.equal(attn_mask, mask):
+            return original(q, k, v, attn_mask, dropout_p, is_causal, **kwargs)
+        if found.is_plain:
+            return original(q, k, v, None, dropout_p, found.words == "causal", **kwargs)
+        return attention(q, k, v, found.words, scale=kwargs.get("scale"), **found.options)
+
+    make = partial(partial, call)
+    return lambda _: patched(functional, "scaled_dot_product_attention", make)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 Original = Callable[..., Any]
+# The masks of attention that are kept, with the tensors that they are for.
+MASKS = 4
 
 
 @dataclass
@@ -70,6 +72,26 @@ class ModelCall:
 
 
 @dataclass
+class AttentionCall:
+    """The first call of SDPA with this dense mask, its arguments without their graph."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor
+    scale: float | None
+    dropout_p: float
+
+    def __call__(self) -> torch.Tensor:
+        from torch.nn import functional
+
+        return functional.scaled_dot_product_attention(
+            self.q, self.k, self.v, self.mask, scale=self.scale,
+            enable_gqa=self.q.shape[-3] != self.k.shape[-3],
+        )  # fmt: skip
+
+
+@dataclass
 class Draws:
     """Seconds of one DataLoader: until its iterator was there, for each batch, for each end."""
 
@@ -85,8 +107,9 @@ class Watched:
     `calls` are those of outermost modules, `times` how often modules of each class were called;
     `got_gradients` are ids of parameters whose gradient was written to; `gradients_asked` says
     whether `torch.autograd.grad` was called; each of `backwards` whether a call of `backward`
-    retains and creates a graph. `steps` are those of all optimizers, `held` the ids of what these
-    hold. Optimizers and `loaders` may be made in the step itself.
+    retains and creates a graph; `attentions` are calls of SDPA with a mask, one for each mask.
+    `steps` are those of all optimizers, `held` the ids of what these hold. Optimizers and `loaders`
+    may be made in the step itself.
     """
 
     calls: list[ModelCall] = field(default_factory=list)
@@ -99,6 +122,7 @@ class Watched:
     steps: int = 0
     loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
+    attentions: dict[tuple[int, int], AttentionCall] = field(default_factory=dict)
     ran: set[CodeType] = field(default_factory=set)
     in_anomaly_mode: bool = False
     checks: int = 0
@@ -159,6 +183,17 @@ class Watched:
             self.checks += 1
             self.checks_s += clock.now() - begun_s
 
+    def attention(
+        self, original: Original, query: Any, key: Any, value: Any, attn_mask: Any = None,
+        dropout_p: float = 0.0, is_causal: bool = False, *args: Any, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """See SDPA called; of masks the first few."""
+        if attn_mask is not None and len(self.attentions) < MASKS:
+            q, k, v = (one.detach() for one in (query, key, value))
+            seen = AttentionCall(q, k, v, attn_mask, kwargs.get("scale"), dropout_p)
+            self.attentions.setdefault((id(attn_mask), version(attn_mask)), seen)
+        return original(query, key, value, attn_mask, dropout_p, is_causal, *args, **kwargs)
+
     def loop(self, original: Original, loader: DataLoader[Any]) -> Any:
         """See a loop over a loader begin."""
         begun_s = clock.now()
@@ -196,6 +231,7 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (torch.nn.Module, "__call__", found.module),
             (torch.autograd, "backward", found.backward),
             (torch.autograd, "grad", found.grad),
+            (torch.nn.functional, "scaled_dot_product_attention", found.attention),
             (torch.optim.Optimizer, "zero_grad", found.zero_grad),
             (DataLoader, "__iter__", found.loop),
             (loader_iterator(), "__next__", found.draw),

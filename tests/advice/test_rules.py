@@ -18,6 +18,7 @@ from situations import found, rule_named, seen, written
 from steps_of_rules import namespace, words
 
 from speedkit_jupyter import Facts, Hardware, plan
+from speedkit_jupyter.advice.advice import Subject
 from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.rules.data import padded
 from speedkit_jupyter.advice.situation import Situation
@@ -231,6 +232,46 @@ def test_padding_is_what_the_rows_end_in(batch, everywhere, behind):
 def tried(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Says how many times as long the first of two calls takes that a rule tries."""
     return lambda ratio: monkeypatch.setattr(Situation, "ratio", lambda *_, **__: ratio)
+
+
+MASKED = """
+    q = torch.randn(1, 2, 300, 8, requires_grad=True)
+    at = torch.arange(300)
+    mask = {}
+    def step():
+        F.scaled_dot_product_attention(q, q, q, attn_mask=mask{}).sum().backward()
+"""
+TAKES = {"shares": COMPUTING, "operators": {"aten::scaled_dot_product_attention": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("mask", "more", "code"),
+    [
+        ("at[:, None] >= at", ", dropout_p=0.1", "is_causal=True"),
+        ("(at[:, None] - at).abs() < 9", "", 'attention(q, k, v, "sliding_window", window=(8, 8))'),
+        ("(at[:, None] - at).abs() < 9", ", dropout_p=0.1", None),
+        ("(at[:, None] - at).abs() % 9 < 5", "", None),
+    ],
+)
+def test_a_dense_mask_that_is_a_pattern_is_named(tried, mask, more, code):
+    tried(3.0)
+    step = MASKED.format(mask, more)
+    said = found("dense_mask", step, **TAKES)
+    assert [code in one.remedy for one in said] == [True] * (code is not None)
+    assert found("dense_mask", step, shares=COMPUTING) == []
+
+
+def test_a_mask_is_tried_without(tried):
+    tried(3.0)
+    step = written(MASKED.format("(at[:, None] - at < 9) & (at[:, None] >= at)", ""))
+    q = step.__globals__["q"]
+    step()
+    plain = q.grad.clone()
+    (one,) = found("dense_mask", step, **TAKES)
+    q.grad = None
+    with one.trial(Subject()):
+        step()
+    torch.testing.assert_close(q.grad, plain)
 
 
 def test_workers_that_start_for_each_loop_are_kept():

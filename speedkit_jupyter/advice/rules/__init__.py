@@ -45,6 +45,7 @@ RULES: tuple[Callable[[Situation], Iterator[Opportunity]], ...] = (
     settings.distribution_checks,
     settings.double_precision,
     settings.attention_by_hand,
+    settings.dense_mask,
     settings.sparse_products,
     settings.recompiling,
     settings.learned,

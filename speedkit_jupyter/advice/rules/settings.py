@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
 from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
+from speedkit_jupyter.kernels.attention import attention
+from speedkit_jupyter.kernels.recognition import recognized
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.profiling.split import Part
 from speedkit_jupyter.support import units
-from speedkit_jupyter.support.units import share
+from speedkit_jupyter.support.units import ratio, share
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate
 
@@ -100,6 +103,40 @@ def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
             "rounding; the attention weights themselves are not there any more",
             spots=part.spots(softmax),
         )
+
+
+SDPA = ("aten::scaled_dot_product", "aten::_scaled_dot_product")
+
+
+def dense_mask(seen: Situation) -> Iterator[Opportunity]:
+    """Find a dense mask given to SDPA that is a pattern, by its values."""
+    import torch
+
+    taken = min(seen.operators(*SDPA), 0.95)
+    for call in seen.watched.attentions.values() if taken >= 0.05 else ():
+        queries, keys = call.q.shape[-2], call.k.shape[-2]
+        found = recognized(call.mask, queries, keys) if call.q.dim() == 4 else None
+        if found is None or (call.dropout_p and not found.is_plain):
+            continue
+        tried = partial(attention, call.q, call.k, call.v, found.words, scale=call.scale,
+                        **found.options)  # fmt: skip
+        with torch.no_grad():
+            off = (tried() - call()).abs().max()
+            is_same = bool(off <= 8 * torch.finfo(call.q.dtype).eps * call.v.abs().max())
+        if not is_same or (times := seen.ratio(call, tried)) is None:
+            continue
+        given = "" if found.is_plain else "; from speedkit_jupyter import attention"
+        yield Opportunity(
+            f"{found.words} attention without its dense mask",
+            f"a mask of {queries:,}×{keys:,} is {found.words}, which sees {share(found.share)} of "
+            f"the scores: every value was compared. Without it attention took {ratio(times)} less "
+            f"time; attention: {share(taken)} of the step",
+            amdahl(taken, max(0.7 * times, 1.0), max(1.3 * times, 1.0)),
+            f"{found.code}{given}",
+            "rounding",
+            trial=trials.by_pattern(call.mask, found),
+        )
+        return
 
 
 # A matrix is sparse with this share of zeros; sparse kernels are this much slower for each number.

@@ -1,0 +1,207 @@
+"""Is `attention(…, pattern)` as fast as the better of what one would write by hand?
+
+Patterns by lengths, trained and without gradients, against SDPA with a dense mask (`causal` with
+`is_causal`, soft-cap with products and a softmax) and against compiled FlexAttention (on CPUs only
+without gradients). Masks by hand are made once, outside of what is timed. All run interleaved in
+shuffled rounds; each row has times, peak memory of a step beside inputs and masks, and the error
+against float64.
+
+    python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,1024] [--table]
+
+Exits 1 where `attention` with `tune=True` is slower than the better one by more than 3 %.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
+from torch.nn import functional
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from speedkit_jupyter import attention
+from speedkit_jupyter.kernels import attention as kernels
+from speedkit_jupyter.kernels.patterns import slopes_of
+from speedkit_jupyter.measure.checks.memory import needed
+from speedkit_jupyter.support import units
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HEADS, WIDTH, WINDOW, PREFIX, CAP = 8, 64, 256, 128, 30.0
+# Documents of uneven lengths, some 200 tokens in the middle.
+STARTS = torch.arange(1, 400).mul(37).remainder(331).cumsum(0)
+AT_LEAST = 0.97
+
+
+def ids(length: int) -> torch.Tensor:
+    return torch.bucketize(torch.arange(length), STARTS, right=True).to(DEVICE)
+
+
+def slopes() -> torch.Tensor:
+    return torch.tensor(slopes_of(HEADS), device=DEVICE)
+
+
+# By name: the options of `attention`, and functions for FlexAttention, which make the masks too.
+Made = tuple[dict[str, Any], Callable[..., Any], Callable[..., Any] | None]
+
+
+def pattern_of(name: str, length: int) -> Made:
+    documents, each = ids(length), slopes()
+    causal = lambda b, h, q, k: q >= k  # noqa: E731
+    window = lambda b, h, q, k: (q >= k) & (q - k < WINDOW)  # noqa: E731
+    patterns: dict[str, Made] = {
+        "causal": ({}, causal, None),
+        "sliding_window": ({"window": WINDOW}, window, None),
+        "prefix": ({"prefix": PREFIX}, lambda b, h, q, k: (q >= k) | (k < PREFIX), None),
+        "causal+documents": ({"documents": documents},
+                             lambda b, h, q, k: (q >= k) & (documents[q] == documents[k]), None),
+        "causal+alibi": ({}, causal, lambda s, b, h, q, k: s - each[h] * (q - k)),
+        "sliding_window+softcap": ({"window": WINDOW, "cap": CAP}, window,
+                                   lambda s, b, h, q, k: CAP * torch.tanh(s / CAP)),
+    }  # fmt: skip
+    return patterns[name]
+
+
+NAMES = ("causal", "sliding_window", "prefix", "causal+documents", "causal+alibi",
+         "sliding_window+softcap")  # fmt: skip
+
+
+def main() -> int:
+    """Run the program."""
+    parser = parser_of(__doc__, "attention.jsonl")
+    parser.add_argument("--lengths", default="512,1024")
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args()
+    keys = [
+        {"pattern": name, "length": int(length), "training": training}
+        for length in options.lengths.split(",")
+        for name in NAMES
+        for training in (True, False)
+    ]
+    work = partial(measured, rounds=options.rounds)
+    rows = collected(options, keys, work, lambda row: " | ".join(cells(row)))
+    print(rows[0]["machine"] if rows else "", markdown(HEAD, *map(cells, rows)), sep="\n\n")
+    slow = [row for row in rows if row["tuned"][2] < AT_LEAST]
+    return exit_code([f"{' '.join(cells(row)[:3])}: slower than by hand" for row in slow])
+
+
+def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
+    """Return times, memory and errors of each way."""
+    options, mask_mod, score_mod = pattern_of(pattern, length)
+    q, k, v = (
+        torch.randn(1, HEADS, length, WIDTH, device=DEVICE, requires_grad=training)
+        for _ in range(3)
+    )
+    ways: dict[str, Callable[..., torch.Tensor]] = {
+        "rule": by_rule(pattern, options),
+        "tuned": partial(attention, pattern=pattern, tune=True, **options),
+        "dense": by_hand(pattern, mask_mod, score_mod, length),
+    }
+    if not (training and DEVICE.type == "cpu"):
+        blocks = create_block_mask(mask_mod, None, None, length, length, device=DEVICE)
+        flex = torch.compile(flex_attention, dynamic=False)
+        ways["flex"] = partial(flex, block_mask=blocks, score_mod=score_mod)
+    double = by_hand(pattern, mask_mod, score_mod, length, torch.float64)
+    exact = double(*(one.detach().double() for one in (q, k, v)))
+    with torch.set_grad_enabled(training):
+        errors = {
+            name: float((way(q, k, v).detach() - exact).abs().max()) for name, way in ways.items()
+        }
+    steps = {name: partial(step, way, q, k, v, training) for name, way in ways.items()}
+    with torch.set_grad_enabled(training):
+        times = interleaved_s(steps, rounds)
+    others = [name for name in ("dense", "flex") if name in times]
+    best = min(others, key=lambda name: median(times[name]))
+    return {
+        "best": best,
+        "seconds": {name: median(found) for name, found in times.items()},
+        "bytes": {name: bytes_of(one, training) for name, one in steps.items()},
+        "errors": errors,
+        **{name: over(times[best], times[name]) for name in ("rule", "tuned", "dense")},
+    }
+
+
+def by_rule(pattern: str, options: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """Return `attention` with nothing remembered."""
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        with mock.patch.dict(kernels._CHOICES, clear=True):
+            return attention(*inputs, pattern, **options)
+
+    return call
+
+
+def by_hand(
+    pattern: str,
+    mask_mod: Callable[..., Any],
+    score_mod: Callable[..., Any] | None,
+    length: int,
+    dtype: torch.dtype = torch.float32,
+) -> Callable[..., torch.Tensor]:
+    """Return SDPA with a dense mask if need be; products where it can't take the function."""
+    if pattern == "causal":
+        return partial(functional.scaled_dot_product_attention, is_causal=True)
+    at = torch.arange(length, device=DEVICE)
+    head, q, k = torch.arange(HEADS, device=DEVICE)[:, None, None], at[:, None], at[None]
+    mask, zero = mask_mod(0, 0, q, k), torch.zeros((), dtype=dtype, device=DEVICE)
+    if pattern != "sliding_window+softcap":
+        added = None if score_mod is None else score_mod(zero, 0, head, q, k).to(dtype)
+        given = mask if added is None else added.masked_fill(~mask, -torch.inf)
+        return partial(functional.scaled_dot_product_attention, attn_mask=given)
+
+    def products(*inputs: torch.Tensor) -> torch.Tensor:
+        queries, keys, values = inputs
+        scores = score_mod(queries @ keys.mT * WIDTH**-0.5, 0, head, q, k)
+        return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values
+
+    return products
+
+
+def step(
+    way: Callable[..., torch.Tensor],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    training: bool,
+) -> None:
+    """Make a forward pass, and a backward pass in training."""
+    found = way(q, k, v)
+    if training:
+        torch.autograd.grad(found.sum(), (q, k, v))
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def bytes_of(one: Callable[[], object], training: bool) -> int | None:
+    with torch.set_grad_enabled(training):
+        return needed(one, DEVICE, ()).peak_bytes
+
+
+HEAD = ("pattern", "length", "", "by the rule", "tuned", "by hand", "memory", "by hand", "error",
+        "by hand")  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    """Return how many times as fast as the better one by hand each is, and what it needs."""
+    best, size = row["best"], row["bytes"]
+    return [
+        row["pattern"],
+        str(row["length"]),
+        "training" if row["training"] else "without gradients",
+        interval(row["rule"]),
+        interval(row["tuned"]),
+        f"{best}: {units.seconds(row['seconds'][best])}",
+        units.size(size["tuned"] or 0),
+        units.size(size[best] or 0),
+        f"{row['errors']['tuned']:.1e}",
+        f"{row['errors'][best]:.1e}",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
