@@ -1,0 +1,101 @@
+"""Watches for what a call replaces in this process: clocks, torch's functions, our own, switches.
+
+What ran before the watch began is not seen, and nothing in a process can hold out against code of
+the same process that means to deceive: a process of the candidate's own does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from speedkit_jupyter.machines import flags
+
+PACKAGE = __name__.partition(".")[0]
+CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "process_time", "time")
+
+
+class Watch:
+    """Names what differs from when it was made, and puts it back."""
+
+    def __init__(self) -> None:
+        self._before = [(owner, _callables(owner)) for owner in _owners()]
+        self._switches = flags.snapshot()
+        self._grad = _is_grad_enabled()
+        self._late = [name for name in CLOCKS if not _is_builtin(getattr(time, name))]
+
+    def changes(self) -> list[str]:
+        """Return a line for each function that was replaced and switch that was changed."""
+        faults = [f"time.{name} is not Python's own" for name in self._late]
+        for owner, before in self._before:
+            now = vars(owner)
+            replaced = [
+                name
+                for name, value in before.items()
+                if now.get(name) is not value and not _is_wrapped_by_torch(now.get(name), value)
+            ]
+            for name in replaced:
+                faults.append(f"it replaces {owner.__name__}.{name}")
+                setattr(owner, name, before[name])
+        found = flags.diff(self._switches, flags.snapshot())
+        faults += [f"it changes the switch {one.name} to {one.after}" for one in found]
+        if found:
+            flags.restore(self._switches)
+        if _is_grad_enabled() != self._grad:
+            faults.append("it switches gradients on or off for all that follows")
+            _set_grad_enabled(self._grad)
+        return faults
+
+
+def _owners() -> Iterator[Any]:
+    """Yield the modules and classes that a judgement or a reference stands on."""
+    import torch
+
+    yield from (builtins, time, torch, torch.linalg, torch.autograd, torch.random, torch.cuda)
+    yield from (torch.accelerator, torch.nn.functional, torch.Tensor, torch.nn.Module)
+    yield from (torch.nn.Linear, torch.nn.LayerNorm, torch.autograd.Function)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == PACKAGE and module is not None:
+            yield module
+            own = (one for one in vars(module).values() if isinstance(one, type))
+            yield from (one for one in own if one.__module__ == name)
+
+
+def _callables(owner: Any) -> dict[str, Any]:
+    """Return its functions, classes and other descriptors, as they are written."""
+    return {
+        name: value
+        for name, value in vars(owner).items()
+        if callable(value) or isinstance(value, staticmethod | classmethod | property)
+    }
+
+
+def _is_wrapped_by_torch(now: Any, before: Any) -> bool:
+    """Return whether torch put it around the one before, as torch.compile does with some."""
+    import torch
+
+    code, folder = getattr(now, "__code__", None), str(Path(torch.__file__).parent)
+    return (
+        code is not None and code.co_filename.startswith(folder) and inspect.unwrap(now) is before
+    )
+
+
+def _is_builtin(function: Any) -> bool:
+    return type(function) is type(time.sleep)
+
+
+def _is_grad_enabled() -> bool:
+    import torch
+
+    return torch.is_grad_enabled()
+
+
+def _set_grad_enabled(value: bool) -> None:
+    import torch
+
+    torch.set_grad_enabled(value)
