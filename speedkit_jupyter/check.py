@@ -23,7 +23,7 @@ def main() -> int:
     parser.add_argument("reference", help="what it stands for: FILE.py:NAME")
     parser.add_argument("--inputs", help="FILE.py:NAME (default: inputs of the reference's file)")
     parser.add_argument("--sizes", help=f"of {','.join(SIZES)} (default: all)")
-    parser.add_argument("--budget", type=float, help="seconds in all (default 10)")
+    parser.add_argument("--budget", type=float, help="seconds in all (default 30)")
     parser.add_argument("--no-gradients", action="store_true", help="the forward pass alone")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()

@@ -21,7 +21,7 @@ from speedkit_jupyter.checking.calls import (
     are_equal,
     inputs_of,
 )
-from speedkit_jupyter.measure.checks.deviations import NOTHING, Deviation, of_gradients, sums
+from speedkit_jupyter.measure.checks.deviations import NOTHING, Deviation, sums, total
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.tolerance import TERMS, beyond_limit
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 # The worst row may be so many times as far off as that of what rounding explains.
 ROW = 4.0
+# A gradient is compared relative to this share of the root mean square of all at least: a smaller
+# one may be what rounding left of a zero, as of the keys where there is only one.
+SMALL = 1e-2
 # A round is compared with the reference's own result, whose error adds to that of the candidate.
 BOTH = 2.0
 
@@ -85,16 +88,16 @@ def rows(values: Values, reference: Values) -> dict[str, Row]:
     pairs |= {name: (values[name], None) for name in extra if name.startswith(GRADIENT)}
     floats = {name: pair for name, pair in pairs.items() if _are_floating(pair)}
     parts = dict(zip(floats, sums(list(floats.values())), strict=True))
-    gradients = [name for name in parts if name.startswith(GRADIENT)]
-    relative = dict(zip(gradients, of_gradients([parts[name] for name in gradients]), strict=True))
+    gradients = total([part for name, part in parts.items() if name.startswith(GRADIENT)])
+    least = SMALL * math.sqrt(gradients.square / max(gradients.size, 1))
     found = {}
     for name, pair in pairs.items():
         if name in parts:
-            deviation = relative.get(name) or parts[name].deviation()
-            whole = math.sqrt(parts[name].square / max(parts[name].size, 1))
-            is_small = name in relative and deviation != parts[name].deviation()
-            worst = 0.0 if is_small else _worst_row(*pair, whole)
-            found[name] = Row(deviation, worst, 0, parts[name].size)
+            part = parts[name]
+            floor = least if name.startswith(GRADIENT) and math.isfinite(least) else 0.0
+            typical = max(math.sqrt(part.square / max(part.size, 1)), floor)
+            worst_row = _worst_row(*pair, typical)
+            found[name] = Row(part.deviation(floor), worst_row, 0, part.size)
         elif pair[0] is not None and pair[1] is not None:
             found[name] = Row(differing=int((pair[0] != pair[1]).sum()), size=pair[1].numel())
     return found

@@ -12,12 +12,14 @@ from speedkit_jupyter.checking.judge import Judge
 from speedkit_jupyter.checking.loading import is_word, loaded
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Check
+from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.results.record import environment
-from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
+# Seconds of a check without a budget of the user's.
+DEFAULT_S = 30.0
 OTHER_WEIGHTS = (
     "the modules name their parameters differently: each keeps its own weights, and their "
     "gradients are not compared"
@@ -42,7 +44,7 @@ def check(
     drawn anew and whose other values stay. `sizes` are names of the table (single, small, odd,
     realistic, large, xlarge: batch, heads, length, head_dim), or yours by name. Without
     `gradients` the forward pass alone is compared and timed. `budget_s` is for all of it
-    (default 10 s), beside what comparing the smallest size takes.
+    (default 30 s).
 
     Raises ArgumentError, StepError, and what the reference or `inputs` raise.
     """
@@ -56,13 +58,14 @@ def check(
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(_devices()))
         function = _callable("reference", reference)
-        truth = stack.enter_context(Here(function, gradients, is_watched=False))
+        truth = stack.enter_context(Here(function, gradients))
         sides: list[Here | Elsewhere] = []
         for label, one in (("reference", reference), ("candidate", candidate)):
             if all(are_words):
                 side: Any = Elsewhere(str(one), gradients)
             else:
-                side = Here(_callable(label, one), gradients, label == "candidate")
+                watch = Watch(function) if label == "candidate" else None
+                side = Here(_callable(label, one), gradients, watch)
             sides.append(stack.enter_context(side))
         own, other = sides
         is_alike = own.shapes == other.shapes

@@ -89,9 +89,11 @@ class Here:
 
     is_apart = False
 
-    def __init__(self, function: Callable[..., Any], gradients: bool, is_watched: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], gradients: bool, watch: Watch | None = None
+    ) -> None:
         self.function, self._gradients = function, gradients
-        self._watch = Watch() if is_watched else None
+        self._watch = watch
         self._parameters = dict(getattr(function, "named_parameters", dict)())
         self._buffers = dict(getattr(function, "named_buffers", dict)())
         self.state = {**self._parameters, **self._buffers}

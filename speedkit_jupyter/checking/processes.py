@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.checking.calls import Drawn, Here, Taken, Values, inputs_of
 from speedkit_jupyter.checking.loading import loaded
+from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.torch_private import tree_map
@@ -197,7 +198,7 @@ class Server:
 
     def __init__(self, folder: str, word: str, gradients: bool) -> None:
         self._folder = Path(folder)
-        self._side = Here(loaded(word), gradients, is_watched=True)
+        self._side = Here(loaded(word), gradients, Watch())
         self._targets: list[Values] = []
         self._sources: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.shapes = list(self._side.shapes.items())

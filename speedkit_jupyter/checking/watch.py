@@ -10,7 +10,7 @@ import builtins
 import inspect
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,19 @@ CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "process_time", "time"
 
 
 class Watch:
-    """Names what differs from when it was made, and puts it back."""
+    """Names what differs from when it was made, and puts it back.
 
-    def __init__(self) -> None:
-        self._before = [(owner, _callables(owner)) for owner in _owners()]
+    Beside torch's and our own it watches the `reference`, and the functions of its file.
+    """
+
+    def __init__(self, reference: Any = None) -> None:
+        scope = getattr(reference, "__globals__", None)
+        module = sys.modules.get(type(reference).__module__)
+        scope = vars(module) if scope is None and module is not None else scope or {}
+        self._before = [(one.__name__, vars(one), one, _callables(vars(one))) for one in _owners()]
+        self._before.append(("the reference's", scope, None, _callables(scope)))
+        functions = [one for one in (reference, *scope.values()) if inspect.isfunction(one)]
+        self._codes = [(one, one.__code__) for one in functions]
         self._switches = flags.snapshot()
         self._grad = _is_grad_enabled()
         self._late = [name for name in CLOCKS if not _is_builtin(getattr(time, name))]
@@ -32,16 +41,18 @@ class Watch:
     def changes(self) -> list[str]:
         """Return a line for each function that was replaced and switch that was changed."""
         faults = [f"time.{name} is not Python's own" for name in self._late]
-        for owner, before in self._before:
-            now = vars(owner)
-            replaced = [
-                name
-                for name, value in before.items()
-                if now.get(name) is not value and not _is_wrapped_by_torch(now.get(name), value)
-            ]
-            for name in replaced:
-                faults.append(f"it replaces {owner.__name__}.{name}")
-                setattr(owner, name, before[name])
+        for label, names, owner, before in self._before:
+            for name, value in before.items():
+                if not _is_same(names.get(name), value):
+                    faults.append(f"it replaces {label}.{name}".replace("'s.", "'s "))
+                    original = dict(value) if isinstance(value, dict) else value
+                    names.update({name: original}) if owner is None else setattr(
+                        owner, name, original
+                    )
+        for function, code in self._codes:
+            if function.__code__ is not code:
+                faults.append(f"it replaces the code of {function.__name__}")
+                function.__code__ = code
         found = flags.diff(self._switches, flags.snapshot())
         faults += [f"it changes the switch {one.name} to {one.after}" for one in found]
         if found:
@@ -66,23 +77,26 @@ def _owners() -> Iterator[Any]:
             yield from (one for one in own if one.__module__ == name)
 
 
-def _callables(owner: Any) -> dict[str, Any]:
-    """Return its functions, classes and other descriptors, as they are written."""
-    return {
-        name: value
-        for name, value in vars(owner).items()
-        if callable(value) or isinstance(value, staticmethod | classmethod | property)
-    }
+def _callables(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return its functions, classes and other descriptors as they are written, and constants."""
+    found = {}
+    for name, value in names.items():
+        if callable(value) or isinstance(value, staticmethod | classmethod | property):
+            found[name] = value
+        elif name.isupper() and isinstance(value, int | float | tuple | dict):
+            found[name] = dict(value) if isinstance(value, dict) else value
+    return found
 
 
-def _is_wrapped_by_torch(now: Any, before: Any) -> bool:
-    """Return whether torch put it around the one before, as torch.compile does with some."""
+def _is_same(now: Any, before: Any) -> bool:
+    """Return whether it is the one before, or what torch.compile put around that."""
+    if now is before or (isinstance(before, dict) and now == before):
+        return True
     import torch
 
     code, folder = getattr(now, "__code__", None), str(Path(torch.__file__).parent)
-    return (
-        code is not None and code.co_filename.startswith(folder) and inspect.unwrap(now) is before
-    )
+    is_torchs = code is not None and code.co_filename.startswith(folder)
+    return is_torchs and inspect.unwrap(now) is before
 
 
 def _is_builtin(function: Any) -> bool:

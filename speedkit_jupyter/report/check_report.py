@@ -18,7 +18,7 @@ COLUMNS = (
     "peak memory",
     "off by",
 )
-TENSORS = ("size", "tensor", "off by", "rounding explains", "of its limit")
+TENSORS = ("tensor", "off by", "rounding explains", "of its limit")
 OFF = "“off by” is the norm of the difference to float64, over the norm."
 HERE = (
     "Both ran in this process, where code that means to deceive can. `python -m "
@@ -27,7 +27,7 @@ HERE = (
 
 
 def check_report(found: Check) -> Document:
-    """Return the verdict, the faults, a row for each size, and each tensor, folded."""
+    """Return the verdict, the faults, a row for each size, each tensor of the last one."""
     checked = [one for one in found.sizes if not one.skipped]
     word = "right" if found.passed else "wrong" if found.faults else "not checked"
     headline = f"{found.candidate} is {word}"
@@ -36,13 +36,12 @@ def check_report(found: Check) -> Document:
         headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
     tensors = [
         (
-            one.name,
             each.name,
             f"{each.distance:.2g}",
             f"{each.explained:.2g}",
             f"{each.excess:.2g}",
         )
-        for one in found.sizes
+        for one in checked[-1:]
         for each in one.agreements
     ]
     skipped = [f"{one.name} is skipped: {one.skipped}." for one in found.sizes if one.skipped]
@@ -50,7 +49,11 @@ def check_report(found: Check) -> Document:
         "\n".join(found.faults),
         Table(COLUMNS, [_row(one) for one in found.sizes], COLUMNS[2:6], wraps=("result",)),
         "\n".join([*skipped, *found.remarks, *([] if found.isolated else [HERE]), OFF]),
-        Section(Table(TENSORS, tensors, TENSORS[2:]), "Each tensor", folded=True),
+        Section(
+            Table(TENSORS, tensors, TENSORS[1:]),
+            f"Each tensor at `{checked[-1].name}`" if checked else "",
+            folded=True,
+        ),
     ]
     return Document(headline, content, found.to_dict())
 
