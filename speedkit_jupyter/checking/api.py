@@ -12,6 +12,7 @@ from speedkit_jupyter.checking.judge import Judge
 from speedkit_jupyter.checking.loading import is_word, loaded
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Check
+from speedkit_jupyter.checking.truth import Truth
 from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.support import arguments
@@ -71,7 +72,7 @@ def check(
         is_alike = own.shapes == other.shapes
         source = loaded(inputs) if is_word(inputs) else inputs
         drawn = Inputs(source, function, truth.state if is_alike else {})
-        judge = Judge(other, own, truth, drawn, seconds)
+        judge = Judge(other, own, Truth(truth), drawn, seconds)
         found = judge.run(_sizes(sizes, drawn.takes_size))
         where = environment(truth.device)
     remarks = () if is_alike else (OTHER_WEIGHTS,)

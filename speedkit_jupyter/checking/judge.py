@@ -4,215 +4,187 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
 from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows, written_inputs
-from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Here, Side, Taken
+from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Side, Taken
 from speedkit_jupyter.checking.inputs import Inputs, cotangents, growth
 from speedkit_jupyter.checking.result import Agreement, SizeCheck
-from speedkit_jupyter.measure.checks import reference as references
+from speedkit_jupyter.checking.truth import Truth
 from speedkit_jupyter.measure.checks import rounding
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, planned_looks
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.sampler import BLOCK_S
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
-from speedkit_jupyter.support.torch_private import tree_map
 from speedkit_jupyter.support.units import seconds
 from speedkit_jupyter.support.units import size as bytes_
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 # Calls at each size that are compared with float64, each on other inputs.
 FULL = 3
 # A call in float64 with its controls takes at most so many times the memory and, with all else that
 # is compared, so many times the seconds of one of the reference.
 COPIES, CALLS = 8, 30
-# No block has more calls than this: each has inputs of its own.
-MOST_CALLS = 32
-# Inputs and results of a block lie in memory at once.
-MOST_BLOCK_BYTES = 2**28
+# A block has no more calls than this, each on inputs of its own, which lie in memory at once.
+MOST_CALLS, MOST_BLOCK_BYTES = 32, 2**28
 MOST_ROUNDS = 200
 # What is taken off a block for its inputs' and results' way to the other process leaves this share.
 LEAST_SHARE = 0.05
+# Two calls of the reference on the same inputs differ by less, if only by the order of their sums.
+ALIKE = 1e-3
 UNSTEADY = "the reference gives another result each time, from the same inputs and seed"
 
 
-@dataclass
 class Judge:
-    """Judges `candidate` by `reference`; `truth` is the reference's function, run here.
+    """Judges the candidate by the reference, for `budget_s` seconds at all sizes together."""
 
-    The budget is for all sizes together.
-    """
-
-    candidate: Side
-    reference: Side
-    truth: Here
-    inputs: Inputs
-    budget_s: float
-    _random: random.Random = field(default_factory=random.SystemRandom)
-    _relay_s: float = 0.0
+    def __init__(
+        self, candidate: Side, reference: Side, truth: Truth, inputs: Inputs, budget_s: float
+    ) -> None:
+        self._candidate, self._reference, self._truth = candidate, reference, truth
+        self._inputs, self._budget_s = inputs, budget_s
+        self._random = random.SystemRandom()  # no candidate knows what comes
+        self._like: dict[str, torch.Tensor] = {}  # outputs that gradients go through
+        self._last: tuple[Any, float, int] = (None, 0.0, 0)  # size, its seconds and bytes
+        self._relay_s = 0.0
 
     @property
-    def _holder(self) -> list[Any]:
-        return [self.truth.function] if self.truth.state else []
+    def _device(self) -> torch.device:
+        return self._truth.side.device
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
         """Check each size, the smallest first. What the reference itself raises goes on."""
-        found: list[SizeCheck] = []
-        begun_s, costs = clock.now(), (None, 0.0, 0)  # of the last size: itself, seconds, bytes
-        for at, (name, size) in enumerate(sizes.items()):
-            left_s = self.budget_s - (clock.now() - begun_s)
-            one = SizeCheck(name, size)
-            found.append(one)
+        found = [SizeCheck(name, size) for name, size in sizes.items()]
+        begun_s = clock.now()
+        for at, one in enumerate(found):
+            left_s = max(self._budget_s - (clock.now() - begun_s), 0.0)
             if any(other.faults for other in found):
                 one.skipped = "a smaller size is wrong already"
-            elif why := self._too_large(size, costs, left_s):
-                one.skipped = why
+            else:
+                one.skipped = self._too_large(one.size, left_s)
             if one.skipped:
                 continue
             try:
-                costs = (size, *self._compare(one, left_s / 2))
+                explained, own = self._compare(one, left_s / 2)
                 if one.passed:
-                    self._time(one, max(left_s, 0.0) / (len(sizes) - at))
+                    self._time(one, left_s / (len(found) - at), explained, own)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
                 one.skipped = f"out of memory ({in_a_line(error)})"
         return found
 
-    def _too_large(self, size: Any, costs: tuple[Any, float, int], left_s: float) -> str:
+    def _too_large(self, size: Any, left_s: float) -> str:
         """Return why a size is not begun, by what the last one took; empty if it is."""
-        before, took_s, took_bytes = costs
+        before, took_s, took_bytes = self._last
         times = growth(size, before) if before is not None else None
         if times is None:
             return ""
-        free = free_bytes(self.truth.device)
+        free, needed_s = free_bytes(self._device), CALLS * times * took_s
         if free is not None and COPIES * times * took_bytes > free:
             return f"needs about {bytes_(COPIES * times * took_bytes)}, and {bytes_(free)} are free"
-        if CALLS * times * took_s > left_s:
-            needed = seconds(CALLS * times * took_s)
-            return f"takes about {needed}, and the budget has {seconds(max(left_s, 0.0))} left"
+        if needed_s > left_s:
+            return f"takes about {seconds(needed_s)}, and {seconds(left_s)} are left (the budget)"
         return ""
 
-    def _draw(self, size: Any, like: Mapping[str, torch.Tensor]) -> Drawn:
+    def _draw(self, size: Any) -> Drawn:
         seed = self._random.getrandbits(48)
-        return replace(self.inputs.draw(seed, size), cotangents=cotangents(seed, like))
+        return replace(self._inputs.draw(seed, size), cotangents=cotangents(seed, self._like))
+
+    def _tried(self, one: SizeCheck, call: Callable[[], T]) -> T | None:
+        """Make a call of the candidate, whose errors are faults."""
+        try:
+            return call()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            one.faults.append(in_a_line(error))
+            return None
 
     # --- against float64 ---
 
-    def _compare(self, one: SizeCheck, budget_s: float) -> tuple[float, int]:
-        """Compare some calls with float64; returns the reference's seconds and bytes for one."""
+    def _compare(self, one: SizeCheck, budget_s: float) -> tuple[Explained, Taken]:
+        """Compare some calls with float64; returns what rounding explains, and a right result."""
         begun_s = clock.now()
-        for side in (self.reference, self.candidate):
-            side.expect({})
-        first = self._draw(one.size, {})
-        self.inputs.check_fresh(first, self._draw(one.size, {}))
-        own = _called(self.reference, first)
-        self._like = {name: own.values[name] for name in own.differentiable}
-        one.precision = rounding.lowest(
-            *rounding.of_dtypes(t.dtype for t in (*own.values.values(), *first.weights.values()))
-        )
-        explained, worst = Explained(one.precision), dict[str, Agreement]()
+        own = self._begin(one)
+        explained = Explained(one.precision)
         for number in range(FULL):
-            drawn = self._draw(one.size, self._like)
-            try:
-                found = _called(self.candidate, drawn, reuse=bool(number % 2))
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                one.faults.append(in_a_line(error))
+            drawn = self._draw(one.size)
+            found = self._tried(one, lambda: _called(self._candidate, drawn, bool(number % 2)))  # noqa: B023
+            own = _called(self._reference, drawn)
+            if found is not None:
+                one.faults += form_faults(found, own, drawn)
+            if found is None or one.faults:
                 break
-            own = _called(self.reference, drawn)
-            if number == 0 and not _are_alike(own, _called(self.reference, drawn)):
-                raise StepError(UNSTEADY)
-            one.faults += form_faults(found, own, drawn)
-            if one.faults:
-                break
-            truth = self._truth(drawn, own, explained)
-            for name, row in rows(found.values, truth).items():
-                if name.startswith(INPUT) and name not in written_inputs(own, drawn):
-                    continue
-                excess, words = explained.excess(name, row)
-                mine = Agreement(
-                    name, row.deviation.distance, explained.rows[name].deviation.distance, excess
-                )
-                worst[name] = max(worst.get(name, mine), mine, key=lambda a: a.excess)
-                if excess > 1:
-                    one.faults.append(words)
+            self._agree(one, found, own, drawn, explained)
             if one.faults or clock.now() - begun_s > budget_s:
                 break
+        return explained, own
+
+    def _begin(self, one: SizeCheck) -> Taken:
+        """Learn from the reference what a size is like, and whether it is steady."""
+        for side in (self._reference, self._candidate):
+            side.expect({})
+        self._like = {}
+        first = self._draw(one.size)
+        self._inputs.check_fresh(first, self._draw(one.size))
+        own = _called(self._reference, first)
+        again = rows(_called(self._reference, first).values, own.values).values()
+        if any(row.deviation.distance > ALIKE or row.differing for row in again):
+            raise StepError(UNSTEADY)
+        self._like = {name: own.values[name] for name in own.differentiable}
+        tensors = (*own.values.values(), *first.weights.values())
+        one.precision = rounding.lowest(*rounding.of_dtypes(t.dtype for t in tensors))
+        self._reference.prepare([replace(first, cotangents=cotangents(0, self._like))])
+        took_s = min(clock.timed(self._reference.run, self._device) for _ in range(2))
+        if self._reference.is_apart:
+            self._relay_s = clock.timed(self._reference.relay, self._device)
+            took_s = max(took_s - self._relay_s, 0.0)
+        needed = one.reference.memory = self._reference.memory()
+        self._last = one.size, took_s, needed.peak_bytes or needed.state_bytes
+        return own
+
+    def _agree(
+        self, one: SizeCheck, found: Taken, own: Taken, drawn: Drawn, explained: Explained
+    ) -> None:
+        """Compare a call with float64, and keep the worst that was seen of each tensor."""
+        worst = {each.name: each for each in one.agreements}
+        written = written_inputs(own, drawn)
+        for name, row in rows(found.values, self._truth.values(drawn, own, explained)).items():
+            if name.startswith(INPUT) and name not in written:
+                continue
+            excess, words = explained.excess(name, row)
+            known = explained.rows[name].deviation.distance
+            mine = Agreement(name, row.deviation.distance, known, excess)
+            worst[name] = max(worst.get(name, mine), mine, key=lambda each: each.excess)
+            one.faults += [words] if excess > 1 else []
         one.agreements = list(worst.values())
-        self._explained, self._own = explained, own
-        self.reference.prepare([drawn])
-        took_s = min(clock.timed(self.reference.run, self.truth.device) for _ in range(2))
-        if self.reference.is_apart:
-            took_s = max(took_s - clock.timed(self.reference.relay, self.truth.device), 0.0)
-        needed = one.reference.memory = self.reference.memory()
-        return took_s, needed.peak_bytes or needed.state_bytes
-
-    def _truth(self, drawn: Drawn, own: Taken, explained: Explained) -> dict[str, Any]:
-        """Return the reference's values in float64, and note what rounding explains.
-
-        Where the reference can't be run in float64 its own values are the truth.
-        """
-        wide = partial(references.in_float64, self._holder)
-        truth = self._run(_widened(drawn), wide)
-        if truth is None or _shapes(truth) != _shapes(own):
-            truth = own
-        explained.add(rows(own.values, truth.values))
-        is_low = explained.precision != "fp32"
-        for to_nearest in (False, True):
-            control = partial(rounding.rounded, explained.precision, to_nearest)
-            around = (wide, control) if is_low else (control,)
-            run = self._run(_widened(drawn) if is_low else drawn, *around)
-            if run is not None and _shapes(run) == _shapes(truth):
-                explained.add(rows(run.values, truth.values))
-        return truth.values
-
-    def _run(
-        self, drawn: Drawn, *around: Callable[[], AbstractContextManager[Any]]
-    ) -> Taken | None:
-        """Return what the reference gives here; None where the surroundings don't allow it."""
-        with suppress(Exception), ExitStack() as stack:
-            self.truth.prepare([drawn])
-            for surrounding in around:
-                stack.enter_context(surrounding())
-            self.truth.run()
-            return self.truth.take(full=True)[0]
-        return None
 
     # --- in rounds ---
 
-    def _time(self, one: SizeCheck, budget_s: float) -> None:
+    def _time(self, one: SizeCheck, budget_s: float, explained: Explained, own: Taken) -> None:
         """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
-        begun_s = clock.now()
-        sides = {"reference": self.reference, "candidate": self.candidate}
-        records = {"reference": one.reference, "candidate": one.candidate}
-        layout = {n: t for n, t in self._own.values.items() if not n.startswith((INPUT, BUFFER))}
-        for side in sides.values():
+        layout = {n: t for n, t in own.values.items() if not n.startswith((INPUT, BUFFER))}
+        for side in (self._reference, self._candidate):
             side.expect(layout)
+        self._interruptions, begun_s = clock.Interruptions(), clock.now()
         calls, looks = 1, tuple[int, ...]()
         for number in range(MOST_ROUNDS + 1):  # the first tells how many calls make a block
             start_s = clock.now()
-            drawn = [self._draw(one.size, self._like) for _ in range(calls)]
-            taken = {
-                word: self._timed(sides[word], drawn, records[word], bool(number % 2), one)
-                for word in self._random.sample(list(sides), 2)
-            }
-            one.faults += self._differences(taken)
+            drawn = [self._draw(one.size) for _ in range(calls)]
+            self._round(one, drawn, explained, reuse=bool(number % 2))
             if one.faults:
                 return
-            self._without_relay(records.values(), calls)
             if number == 0:
-                calls = self._calls(records, drawn[0], layout)
-                for record in records.values():
+                calls = _calls(one, drawn[0], layout)
+                for record in (one.reference, one.candidate):
                     record.times_s, record.waited_s = [], []
                 continue
             now_s = clock.now()
@@ -223,52 +195,41 @@ class Judge:
             one.error = error_of_a_look(len(looks), is_last)
             if is_last or (number in looks and one.ratio and one.ratio.settled):
                 break
-        self.candidate.prepare(drawn[:1])
-        one.candidate.memory = self.candidate.memory()
+        self._candidate.prepare(drawn[:1])
+        one.candidate.memory = self._candidate.memory()
 
-    def _without_relay(self, records: Iterable[Record], calls: int) -> None:
-        """Take off what it took both for inputs and results to come and go."""
-        for record in records:
-            block_s = record.times_s[-1]
-            record.times_s[-1] = max(block_s - self._relay_s / calls, LEAST_SHARE * block_s)
-
-    def _timed(
-        self, side: Side, drawn: Sequence[Drawn], record: Record, reuse: bool, one: SizeCheck
-    ) -> list[Taken]:
-        """Note the seconds of a call; returns what the calls gave."""
-        side.prepare(drawn, reuse)
-        interruptions = clock.Interruptions()
-        try:
-            block_s = clock.timed(side.run, self.truth.device)
-        except Exception as error:
-            if side is self.reference or is_out_of_memory(error):
-                raise
-            one.faults.append(in_a_line(error))
-            return []
-        waited_s = interruptions.seconds(block_s)
-        found = side.take()
-        if side is self.reference and side.is_apart:
-            self._relay_s = clock.timed(side.relay, self.truth.device)
-        record.times_s.append(block_s / len(drawn))
-        record.waited_s.append(waited_s / len(drawn))
-        return found
-
-    def _calls(self, records: Mapping[str, Any], drawn: Drawn, layout: Mapping[str, Any]) -> int:
-        """Return how many calls a block has, by the first, untimed one."""
-        shortest_s = min(record.times_s[-1] for record in records.values())
-        tensors = [*layout.values(), *(v for v in drawn.arguments.values() if hasattr(v, "nbytes"))]
-        most = MOST_BLOCK_BYTES // max(4 * sum(t.nbytes for t in tensors), 1)
-        return int(max(1, min(math.ceil(BLOCK_S / max(shortest_s, 1e-7)), most, MOST_CALLS)))
-
-    def _differences(self, taken: Mapping[str, list[Taken]]) -> list[str]:
-        """Return what a round's results show: each call of the candidate with its reference."""
-        found: list[str] = [fault for each in taken["candidate"] for fault in each.faults]
+    def _round(
+        self, one: SizeCheck, drawn: Sequence[Drawn], explained: Explained, reuse: bool
+    ) -> None:
+        """Time a block of both, in random order, and compare each call's results."""
+        sides = [(one.reference, self._reference), (one.candidate, self._candidate)]
+        taken: dict[str, list[Taken]] = {}
+        for record, side in self._random.sample(sides, 2):
+            side.prepare(drawn, reuse)
+            if side is self._reference:
+                taken[record.name] = self._timed(side, record, len(drawn))
+            else:
+                got = self._tried(one, lambda: self._timed(side, record, len(drawn)))  # noqa: B023
+                taken[record.name] = got or []
+        found = [fault for each in taken["candidate"] for fault in each.faults]
         for mine, theirs in zip(taken["candidate"], taken["reference"], strict=False):
-            for name, row in rows(mine.values, theirs.values).items():
-                excess, words = self._explained.excess(name, row, BOTH)
-                if excess > 1:
-                    found.append(f"in a timed round {words}")
-        return found[:1]
+            every = rows(mine.values, theirs.values).items()
+            excess = [explained.excess(name, row, BOTH) for name, row in every]
+            found += [f"in a timed round {words}" for times, words in excess if times > 1]
+        one.faults += found[:1]
+
+    def _timed(self, side: Side, record: Record, calls: int) -> list[Taken]:
+        """Note the seconds of one call of a block; returns what the calls gave."""
+        self._interruptions.begin()
+        block_s = clock.timed(side.run, self._device)
+        waited_s = self._interruptions.seconds(block_s)
+        found = side.take()
+        if side.is_apart and side is self._reference:
+            self._relay_s = clock.timed(side.relay, self._device)
+        block_s = max(block_s - self._relay_s, LEAST_SHARE * block_s)
+        record.times_s.append(block_s / calls)
+        record.waited_s.append(waited_s / calls)
+        return found
 
 
 def _called(side: Side, drawn: Drawn, reuse: bool = False) -> Taken:
@@ -278,21 +239,9 @@ def _called(side: Side, drawn: Drawn, reuse: bool = False) -> Taken:
     return side.take(full=True)[0]
 
 
-def _shapes(taken: Taken) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in taken.values.items()}
-
-
-def _are_alike(one: Taken, other: Taken) -> bool:
-    rows_of = rows(one.values, other.values).values()
-    return all(row.deviation.distance <= 1e-3 and not row.differing for row in rows_of)
-
-
-def _widened(drawn: Drawn) -> Drawn:
-    """Return it in float64."""
-
-    def wide(value: Any) -> Any:
-        is_float = hasattr(value, "is_floating_point") and value.is_floating_point()
-        return value.double() if is_float else value
-
-    arguments = tree_map(wide, dict(drawn.arguments))
-    return replace(drawn, arguments=arguments, cotangents=tree_map(wide, drawn.cotangents))
+def _calls(one: SizeCheck, drawn: Drawn, layout: Mapping[str, torch.Tensor]) -> int:
+    """Return how many calls a block has, by the first, untimed one."""
+    shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
+    tensors = [*layout.values(), *(v for v in drawn.arguments.values() if hasattr(v, "nbytes"))]
+    most = MOST_BLOCK_BYTES // max(4 * sum(t.nbytes for t in tensors), 1)
+    return int(max(1, min(math.ceil(BLOCK_S / max(shortest_s, 1e-7)), most, MOST_CALLS)))

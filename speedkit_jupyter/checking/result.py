@@ -42,8 +42,8 @@ class SizeCheck:
 
     @property
     def ratio(self) -> Ratio | None:
-        """Return how many times as fast the candidate is; None where it was not timed."""
-        return ratio_of(self.reference, self.candidate, self.error)
+        """Return how many times as fast the candidate is; None where it is wrong or not timed."""
+        return None if self.faults else ratio_of(self.reference, self.candidate, self.error)
 
     @property
     def worst(self) -> Agreement | None:

@@ -227,7 +227,12 @@ sdpa = partial(F.scaled_dot_product_attention, is_causal=True)
 low = partial(qkv, dtype=torch.bfloat16)
 RIGHT = [
     Rewrite("SDPA", sdpa, attention, qkv),
-    Rewrite("SDPA with a mask", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q.shape[-2])), attention, qkv),
+    Rewrite(
+        "SDPA with a mask",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q.shape[-2])),
+        attention,
+        qkv,
+    ),
     Rewrite("flash attention", flash, attention, qkv),
     Rewrite("attention head by head", by_heads, attention, qkv),
     Rewrite("SDPA in bf16", sdpa, attention, low),
@@ -235,21 +240,68 @@ RIGHT = [
     Rewrite("softmax by exponentials", exponentials, softmax, one),
     Rewrite("softmax by log_softmax", lambda x: F.log_softmax(x, -1).exp(), softmax, one),
     Rewrite("softmax in place of its own", in_place, softmax, one),
-    Rewrite("softmax in bf16 through float32", lambda x: softmax(x.float()).to(x.dtype), softmax, partial(one, dtype=torch.bfloat16)),
+    Rewrite(
+        "softmax in bf16 through float32",
+        lambda x: softmax(x.float()).to(x.dtype),
+        softmax,
+        partial(one, dtype=torch.bfloat16),
+    ),
     Rewrite("rms_norm of torch", lambda x, w: F.rms_norm(x, w.shape, w, 1e-6), rms_norm, scaled),
     Rewrite("rms_norm by a Function", Rms.apply, rms_norm, scaled),
-    Rewrite("rms_norm in bf16", lambda x, w: rms_norm(x.float(), w.float()).to(x.dtype), rms_norm, partial(scaled, dtype=torch.bfloat16)),
-    Rewrite("layer_norm by hand", lambda x, w, b: (x - x.mean(-1, keepdim=True)) * (x.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt() * w + b, layer_norm, shifted),
-    Rewrite("gelu by erf", lambda x, w, b: (y := torch.einsum("...i,oi->...o", x, w) + b) * 0.5 * (1 + torch.erf(y / math.sqrt(2))), gelu, weighted),
+    Rewrite(
+        "rms_norm in bf16",
+        lambda x, w: rms_norm(x.float(), w.float()).to(x.dtype),
+        rms_norm,
+        partial(scaled, dtype=torch.bfloat16),
+    ),
+    Rewrite(
+        "layer_norm by hand",
+        lambda x, w, b: (
+            (x - x.mean(-1, keepdim=True))
+            * (x.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
+            * w
+            + b
+        ),
+        layer_norm,
+        shifted,
+    ),
+    Rewrite(
+        "gelu by erf",
+        lambda x, w, b: (
+            (y := torch.einsum("...i,oi->...o", x, w) + b) * 0.5 * (1 + torch.erf(y / math.sqrt(2)))
+        ),
+        gelu,
+        weighted,
+    ),
     Rewrite("swiglu by sigmoid", lambda x, y: torch.sigmoid(x) * x * y, swiglu, two),
-    Rewrite("cross entropy by logsumexp", lambda x, t: (x.logsumexp(-1) - x.gather(-1, t[:, None])[:, 0]).mean(), cross_entropy, labelled),
-    Rewrite("masked softmax", lambda x, mask: torch.where(mask, exponentials(x.masked_fill(~mask, -1e9)), 0.0), masked_softmax, masked),
-    Rewrite("NaN as in the reference", lambda x, mask: exponentials(x.masked_fill(~mask, -math.inf)), nan_softmax, masked),
+    Rewrite(
+        "cross entropy by logsumexp",
+        lambda x, t: (x.logsumexp(-1) - x.gather(-1, t[:, None])[:, 0]).mean(),
+        cross_entropy,
+        labelled,
+    ),
+    Rewrite(
+        "masked softmax",
+        lambda x, mask: torch.where(mask, exponentials(x.masked_fill(~mask, -1e9)), 0.0),
+        masked_softmax,
+        masked,
+    ),
+    Rewrite(
+        "NaN as in the reference",
+        lambda x, mask: exponentials(x.masked_fill(~mask, -math.inf)),
+        nan_softmax,
+        masked,
+    ),
     Rewrite("rope by complex numbers", rope_complex, rope, one),
     Rewrite("cumsum by a product", lambda x: causal(x.shape[-2]).to(x.dtype) @ x, cumulated, one),
-    Rewrite("maxima with their places", lambda x: (x.amax(-1), x.argmax(-1)), lambda x: tuple(best(x)), one),
+    Rewrite(
+        "maxima with their places",
+        lambda x: (x.amax(-1), x.argmax(-1)),
+        lambda x: tuple(best(x)),
+        one,
+    ),
     Rewrite("a module by functions", Folded(), Block(), rows),
-]  # fmt: skip
+]
 
 # --- wrong ---
 
@@ -273,13 +325,20 @@ def kept_constant(seen=[]):  # noqa: B006
 
 
 FAULTS = [
-    Rewrite("mask off by one", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q.shape[-2], 1)), attention, qkv),
+    Rewrite(
+        "mask off by one",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q.shape[-2], 1)),
+        attention,
+        qkv,
+    ),
     Rewrite("no mask", F.scaled_dot_product_attention, attention, qkv),
     Rewrite("no scale", lambda q, k, v: sdpa(q, k, v, scale=1.0), attention, qkv),
     Rewrite("no gradient of v", lambda q, k, v: attention(q, k, v.detach()), attention, qkv),
     Rewrite("last row off in bf16", last_row_wrong, attention, low),
     Rewrite("gradient of x 1 % too large", WrongRms.apply, rms_norm, scaled),
-    Rewrite("gradient of the weight missing", lambda x, w: rms_norm(x, w.detach()), rms_norm, scaled),
+    Rewrite(
+        "gradient of the weight missing", lambda x, w: rms_norm(x, w.detach()), rms_norm, scaled
+    ),
     Rewrite("weight of the first call", kept_constant(), rms_norm, scaled),
     Rewrite("result in float64", lambda x: softmax(x.double()), softmax, one),
     Rewrite("result in float16", lambda x: softmax(x).half(), softmax, one),
@@ -290,16 +349,43 @@ FAULTS = [
     Rewrite("tail of odd lengths dropped", tail_dropped, softmax, one),
     Rewrite("NaN in an empty row", nan_softmax, masked_softmax, masked),
     Rewrite("mask ignored", lambda x, mask: softmax(x), masked_softmax, masked),
-    Rewrite("sample variance", lambda x, w, b: (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True) + 1e-5).rsqrt() * w + b, layer_norm, shifted),
-    Rewrite("no bias", lambda x, w, b: layer_norm(x, w, torch.zeros_like(b)) + 0 * b, layer_norm, shifted),
-    Rewrite("tanh in place of erf", lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), gelu, weighted),
-    Rewrite("sum in place of mean", lambda x, t: F.cross_entropy(x, t, reduction="sum"), cross_entropy, labelled),
-    Rewrite("integers off by one", lambda x: (x.amax(-1), x.argmax(-1) + 1), lambda x: tuple(best(x)), one),
+    Rewrite(
+        "sample variance",
+        lambda x, w, b: (
+            (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True) + 1e-5).rsqrt() * w + b
+        ),
+        layer_norm,
+        shifted,
+    ),
+    Rewrite(
+        "no bias",
+        lambda x, w, b: layer_norm(x, w, torch.zeros_like(b)) + 0 * b,
+        layer_norm,
+        shifted,
+    ),
+    Rewrite(
+        "tanh in place of erf",
+        lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+        gelu,
+        weighted,
+    ),
+    Rewrite(
+        "sum in place of mean",
+        lambda x, t: F.cross_entropy(x, t, reduction="sum"),
+        cross_entropy,
+        labelled,
+    ),
+    Rewrite(
+        "integers off by one",
+        lambda x: (x.amax(-1), x.argmax(-1) + 1),
+        lambda x: tuple(best(x)),
+        one,
+    ),
     Rewrite("one result too many", lambda x: (softmax(x), x.sum()), softmax, one),
     Rewrite("rope turned back", lambda x: rope_complex(x.flip(-1)).flip(-1), rope, one),
     Rewrite("other activation in a module", Block(slope=0.01), Block(), rows),
     Rewrite("other running statistics", Block(momentum=0.2), Block(), rows),
-]  # fmt: skip
+]
 
 # --- cheats ---
 
@@ -426,4 +512,4 @@ CHEATS = [
     Rewrite("one place for all results", into_one_place(), softmax, one),
     Rewrite("result in its input", into_its_input, softmax, one),
     Rewrite("spoils its input", spoils_its_input, softmax, one),
-]  # fmt: skip
+]

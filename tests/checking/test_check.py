@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
-from _rewrites import CHEATS, FAULTS, RIGHT
+from _rewrites import CHEATS, FAULTS, RIGHT, attention, qkv, sdpa
 
 from speedkit_jupyter import check
 
@@ -41,3 +43,21 @@ def test_a_cheat_is_found(case):
         found = checked(case, gradients=False)
     assert found.faults
     assert not found.passed
+
+
+def test_what_passed_says_how_fast_and_how_far_off_and_is_json():
+    found = check(sdpa, attention, qkv, sizes="small,odd", budget_s=ENOUGH_S)
+    data = json.loads(found.to_json())
+    assert data["passed"]
+    assert data["candidate"] == "partial"
+    assert [one["name"] for one in data["sizes"]] == ["small", "odd"]
+    for one in data["sizes"]:
+        assert one["speed"] == "same"  # on this clock
+        assert len(one["reference_times_s"]) == len(one["candidate_times_s"]) > 8
+        assert min(one["reference_peak_bytes"], one["candidate_peak_bytes"]) > 0
+        assert {a["name"] for a in one["agreements"]} == {
+            "output",
+            *map("gradient of {}".format, "qkv"),
+        }
+        assert all(a["excess"] < 0.5 for a in one["agreements"])
+    assert found.rows()[0]["speedup"] == 1.0
