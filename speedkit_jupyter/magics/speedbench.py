@@ -8,6 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import namespace, options
+from speedkit_jupyter.magics.against import Against
 from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
 from speedkit_jupyter.magics.progress import measured
@@ -25,10 +26,12 @@ from speedkit_jupyter.support.units import count
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
+AGAINST = "--against"
 # The work that an option belongs to; --save belongs to two.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),
     **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
+    "against": AGAINST,
     **dict.fromkeys(("objective", "within", "steps", "apply", "fresh", "keep", "tune"), TUNE),
 }
 
@@ -65,6 +68,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 def _mode(arguments: Any) -> str:
     compared = COMPARE if arguments.compare is not None else TIMING
+    compared = AGAINST if arguments.against is not None else compared
     return PROFILE if arguments.profile else TUNE if arguments.tune else compared
 
 
@@ -93,6 +97,8 @@ def _work(
     mode, names = _mode(arguments), shell.user_ns
     if mode == PROFILE:
         return profiler(shell, cell, arguments, command, arguments.budget), "profiling"
+    if mode == AGAINST:
+        return Against(shell, cell, arguments.against, arguments.budget), "checking"
     loop = cell.loop(setup) if mode == TIMING else None
     step = step_of_cell(shell, cell, arguments)
     if loop is not None:
