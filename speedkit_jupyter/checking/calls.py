@@ -120,6 +120,7 @@ class Here:
             tensor.data.copy_(values.get(name, self._start[name]))
 
     def prepare(self, drawn: Sequence[Drawn], reuse: bool = False) -> None:
+        """Copy the inputs of the next calls, and set weights and seed."""
         import torch
 
         self._drawn = list(drawn)
@@ -141,6 +142,7 @@ class Here:
         return next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
     def run(self) -> None:
+        """Make the calls."""
         calls = zip(self._drawn, self.given, strict=True)
         self._results = [self._call(drawn, given) for drawn, given in calls]
 
@@ -172,12 +174,16 @@ class Here:
         return [(name, tensor) for name, tensor in every if tensor.requires_grad]
 
     def take(self, full: bool = False) -> list[Taken]:
+        """Return copies of what the calls gave, and what is wrong with it by itself."""
         found, kept = [], []
         for given, outputs in zip(self.given, self.results(), strict=True):
             values = {name: tensor.detach().clone() for name, tensor in outputs.items()}
-            kept += [(outputs[name].detach(), value) for name, value in values.items()]
             names = [name for name in outputs if not name.startswith(GRADIENT)]
             taken = Taken(values, {name: type(outputs[name]).__name__ for name in names})
+            held = {_address(t) for _, t in (*inputs_of(given), *self._parameters.items())} - {0}
+            taken.aliases = [name for name in names if _address(outputs[name]) in held]
+            own = values.keys() - set(taken.aliases)
+            kept += [(outputs[name].detach(), values[name]) for name in own]
             if full:
                 self._look(taken, given, outputs)
             found.append(taken)
@@ -197,12 +203,9 @@ class Here:
             yield values
 
     def _look(self, taken: Taken, given: dict[str, Any], outputs: Values) -> None:
-        """Note what a call left in its inputs and buffers, and what shares their memory."""
-        inputs = inputs_of(given)
-        taken.values |= {INPUT + name: tensor.detach().clone() for name, tensor in inputs}
+        """Note what a call left in its inputs and buffers, and what gradients go through."""
+        taken.values |= {INPUT + name: t.detach().clone() for name, t in inputs_of(given)}
         taken.values |= {BUFFER + name: t.detach().clone() for name, t in self._buffers.items()}
-        held = {_address(t) for _, t in (*inputs, *self._parameters.items())} - {0}
-        taken.aliases = [n for n in taken.classes if _address(outputs[n]) in held]
         taken.differentiable = [n for n in taken.classes if outputs[n].requires_grad]
 
     def _tampered(self, is_settled: bool) -> list[str]:
@@ -215,6 +218,7 @@ class Here:
         return faults
 
     def memory(self) -> Memory:
+        """Return what the calls need."""
         tensors = [t for one in self.given for _, t in inputs_of(one)]
         return needed(self.run, self.device, [*tensors, *self.state.values()])
 

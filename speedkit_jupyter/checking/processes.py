@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from threading import Timer
+from select import select
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.checking.calls import Drawn, Here, Taken, Values, inputs_of
@@ -28,7 +28,7 @@ from speedkit_jupyter.support.torch_private import tree_map
 if TYPE_CHECKING:
     import torch
 
-# An answer that takes longer is not waited for.
+# An answer that takes longer is not waited for, but on Windows.
 PATIENCE_S = 300.0
 CALLS, RESULTS = "calls.pt", "results.pt"
 GIVEN, GAVE = "given.bin", "gave.bin"
@@ -177,12 +177,10 @@ class Elsewhere:
     def _answer(self) -> dict[str, Any]:
         """Return it. Raises SpeedKitError where there is none in time, or it is an error."""
         assert self._process.stdout
-        timer = Timer(PATIENCE_S, self._process.kill)
-        timer.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            timer.cancel()
+        stream = self._process.stdout
+        if os.name == "posix" and not select([stream], [], [], PATIENCE_S)[0]:
+            self._process.kill()
+        line = stream.readline()
         try:
             answer = dict(json.loads(line))
         except ValueError:

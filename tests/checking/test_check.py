@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 import torch
-from _rewrites import CHEATS, FAULTS, RIGHT, attention, qkv, sdpa
+from _rewrites import CHEATS, FAULTS, RIGHT, Block, Folded, attention, one, qkv, rows, sdpa, softmax
 
-from speedkit_jupyter import check
+from speedkit_jupyter import SpeedKitError, StepError, check
+from speedkit_jupyter.checking import judge
 
 pytestmark = [pytest.mark.usefixtures("made_time")]
 ENOUGH_S = 1e4  # on a clock that moves when it is read
@@ -21,14 +23,14 @@ def checked(case, **more):
     )
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", RIGHT, ids=str)
 def test_a_right_rewrite_passes(case):
     found = checked(case)
     assert found.passed, found.faults
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("case", FAULTS, ids=str)
 def test_a_planted_fault_is_found(case):
     found = checked(case)
@@ -51,13 +53,85 @@ def test_what_passed_says_how_fast_and_how_far_off_and_is_json():
     assert data["passed"]
     assert data["candidate"] == "partial"
     assert [one["name"] for one in data["sizes"]] == ["small", "odd"]
-    for one in data["sizes"]:
-        assert one["speed"] == "same"  # on this clock
-        assert len(one["reference_times_s"]) == len(one["candidate_times_s"]) > 8
-        assert min(one["reference_peak_bytes"], one["candidate_peak_bytes"]) > 0
-        assert {a["name"] for a in one["agreements"]} == {
+    for size in data["sizes"]:
+        assert size["speed"] == "same"  # on this clock
+        assert len(size["reference_times_s"]) == len(size["candidate_times_s"]) > 8
+        assert min(size["reference_peak_bytes"], size["candidate_peak_bytes"]) > 0
+        assert {a["name"] for a in size["agreements"]} == {
             "output",
             *map("gradient of {}".format, "qkv"),
         }
-        assert all(a["excess"] < 0.5 for a in one["agreements"])
+        assert all(a["excess"] < 0.5 for a in size["agreements"])
     assert found.rows()[0]["speedup"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_what_torch_compiles_passes():
+    function = torch.compile(lambda x: softmax(x) * 1.0)
+    found = check(function, softmax, one, sizes="odd", budget_s=ENOUGH_S)
+    assert found.passed, found.faults
+
+
+def test_a_view_of_the_input_is_right_where_the_reference_gives_one():
+    found = check(
+        lambda x: x.flatten(0), lambda x: x.view(-1), one, sizes="small", budget_s=ENOUGH_S
+    )
+    assert found.passed, found.faults
+
+
+def test_an_example_is_drawn_anew_and_keeps_its_integers():
+    seen = []
+
+    def reference(x, order, scale):
+        seen.append((x.detach().clone(), order.clone(), scale))
+        return x[order] * scale
+
+    example = (torch.rand(8, 4), torch.randperm(8), 0.5)
+    found = check(
+        lambda x, o, s: x.index_select(0, o).mul(s), reference, example, budget_s=ENOUGH_S
+    )
+    assert found.passed, found.faults
+    assert [one.name for one in found.sizes] == ["given"]
+    assert all(torch.equal(order, example[1]) and scale == 0.5 for _, order, scale in seen)
+    assert len({float(x.sum()) for x, *_ in seen}) > 8
+    assert torch.isin(seen[0][0], example[0]).all()
+
+
+def test_weights_and_random_state_are_as_before():
+    candidate, reference = Folded(), Block()
+    with torch.no_grad():
+        candidate.first.weight.zero_()
+    state = torch.random.get_rng_state()
+    before = [value.clone() for m in (candidate, reference) for value in m.state_dict().values()]
+    assert check(candidate, reference, rows, sizes="small", budget_s=ENOUGH_S).passed
+    after = [value for m in (candidate, reference) for value in m.state_dict().values()]
+    assert all(map(torch.equal, before, after))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (lambda size: torch.ones(size).cumsum(-1), {}, "same numbers twice"),
+        (lambda size: "text", {}, "tensors in a tuple or a dict, not str"),
+        (one, {"sizes": "smal"}, "Did you mean 'small'"),
+        ((torch.rand(4),), {"sizes": "small"}, "sizes need a function"),
+    ],
+)
+def test_what_can_not_be_drawn_is_said(inputs, options, message):
+    with pytest.raises(SpeedKitError, match=message):
+        check(softmax, softmax, inputs, budget_s=ENOUGH_S, **options)
+
+
+def test_an_unsteady_reference_is_refused():
+    with pytest.raises(StepError, match="another result each time"):
+        check(softmax, lambda x: x * random.random(), one, sizes="small", budget_s=ENOUGH_S)
+
+
+def test_sizes_that_do_not_fit_are_named(monkeypatch):
+    monkeypatch.setattr(judge, "free_bytes", lambda device: 2**20)
+    found = check(softmax, softmax, one, sizes="odd,realistic", budget_s=ENOUGH_S)
+    assert [bool(size.skipped) for size in found.sizes] == [False, True]
+    assert "1 MiB are free" in found.sizes[1].skipped
+    assert "realistic is skipped: needs about" in repr(found)
