@@ -27,12 +27,12 @@ Values = dict[str, Any]  # of tensors
 class Drawn:
     """Fresh inputs of one call by name, and the gradients of its outputs that go backward.
 
-    `weights` are values for a module's parameters and buffers.
+    `weights` are values for a module's parameters and buffers, `seed` is for what the call draws.
     """
 
     arguments: Mapping[str, Any]
     by_keyword: bool
-    seed: int
+    seed: int = 0
     cotangents: Values = field(default_factory=dict)
     weights: Values = field(default_factory=dict)
 

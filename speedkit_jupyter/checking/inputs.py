@@ -44,7 +44,7 @@ class Inputs:
         self.takes_size = callable(source) and _takes_argument(source)
 
     def draw(self, seed: int, size: Any) -> Drawn:
-        """Return new ones; a seed gives the same again unless the user's function sets its own."""
+        """Return new ones."""
         import torch
 
         torch.manual_seed(seed)
@@ -65,7 +65,7 @@ class Inputs:
             else value
             for name, value in self._weights.items()
         }
-        return Drawn(arguments, by_keyword, seed, weights=weights)
+        return Drawn(arguments, by_keyword, weights=weights)
 
     def check_fresh(self, first: Drawn, second: Drawn) -> None:
         """Raise ArgumentError if two calls have the same numbers, but for what is constant."""

@@ -95,8 +95,10 @@ class Judge:
         return ""
 
     def _draw(self, size: Any) -> Drawn:
-        seed = self._random.getrandbits(48)
-        return replace(self._inputs.draw(seed, size), cotangents=cotangents(seed, self._like))
+        """Return a call on new inputs; the seed that it is told is not that of its inputs."""
+        secret, also, told = (self._random.getrandbits(60) for _ in range(3))
+        drawn = self._inputs.draw(secret, size)
+        return replace(drawn, seed=told, cotangents=cotangents(also, self._like))
 
     def _tried(self, one: SizeCheck, call: Callable[[], T]) -> T | None:
         """Make a call of the candidate, whose errors are faults."""
