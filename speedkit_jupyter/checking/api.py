@@ -9,7 +9,7 @@ from typing import Any
 from speedkit_jupyter.checking.calls import Here
 from speedkit_jupyter.checking.inputs import GIVEN, SIZES, Inputs
 from speedkit_jupyter.checking.judge import Judge
-from speedkit_jupyter.checking.loading import is_word, loaded
+from speedkit_jupyter.checking.loading import is_word, loaded, located
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Check
 from speedkit_jupyter.checking.truth import Truth
@@ -56,6 +56,9 @@ def check(
     are_words = [is_word(one) for one in (candidate, reference)]
     if any(are_words) and not all(are_words):
         raise ArgumentError("name both by file, as in kernels.py:softmax, or neither")
+    for one in (candidate, reference, inputs):
+        if is_word(one):
+            located(str(one))
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(_devices()))
         function = _callable("reference", reference)

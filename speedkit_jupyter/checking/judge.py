@@ -32,6 +32,8 @@ FULL = 3
 # A call in float64 with its controls takes at most so many times the memory and, with all else that
 # is compared, so many times the seconds of one of the reference.
 COPIES, CALLS = 8, 30
+# So much of a call does not grow with its size.
+CALL_S = 2e-3
 # A block has no more calls than this, each on inputs of its own, which lie in memory at once.
 MOST_CALLS, MOST_BLOCK_BYTES = 32, 2**28
 MOST_ROUNDS = 200
@@ -87,7 +89,8 @@ class Judge:
         times = growth(size, before) if before is not None else None
         if times is None:
             return ""
-        free, needed_s = free_bytes(self._device), CALLS * times * took_s
+        free = free_bytes(self._device)
+        needed_s = CALLS * times * max(took_s - CALL_S, 0.0)
         if free is not None and COPIES * times * took_bytes > free:
             return f"needs about {bytes_(COPIES * times * took_bytes)}, and {bytes_(free)} are free"
         if needed_s > left_s:

@@ -15,6 +15,17 @@ def is_word(value: Any) -> bool:
     return isinstance(value, str) and ".py:" in value
 
 
+def located(word: str) -> tuple[Path, str]:
+    """Return the file and the name in it. Raises ArgumentError where there is no such file."""
+    path, _, name = word.rpartition(":")
+    file = Path(path).expanduser().resolve()
+    if not path.endswith(".py") or not name.isidentifier():
+        raise ArgumentError(f"{word!r} must name a function of a file, as in kernels.py:softmax")
+    if not file.is_file():
+        raise ArgumentError(f"there is no file {path}")
+    return file, name
+
+
 def loaded(word: str, seed: int = 0) -> Any:
     """Return what `file.py:name` names; of a class of modules one that is made from this seed.
 
@@ -22,12 +33,7 @@ def loaded(word: str, seed: int = 0) -> Any:
     """
     import torch
 
-    path, _, name = word.rpartition(":")
-    file = Path(path).expanduser().resolve()
-    if not path.endswith(".py") or not name.isidentifier():
-        raise ArgumentError(f"{word!r} must name a function of a file, as in kernels.py:softmax")
-    if not file.is_file():
-        raise ArgumentError(f"there is no file {path}")
+    file, name = located(word)
     key = f"_checked_{file.stem}_{abs(hash(file))}"
     if key not in sys.modules:
         spec = importlib.util.spec_from_file_location(key, file)
@@ -41,7 +47,7 @@ def loaded(word: str, seed: int = 0) -> Any:
             raise
     names = vars(sys.modules[key])
     if name not in names:
-        raise ArgumentError(f"{path} has no {name}.{did_you_mean(name, names)}")
+        raise ArgumentError(f"{file.name} has no {name}.{did_you_mean(name, names)}")
     found = names[name]
     if isinstance(found, type) and issubclass(found, torch.nn.Module):
         torch.manual_seed(seed)

@@ -17,6 +17,8 @@ from typing import Any
 from speedkit_jupyter.machines import flags
 
 PACKAGE = __name__.partition(".")[0]
+# torch.compile replaces these of modules, which compute nothing.
+UNWATCHED = ("__init__", "__setstate__")
 CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "process_time", "time")
 
 
@@ -81,6 +83,8 @@ def _callables(names: Mapping[str, Any]) -> dict[str, Any]:
     """Return its functions, classes and other descriptors as they are written, and constants."""
     found = {}
     for name, value in names.items():
+        if name in UNWATCHED:
+            continue
         if callable(value) or isinstance(value, staticmethod | classmethod | property):
             found[name] = value
         elif name.isupper() and isinstance(value, int | float | tuple | dict):
