@@ -12,8 +12,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate, islice
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
@@ -50,32 +51,21 @@ def _blank(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
 
 
-def _bytes(dtype: str, shape: Sequence[int]) -> int:
+def shared(file: Path, layout: Layout, calls: int) -> list[Values]:
+    """Return tensors in memory that both processes see, for each call."""
     import torch
 
-    return math.prod(shape) * int(getattr(torch, dtype).itemsize)
-
-
-def shared_memory(file: Path, layout: Layout, calls: int) -> torch.Tensor:
-    """Return bytes that both processes see, for the values of so many calls."""
-    import torch
-
-    one = sum(-(-_bytes(dtype, shape) // ALIGNED) * ALIGNED for _, dtype, shape in layout)
-    return torch.from_file(str(file), True, max(calls * one, ALIGNED), dtype=torch.uint8)
-
-
-def pieces(memory: torch.Tensor, layout: Layout, calls: int) -> Iterator[Values]:
-    """Yield the tensors of each call, as views of the memory."""
-    import torch
-
-    at = 0
-    for _ in range(calls):
-        values = {}
-        for name, dtype, shape in layout:
-            size = _bytes(dtype, shape)
-            values[name] = memory[at : at + size].view(getattr(torch, dtype)).reshape(shape)
-            at += -(-size // ALIGNED) * ALIGNED
-        yield values
+    sizes = [math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape in layout]
+    steps = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+    length, begins = max(calls * sum(steps), ALIGNED), accumulate(steps * calls, initial=0)
+    memory = torch.from_file(str(file), shared=True, size=length, dtype=torch.uint8)
+    tensors = (
+        (name, memory[begin : begin + size].view(getattr(torch, dtype)).reshape(shape))
+        for (name, dtype, shape), size, begin in zip(
+            layout * calls, sizes * calls, begins, strict=False
+        )
+    )
+    return [dict(islice(tensors, len(layout))) for _ in range(calls)]
 
 
 class Elsewhere:
@@ -95,7 +85,6 @@ class Elsewhere:
         self._layout: Layout = []
         self._inputs: list[torch.Tensor] = []
         self._places: list[torch.Tensor] = []
-        self._calls = 0
         try:
             self.shapes = {name: tuple(size) for name, size in self._answer()["shapes"]}
         except BaseException:
@@ -123,22 +112,24 @@ class Elsewhere:
         import torch
 
         path = Path(self._folder.name)
-        self._calls = len(drawn)
         self._inputs = [t.detach() for one in drawn for _, t in inputs_of(one.arguments)]
         given = layout_of(inputs_of(drawn[0].arguments))
-        memory = shared_memory(path / GIVEN, given, self._calls)
-        self._places = [t for one in pieces(memory, given, self._calls) for t in one.values()]
+        places = shared(path / GIVEN, given, len(drawn))
+        self._places = [tensor for one in places for tensor in one.values()]
         # It learns the numbers when the clock runs.
         blank = [replace(one, arguments=tree_map(_blank, dict(one.arguments))) for one in drawn]
         torch.save([vars(one) for one in blank], path / CALLS)
-        self._shared = shared_memory(path / GAVE, self._layout, self._calls).zero_()
+        self._gave = shared(path / GAVE, self._layout, len(drawn))
+        for tensor in (t for one in self._gave for t in one.values()):
+            tensor.zero_()
         self._ask("prepare", reuse=reuse, given=given, gave=self._layout)
 
     def run(self) -> None:
         """Give it the inputs; it computes and writes down the results."""
         self._fill()
         self._ask("run")
-        self._read = self._shared.clone()  # at once: what comes late is not what was timed
+        # At once: what comes late is not what was timed.
+        self._read = [{name: t.clone() for name, t in one.items()} for one in self._gave]
 
     def relay(self) -> None:
         """Do all that `run` does but computing."""
@@ -158,8 +149,7 @@ class Elsewhere:
             kept = torch.load(Path(self._folder.name) / RESULTS, weights_only=True)
             return [Taken(**one) for one in kept]
         faults = [str(one) for one in found["faults"]]
-        places = list(pieces(self._read, self._layout, self._calls))
-        return [Taken(values, faults=faults * (at == 0)) for at, values in enumerate(places)]
+        return [Taken(values, faults=faults * (at == 0)) for at, values in enumerate(self._read)]
 
     def memory(self) -> Memory:
         """Return what it needs, by its own account."""
@@ -207,16 +197,10 @@ class Server:
 
         drawn = [Drawn(**one) for one in torch.load(self._folder / CALLS, weights_only=True)]
         self._side.prepare(drawn, reuse)
-        inputs, results = (
-            list(pieces(shared_memory(self._folder / file, layout, len(drawn)), layout, len(drawn)))
-            for file, layout in ((GIVEN, given), (GAVE, gave))
-        )
-        self._targets, self._sources = results, []
-        for places, own in zip(inputs, self._side.given, strict=True):
-            self._sources += [
-                (t.data, place)
-                for (_, t), place in zip(inputs_of(own), places.values(), strict=True)
-            ]
+        self._targets = shared(self._folder / GAVE, gave, len(drawn))
+        places = shared(self._folder / GIVEN, given, len(drawn))
+        own = [t.data for one in self._side.given for _, t in inputs_of(one)]
+        self._sources = list(zip(own, (t for one in places for t in one.values()), strict=True))
 
     def run(self) -> None:
         """Take the inputs, compute, and write down the results."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
-from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record, ratio_of
 from speedkit_jupyter.measure.results.statistics import ERROR, Ratio, spread
@@ -51,29 +51,30 @@ class SizeCheck:
         return max(self.agreements, key=lambda one: one.excess, default=None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        ratio = self.ratio
+        """Return plain values; what is infinite or unknown is None."""
+        ratio, agreements = self.ratio, [vars(one) for one in self.agreements]
         bounded = ratio if ratio and ratio.is_bounded else None
-        return {
+        values: dict[str, Any] = {
             "name": self.name,
-            "size": list(self.size) if isinstance(self.size, tuple) else self.size,
+            "size": self.size if isinstance(self.size, int | tuple | None) else str(self.size),
             "passed": self.passed,
             "skipped": self.skipped,
-            "faults": self.faults,
             "precision": self.precision,
             "speed": ratio and ratio.verdict,
             "speedup": ratio and ratio.median,
             "low": bounded and bounded.low,
             "high": bounded and bounded.high,
-            **{f"{one.name}_s": _median_s(one) for one in (self.reference, self.candidate)},
-            **{
-                f"{one.name}_peak_bytes": _peak(one.memory)
-                for one in (self.reference, self.candidate)
-            },
-            "agreements": [asdict(one) for one in self.agreements],
-            "reference_times_s": self.reference.times_s,
-            "candidate_times_s": self.candidate.times_s,
         }
+        for one in (self.reference, self.candidate):
+            values[f"{one.name}_s"] = spread(one.times_s).median_s if one.times_s else None
+            values[f"{one.name}_peak_bytes"] = one.memory and one.memory.peak_bytes
+            values[f"{one.name}_times_s"] = one.times_s
+        finite = [{name: _finite(value) for name, value in one.items()} for one in agreements]
+        return {**values, "faults": self.faults, "agreements": finite}
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +90,6 @@ class Check(Shown):
     isolated: bool
     environment: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
-    command: str = ""
 
     @property
     def passed(self) -> bool:
@@ -104,26 +104,12 @@ class Check(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        values = {name: getattr(self, name) for name in ("candidate", "reference", "passed")}
+        names = ("candidate", "reference", "passed", "faults", "isolated", "environment")
+        values = {name: getattr(self, name) for name in names}
         sizes = [one.to_dict() for one in self.sizes]
-        more = {"isolated": self.isolated, "remarks": list(self.remarks), "command": self.command}
-        return {
-            **values,
-            "faults": self.faults,
-            "sizes": sizes,
-            **more,
-            "environment": self.environment,
-        }
+        return {**values, "remarks": list(self.remarks), "sizes": sizes}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one for each size, without lists."""
         rows = [one.to_dict() for one in self.sizes]
         return [{n: v for n, v in row.items() if not isinstance(v, list)} for row in rows]
-
-
-def _median_s(record: Record) -> float | None:
-    return spread(record.times_s).median_s if record.times_s else None
-
-
-def _peak(memory: Memory | None) -> int | None:
-    return memory.peak_bytes if memory else None

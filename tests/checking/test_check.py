@@ -49,7 +49,7 @@ def test_a_cheat_is_found(case):
 
 def test_what_passed_says_how_fast_and_how_far_off_and_is_json():
     found = check(sdpa, attention, qkv, sizes="small,odd", budget_s=ENOUGH_S)
-    data = json.loads(found.to_json())
+    data = json.loads(found.to_json(), parse_constant=pytest.fail)
     assert data["passed"]
     assert data["candidate"] == "partial"
     assert [one["name"] for one in data["sizes"]] == ["small", "odd"]
