@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from speedkit_jupyter.checking.calls import Here
+from speedkit_jupyter.checking.calls import GRADIENT, Here
 from speedkit_jupyter.checking.inputs import GIVEN, SIZES, Inputs
 from speedkit_jupyter.checking.judge import Judge
 from speedkit_jupyter.checking.loading import is_word, loaded, located
 from speedkit_jupyter.checking.processes import Elsewhere
-from speedkit_jupyter.checking.result import Check
+from speedkit_jupyter.checking.result import Check, SizeCheck
 from speedkit_jupyter.checking.truth import Truth
 from speedkit_jupyter.checking.watch import Watch
+from speedkit_jupyter.measure.checks.tolerance import UNDETERMINED
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
@@ -25,6 +26,8 @@ OTHER_WEIGHTS = (
     "the modules name their parameters differently: each keeps its own weights, and their "
     "gradients are not compared"
 )
+
+NO_GRADIENTS = "no gradients were compared: the reference gives none"
 
 
 @hide_internal_frames
@@ -78,9 +81,19 @@ def check(
         judge = Judge(other, own, Truth(truth), drawn, seconds)
         found = judge.run(_sizes(sizes, drawn.takes_size))
         where = environment(truth.device)
-    remarks = () if is_alike else (OTHER_WEIGHTS,)
+    remarks = (*([] if is_alike else [OTHER_WEIGHTS]), *_not_compared(found, gradients))
     names = _name(candidate), _name(reference)
     return Check(*names, tuple(found), all(are_words), where, remarks)
+
+
+def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
+    """Yield what could not be wrong, whatever the candidate gives."""
+    every = [(size.name, one) for size in found for one in size.agreements]
+    if gradients and every and not any(one.name.startswith(GRADIENT) for _, one in every):
+        yield NO_GRADIENTS
+    for size, one in every:
+        if one.explained >= UNDETERMINED:
+            yield f"{size}: {one.name} is not judged: rounding alone moves it by its own size"
 
 
 def _callable(label: str, value: Any) -> Any:

@@ -135,3 +135,41 @@ def test_sizes_that_do_not_fit_are_named(monkeypatch):
     assert [bool(size.skipped) for size in found.sizes] == [False, True]
     assert "1 MiB are free" in found.sizes[1].skipped
     assert "realistic is skipped: needs about" in repr(found)
+
+
+def test_what_nothing_can_be_said_about_is_said():
+    def noise(x):
+        return (x + 1e6) - 1e6 - x
+
+    found = check(lambda x: 0 * x, noise, one, sizes="small", budget_s=ENOUGH_S)
+    assert "output is not judged" in str(found.remarks)
+    found = check(
+        lambda x: x.argmax(-1), lambda x: x.max(-1)[1], one, sizes="odd", budget_s=ENOUGH_S
+    )
+    assert found.passed
+    assert "no gradients were compared" in repr(found)
+
+
+def on_gpu(size):
+    return torch.randn(size, device="cuda")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_is_right_passes():
+    found = check(exponentials, softmax, on_gpu, sizes="small,realistic", budget_s=ENOUGH_S)
+    assert found.passed, found.faults
+
+
+@pytest.mark.gpu
+def test_work_in_another_stream_is_found():
+    busy, stream = torch.rand(4096, 4096, device="cuda"), torch.cuda.Stream()
+
+    def elsewhere(x):
+        out = torch.zeros_like(x)
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                busy @ busy
+            out.copy_(softmax(x.detach()))
+        return out
+
+    assert not check(elsewhere, softmax, on_gpu, sizes="small", gradients=False).passed
