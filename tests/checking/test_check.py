@@ -7,7 +7,20 @@ import random
 
 import pytest
 import torch
-from _rewrites import CHEATS, FAULTS, RIGHT, Block, Folded, attention, one, qkv, rows, sdpa, softmax
+from _rewrites import (
+    CHEATS,
+    FAULTS,
+    RIGHT,
+    Block,
+    Folded,
+    attention,
+    exponentials,
+    one,
+    qkv,
+    rows,
+    sdpa,
+    softmax,
+)
 
 from speedkit_jupyter import SpeedKitError, StepError, check
 from speedkit_jupyter.checking import judge
