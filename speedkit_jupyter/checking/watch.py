@@ -10,7 +10,8 @@ import builtins
 import inspect
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +30,33 @@ class Watch:
     """
 
     def __init__(self, reference: Any = None) -> None:
+        import torch
+
         scope = getattr(reference, "__globals__", None)
         module = sys.modules.get(type(reference).__module__)
         scope = vars(module) if scope is None and module is not None else scope or {}
-        self._before = [(one.__name__, vars(one), one, _callables(vars(one))) for one in _owners()]
-        self._before.append(("the reference's", scope, None, _callables(scope)))
+        self._before: list[tuple[str, Mapping[str, Any], Callable[[str, Any], None], Any]] = [
+            (f"{one.__name__}.", vars(one), partial(setattr, one), _callables(vars(one)))
+            for one in _owners()
+        ]
+        self._before.append(("the reference's ", scope, scope.__setitem__, _callables(scope)))
         functions = [one for one in (reference, *scope.values()) if inspect.isfunction(one)]
         self._codes = [(one, one.__code__) for one in functions]
         self._switches = flags.snapshot()
-        self._grad = _is_grad_enabled()
-        self._late = [name for name in CLOCKS if not _is_builtin(getattr(time, name))]
+        self._grad = torch.is_grad_enabled()
+        # Of what was replaced before, only that of functions written in C can be told.
+        self._late = [one for one in CLOCKS if type(getattr(time, one)) is not type(time.sleep)]
 
     def changes(self) -> list[str]:
         """Return a line for each function that was replaced and switch that was changed."""
+        import torch
+
         faults = [f"time.{name} is not Python's own" for name in self._late]
-        for label, names, owner, before in self._before:
+        for label, names, put_back, before in self._before:
             for name, value in before.items():
                 if not _is_same(names.get(name), value):
-                    faults.append(f"it replaces {label}.{name}".replace("'s.", "'s "))
-                    original = dict(value) if isinstance(value, dict) else value
-                    names.update({name: original}) if owner is None else setattr(
-                        owner, name, original
-                    )
+                    faults.append(f"it replaces {label}{name}")
+                    put_back(name, dict(value) if isinstance(value, dict) else value)
         for function, code in self._codes:
             if function.__code__ is not code:
                 faults.append(f"it replaces the code of {function.__name__}")
@@ -59,9 +65,9 @@ class Watch:
         faults += [f"it changes the switch {one.name} to {one.after}" for one in found]
         if found:
             flags.restore(self._switches)
-        if _is_grad_enabled() != self._grad:
+        if torch.is_grad_enabled() != self._grad:
             faults.append("it switches gradients on or off for all that follows")
-            _set_grad_enabled(self._grad)
+            torch.set_grad_enabled(self._grad)
         return faults
 
 
@@ -101,19 +107,3 @@ def _is_same(now: Any, before: Any) -> bool:
     code, folder = getattr(now, "__code__", None), str(Path(torch.__file__).parent)
     is_torchs = code is not None and code.co_filename.startswith(folder)
     return is_torchs and inspect.unwrap(now) is before
-
-
-def _is_builtin(function: Any) -> bool:
-    return type(function) is type(time.sleep)
-
-
-def _is_grad_enabled() -> bool:
-    import torch
-
-    return torch.is_grad_enabled()
-
-
-def _set_grad_enabled(value: bool) -> None:
-    import torch
-
-    torch.set_grad_enabled(value)

@@ -31,9 +31,13 @@ def check_report(found: Check) -> Document:
     checked = [one for one in found.sizes if not one.skipped]
     word = "right" if found.passed else "wrong" if found.faults else "not checked"
     headline = f"{found.candidate} is {word}"
-    headline += f" at {count(len(checked), 'size')}" if found.passed else ""
-    if found.passed and (largest := checked[-1].ratio):
-        headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
+    if found.passed:
+        largest = checked[-1].ratio
+        headline += f" at {count(len(checked), 'size')}"
+        if largest and largest.verdict == "too noisy":
+            headline += f"; too noisy to say how fast at `{checked[-1].name}`"
+        elif largest:
+            headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
     tensors = [
         (
             each.name,
