@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
@@ -37,7 +38,8 @@ CALL_S = 2e-3
 # A block has no more calls than this, each on inputs of its own, which lie in memory at once.
 MOST_CALLS, MOST_BLOCK_BYTES = 32, 2**28
 MOST_ROUNDS = 200
-# What is taken off a block for its inputs' and results' way to the other process leaves this share.
+# What is taken off a block for the way of inputs and results leaves this share. It is the same for
+# both sides of a round: each side's own would favour one in a slow moment.
 LEAST_SHARE = 0.05
 # Two calls of the reference on the same inputs differ by less, if only by the order of their sums.
 ALIKE = 1e-3
@@ -55,7 +57,7 @@ class Judge:
         self._random = random.SystemRandom()  # no candidate knows what comes
         self._like: dict[str, torch.Tensor] = {}  # outputs that gradients go through
         self._last: tuple[Any, float, int] = (None, 0.0, 0)  # size, its seconds and bytes
-        self._relay_s = 0.0
+        self._relays_s: list[float] = []
 
     @property
     def _device(self) -> torch.device:
@@ -129,6 +131,8 @@ class Judge:
             if found is None or one.faults:
                 break
             self._agree(one, found, own, drawn, explained)
+            # Before the rounds, as of the reference: torch's profiler leaves its mark on a process.
+            one.candidate.memory = self._tried(one, self._candidate.memory)
             if one.faults or clock.now() - begun_s > budget_s:
                 break
         return explained, own
@@ -150,8 +154,7 @@ class Judge:
         self._reference.prepare([replace(first, cotangents=cotangents(0, self._like))])
         took_s = min(clock.timed(self._reference.run, self._device) for _ in range(2))
         if self._reference.is_apart:
-            self._relay_s = clock.timed(self._reference.relay, self._device)
-            took_s = max(took_s - self._relay_s, 0.0)
+            took_s = max(took_s - clock.timed(self._reference.relay, self._device), 0.0)
         needed = one.reference.memory = self._reference.memory()
         self._last = one.size, took_s, needed.peak_bytes or needed.state_bytes
         return own
@@ -180,7 +183,7 @@ class Judge:
         for side in (self._reference, self._candidate):
             side.expect(layout)
         self._interruptions, begun_s = clock.Interruptions(), clock.now()
-        calls, looks = 1, tuple[int, ...]()
+        calls, looks, self._relays_s = 1, tuple[int, ...](), []
         for number in range(MOST_ROUNDS + 1):  # the first tells how many calls make a block
             start_s = clock.now()
             drawn = [self._draw(one.size) for _ in range(calls)]
@@ -191,6 +194,7 @@ class Judge:
                 calls = _calls(one, drawn[0], layout)
                 for record in (one.reference, one.candidate):
                     record.times_s, record.waited_s = [], []
+                self._relays_s = []
                 continue
             now_s = clock.now()
             round_s, spent_s = now_s - start_s, now_s - begun_s
@@ -200,8 +204,6 @@ class Judge:
             one.error = error_of_a_look(len(looks), is_last)
             if is_last or (number in looks and one.ratio and one.ratio.settled):
                 break
-        self._candidate.prepare(drawn[:1])
-        one.candidate.memory = self._candidate.memory()
 
     def _round(
         self, one: SizeCheck, drawn: Sequence[Drawn], explained: Explained, reuse: bool
@@ -216,6 +218,10 @@ class Judge:
             else:
                 got = self._tried(one, lambda: self._timed(side, record, len(drawn)))  # noqa: B023
                 taken[record.name] = got or []
+        relay_s = median(self._relays_s) if self._relays_s else 0.0
+        for record in (one.reference, one.candidate) if not one.faults else ():
+            call_s = record.times_s[-1]
+            record.times_s[-1] = max(call_s - relay_s / len(drawn), LEAST_SHARE * call_s)
         found = [fault for each in taken["candidate"] for fault in each.faults]
         for mine, theirs in zip(taken["candidate"], taken["reference"], strict=False):
             every = rows(mine.values, theirs.values).items()
@@ -229,9 +235,9 @@ class Judge:
         block_s = clock.timed(side.run, self._device)
         waited_s = self._interruptions.seconds(block_s)
         found = side.take()
-        if side.is_apart and side is self._reference:
-            self._relay_s = clock.timed(side.relay, self._device)
-        block_s = max(block_s - self._relay_s, LEAST_SHARE * block_s)
+        if side.is_apart:  # both, so that neither process rests longer
+            relay_s = clock.timed(side.relay, self._device)
+            self._relays_s += [relay_s] if side is self._reference else []
         record.times_s.append(block_s / calls)
         record.waited_s.append(waited_s / calls)
         return found
