@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.advice.advisor import advise as advise
     from speedkit_jupyter.batching.micro_batch import micro_batch as micro_batch
     from speedkit_jupyter.batching.sweep import batch_sizes as batch_sizes
+    from speedkit_jupyter.checking.api import check as check
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.kernels.attention import AttentionPattern as AttentionPattern
     from speedkit_jupyter.kernels.attention import attention as attention
@@ -44,6 +45,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "advice.advisor": "advise",
     "batching.micro_batch": "micro_batch",
     "batching.sweep": "batch_sizes",
+    "checking.api": "check",
     "codegen.forms": "code",
     "kernels.attention": "AttentionPattern attention",
     "loading.tuner": "tune_loader",

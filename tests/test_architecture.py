@@ -21,10 +21,10 @@ LAYERS = (
     ("plans",),
     ("measure",),
     ("session",),
-    ("tuning", "profiling", "compiling", "loading", "batching", "freeing", "kernels"),
+    ("tuning", "profiling", "compiling", "loading", "batching", "freeing", "kernels", "checking"),
     ("advice",),
     ("codegen", "report"),
-    ("magics", "widgets"),
+    ("magics", "widgets", "check"),
 )
 # The same for the rooms of optimizations/; the catalog's entries stand on all of them.
 ROOMS = (
@@ -223,6 +223,7 @@ def test_the_public_names_are_these() -> None:
         "autocast_context",
         "batch_sizes",
         "benchmark",
+        "check",
         "code",
         "micro_batch",
         "plan",

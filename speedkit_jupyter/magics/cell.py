@@ -75,6 +75,17 @@ class Cell:
         cell._has_run = False
         return cell
 
+    @property
+    def has_value(self) -> bool:
+        """Return whether it ends with an expression."""
+        return self._last is not None
+
+    def within(self, names: dict[str, Any]) -> Cell:
+        """Return the same cell, which reads and binds these names."""
+        cell = copy.copy(self)
+        cell._names = names
+        return cell
+
     @user_code_boundary
     def run(self) -> Any:
         """Run one step; return the value of a trailing expression. Only the first one may print."""

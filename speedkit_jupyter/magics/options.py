@@ -238,6 +238,9 @@ SPEEDBENCH = (
     *ACCURACY,
     Option("--save", "NAME", "keep the result for %speedkit history and --compare"),
     switch("--profile", "where the time goes: data, forward, backward, optimizer, lines"),
+    Option(
+        "--against", "FUNCTION", "is the cell's last value the function's?", namespace.functions
+    ),
     switch("--tune", "search the fastest safe plan for this cell"),
     switch("--apply", "with --tune: put what was found into force"),
     switch("--more", "go on with the last search for this cell, with all it knows"),

@@ -8,6 +8,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import namespace, options
+from speedkit_jupyter.magics.against import Against
 from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
 from speedkit_jupyter.magics.progress import measured
@@ -27,11 +28,12 @@ from speedkit_jupyter.tuning.api import going_on
 from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
-MORE = "--more"
+MORE, AGAINST = "--more", "--against"
 # The work that an option belongs to; some belong to two.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),
     **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
+    "against": AGAINST,
     **dict.fromkeys(("objective", "within", "steps", "fresh", "keep"), TUNE),
     **dict.fromkeys(("apply", "tune", "more"), f"{TUNE} and {MORE}"),
 }
@@ -69,6 +71,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 def _mode(arguments: Any) -> str:
     compared = COMPARE if arguments.compare is not None else TIMING
+    compared = AGAINST if arguments.against is not None else compared
     tuned = MORE if arguments.more else TUNE if arguments.tune else compared
     return PROFILE if arguments.profile else tuned
 
@@ -98,6 +101,8 @@ def _work(
     mode, names = _mode(arguments), shell.user_ns
     if mode == PROFILE:
         return profiler(shell, cell, arguments, command, arguments.budget), "profiling"
+    if mode == AGAINST:
+        return Against(shell, cell, arguments.against, arguments.budget), "checking"
     loop = cell.loop(setup) if mode == TIMING else None
     step = step_of_cell(shell, cell, arguments)
     if loop is not None:

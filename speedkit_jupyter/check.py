@@ -1,0 +1,47 @@
+"""The command line of `check()`: `python -m speedkit_jupyter.check candidate.py:f reference.py:g`.
+
+Nobody imports this file: `from speedkit_jupyter import check` is the function.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from speedkit_jupyter.checking.api import check
+from speedkit_jupyter.checking.inputs import SIZES
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+if __name__ != "__main__":
+    raise ImportError("`from speedkit_jupyter import check` is the function; run this file by -m")
+
+
+def main() -> int:
+    """Check, and print the report; 0 if all is right, 1 if not, 2 for what can't be checked."""
+    parser = argparse.ArgumentParser(prog="python -m speedkit_jupyter.check", description=__doc__)
+    parser.add_argument("candidate", help="the rewrite: FILE.py:NAME, a function or a module")
+    parser.add_argument("reference", help="what it stands for: FILE.py:NAME")
+    parser.add_argument("--inputs", help="FILE.py:NAME (default: inputs of the reference's file)")
+    parser.add_argument("--sizes", help=f"of {','.join(SIZES)} (default: all)")
+    parser.add_argument("--budget", type=float, help="seconds in all (default 30)")
+    parser.add_argument("--no-gradients", action="store_true", help="the forward pass alone")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args()
+    inputs = given.inputs or f"{given.reference.rpartition(':')[0]}:inputs"
+    try:
+        found = check(
+            given.candidate,
+            given.reference,
+            inputs,
+            sizes=given.sizes,
+            gradients=not given.no_gradients,
+            budget_s=given.budget,
+        )
+    except SpeedKitError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(found.to_json() if given.json else found)
+    return 0 if found.passed else 1
+
+
+sys.exit(main())

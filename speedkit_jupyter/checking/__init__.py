@@ -1,0 +1,1 @@
+"""Checking a rewrite: does it compute the same as its reference, and how fast?"""

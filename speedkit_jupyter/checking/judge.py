@@ -1,0 +1,258 @@
+"""The judge: at each size some calls against float64, then timed rounds whose results count too."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
+from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows, written_inputs
+from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Side, Taken
+from speedkit_jupyter.checking.inputs import Inputs, cotangents, growth
+from speedkit_jupyter.checking.result import Agreement, SizeCheck
+from speedkit_jupyter.checking.truth import Truth
+from speedkit_jupyter.measure.checks import rounding
+from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.statistics import error_of_a_look, planned_looks
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.sampler import BLOCK_S
+from speedkit_jupyter.support.exceptions import StepError, in_a_line
+from speedkit_jupyter.support.units import seconds
+from speedkit_jupyter.support.units import size as bytes_
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+# Calls at each size that are compared with float64, each on other inputs.
+FULL = 3
+# A call in float64 with its controls takes at most so many times the memory and, with all else that
+# is compared, so many times the seconds of one of the reference.
+COPIES, CALLS = 8, 30
+# So much of a call does not grow with its size.
+CALL_S = 2e-3
+# A block has no more calls than this, each on inputs of its own, which lie in memory at once.
+MOST_CALLS, MOST_BLOCK_BYTES = 32, 2**28
+MOST_ROUNDS = 200
+# What is taken off a block for the way of inputs and results leaves this share. It is the same for
+# both sides of a round: each side's own would favour one in a slow moment.
+LEAST_SHARE = 0.05
+# Two calls of the reference on the same inputs differ by less, if only by the order of their sums.
+ALIKE = 1e-3
+UNSTEADY = "the reference gives another result each time, from the same inputs and seed"
+
+
+class Judge:
+    """Judges the candidate by the reference, for `budget_s` seconds at all sizes together."""
+
+    def __init__(
+        self, candidate: Side, reference: Side, truth: Truth, inputs: Inputs, budget_s: float
+    ) -> None:
+        self._candidate, self._reference, self._truth = candidate, reference, truth
+        self._inputs, self._budget_s = inputs, budget_s
+        self._random = random.SystemRandom()  # no candidate knows what comes
+        self._like: dict[str, torch.Tensor] = {}  # outputs that gradients go through
+        self._last: tuple[Any, float, int] = (None, 0.0, 0)  # size, its seconds and bytes
+        self._relays_s: list[float] = []
+
+    @property
+    def _device(self) -> torch.device:
+        return self._truth.side.device
+
+    def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
+        """Check each size, the smallest first. What the reference itself raises goes on."""
+        found = [SizeCheck(name, size) for name, size in sizes.items()]
+        begun_s = clock.now()
+        for at, one in enumerate(found):
+            left_s = max(self._budget_s - (clock.now() - begun_s), 0.0)
+            if any(other.faults for other in found):
+                one.skipped = "a smaller size is wrong already"
+            else:
+                one.skipped = self._too_large(one.size, left_s)
+            if one.skipped:
+                continue
+            try:
+                explained, own = self._compare(one, left_s / 2)
+                if one.passed:
+                    self._time(one, left_s / (len(found) - at), explained, own)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                one.skipped = f"out of memory ({in_a_line(error)})"
+        return found
+
+    def _too_large(self, size: Any, left_s: float) -> str:
+        """Return why a size is not begun, by what the last one took; empty if it is."""
+        before, took_s, took_bytes = self._last
+        times = growth(size, before) if before is not None else None
+        if times is None:
+            return ""
+        free = free_bytes(self._device)
+        needed_s = CALLS * times * max(took_s - CALL_S, 0.0)
+        if free is not None and COPIES * times * took_bytes > free:
+            return f"needs about {bytes_(COPIES * times * took_bytes)}, and {bytes_(free)} are free"
+        if needed_s > left_s:
+            return f"takes about {seconds(needed_s)}, and {seconds(left_s)} are left (the budget)"
+        return ""
+
+    def _draw(self, size: Any) -> Drawn:
+        """Return a call on new inputs; the seed that it is told is not that of its inputs."""
+        secret, also, told = (self._random.getrandbits(60) for _ in range(3))
+        drawn = self._inputs.draw(secret, size)
+        return replace(drawn, seed=told, cotangents=cotangents(also, self._like))
+
+    def _tried(self, one: SizeCheck, call: Callable[[], T]) -> T | None:
+        """Make a call of the candidate, whose errors are faults."""
+        try:
+            return call()
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            one.faults.append(in_a_line(error))
+            return None
+
+    # --- against float64 ---
+
+    def _compare(self, one: SizeCheck, budget_s: float) -> tuple[Explained, Taken]:
+        """Compare some calls with float64; returns what rounding explains, and a right result."""
+        begun_s = clock.now()
+        own = self._begin(one)
+        explained = Explained(one.precision)
+        for number in range(FULL):
+            drawn = self._draw(one.size)
+            found = self._tried(one, lambda: _called(self._candidate, drawn, bool(number % 2)))  # noqa: B023
+            own = _called(self._reference, drawn)
+            if found is not None:
+                one.faults += form_faults(found, own, drawn)
+            if found is None or one.faults:
+                break
+            self._agree(one, found, own, drawn, explained)
+            # Before the rounds, as of the reference: torch's profiler leaves its mark on a process.
+            one.candidate.memory = self._tried(one, self._candidate.memory)
+            if one.faults or clock.now() - begun_s > budget_s:
+                break
+        return explained, own
+
+    def _begin(self, one: SizeCheck) -> Taken:
+        """Learn from the reference what a size is like, and whether it is steady."""
+        for side in (self._reference, self._candidate):
+            side.expect({})
+        self._like = {}
+        first = self._draw(one.size)
+        self._inputs.check_fresh(first, self._draw(one.size))
+        own = _called(self._reference, first)
+        again = rows(_called(self._reference, first).values, own.values).values()
+        if any(row.deviation.distance > ALIKE or row.differing for row in again):
+            raise StepError(UNSTEADY)
+        self._like = {name: own.values[name] for name in own.differentiable}
+        tensors = (*own.values.values(), *first.weights.values())
+        one.precision = rounding.lowest(*rounding.of_dtypes(t.dtype for t in tensors))
+        self._reference.prepare([replace(first, cotangents=cotangents(0, self._like))])
+        took_s = min(clock.timed(self._reference.run, self._device) for _ in range(2))
+        if self._reference.is_apart:
+            took_s = max(took_s - clock.timed(self._reference.relay, self._device), 0.0)
+        needed = one.reference.memory = self._reference.memory()
+        self._last = one.size, took_s, needed.peak_bytes or needed.state_bytes
+        return own
+
+    def _agree(
+        self, one: SizeCheck, found: Taken, own: Taken, drawn: Drawn, explained: Explained
+    ) -> None:
+        """Compare a call with float64, and keep the worst that was seen of each tensor."""
+        worst = {each.name: each for each in one.agreements}
+        written = written_inputs(own, drawn)
+        for name, row in rows(found.values, self._truth.values(drawn, own, explained)).items():
+            if name.startswith(INPUT) and name not in written:
+                continue
+            excess, words = explained.excess(name, row)
+            known = explained.rows[name].deviation.distance
+            mine = Agreement(name, row.deviation.distance, known, excess)
+            worst[name] = max(worst.get(name, mine), mine, key=lambda each: each.excess)
+            one.faults += [words] if excess > 1 else []
+        one.agreements = list(worst.values())
+
+    # --- in rounds ---
+
+    def _time(self, one: SizeCheck, budget_s: float, explained: Explained, own: Taken) -> None:
+        """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
+        layout = {n: t for n, t in own.values.items() if not n.startswith((INPUT, BUFFER))}
+        for side in (self._reference, self._candidate):
+            side.expect(layout)
+        self._interruptions, begun_s = clock.Interruptions(), clock.now()
+        calls, looks, self._relays_s = 1, tuple[int, ...](), []
+        for number in range(MOST_ROUNDS + 1):  # the first tells how many calls make a block
+            start_s = clock.now()
+            drawn = [self._draw(one.size) for _ in range(calls)]
+            self._round(one, drawn, explained, reuse=bool(number % 2))
+            if one.faults:
+                return
+            if number == 0:
+                calls = _calls(one, drawn[0], layout)
+                for record in (one.reference, one.candidate):
+                    record.times_s, record.waited_s = [], []
+                self._relays_s = []
+                continue
+            now_s = clock.now()
+            round_s, spent_s = now_s - start_s, now_s - begun_s
+            if number == 1:
+                looks = planned_looks(int(min(budget_s / max(round_s, 1e-6), MOST_ROUNDS)))
+            is_last = spent_s + round_s > budget_s or number == MOST_ROUNDS
+            one.error = error_of_a_look(len(looks), is_last)
+            if is_last or (number in looks and one.ratio and one.ratio.settled):
+                break
+
+    def _round(
+        self, one: SizeCheck, drawn: Sequence[Drawn], explained: Explained, reuse: bool
+    ) -> None:
+        """Time a block of both, in random order, and compare each call's results."""
+        sides = [(one.reference, self._reference), (one.candidate, self._candidate)]
+        taken: dict[str, list[Taken]] = {}
+        for record, side in self._random.sample(sides, 2):
+            side.prepare(drawn, reuse)
+            if side is self._reference:
+                taken[record.name] = self._timed(side, record, len(drawn))
+            else:
+                got = self._tried(one, lambda: self._timed(side, record, len(drawn)))  # noqa: B023
+                taken[record.name] = got or []
+        relay_s = median(self._relays_s) if self._relays_s else 0.0
+        for record in (one.reference, one.candidate) if not one.faults else ():
+            call_s = record.times_s[-1]
+            record.times_s[-1] = max(call_s - relay_s / len(drawn), LEAST_SHARE * call_s)
+        found = [fault for each in taken["candidate"] for fault in each.faults]
+        for mine, theirs in zip(taken["candidate"], taken["reference"], strict=False):
+            every = rows(mine.values, theirs.values).items()
+            excess = [explained.excess(name, row, BOTH) for name, row in every]
+            found += [f"in a timed round {words}" for times, words in excess if times > 1]
+        one.faults += found[:1]
+
+    def _timed(self, side: Side, record: Record, calls: int) -> list[Taken]:
+        """Note the seconds of one call of a block; returns what the calls gave."""
+        self._interruptions.begin()
+        block_s = clock.timed(side.run, self._device)
+        waited_s = self._interruptions.seconds(block_s)
+        found = side.take()
+        if side.is_apart:  # both, so that neither process rests longer
+            relay_s = clock.timed(side.relay, self._device)
+            self._relays_s += [relay_s] if side is self._reference else []
+        record.times_s.append(block_s / calls)
+        record.waited_s.append(waited_s / calls)
+        return found
+
+
+def _called(side: Side, drawn: Drawn, reuse: bool = False) -> Taken:
+    """Return what one call gives, with a look at all that it did."""
+    side.prepare([drawn], reuse)
+    side.run()
+    return side.take(full=True)[0]
+
+
+def _calls(one: SizeCheck, drawn: Drawn, layout: Mapping[str, torch.Tensor]) -> int:
+    """Return how many calls a block has, by the first, untimed one."""
+    shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
+    tensors = [*layout.values(), *(v for v in drawn.arguments.values() if hasattr(v, "nbytes"))]
+    most = MOST_BLOCK_BYTES // max(4 * sum(t.nbytes for t in tensors), 1)
+    return int(max(1, min(math.ceil(BLOCK_S / max(shortest_s, 1e-7)), most, MOST_CALLS)))
