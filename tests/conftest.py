@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import getpass
 import itertools
 import os
 import signal
 import sys
+import tempfile
 import warnings
 import zlib
 from collections import Counter
@@ -32,6 +34,10 @@ examples.register()
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# What was compiled for one test serves the others, in this run and in later ones.
+COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{getpass.getuser()}")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
 
 # What one process of the tests has compiled, no other need compile: each would take seconds for it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.machines import compile_cache, devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
@@ -91,13 +91,17 @@ class Compile(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         # Without it hooks that are registered after compiling never fire.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
-        return {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)} if config else {}
+        hooks = {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)} if config else {}
+        return hooks | compile_cache.switches()
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {HOOKS: False}
+        kept = compile_cache.values(now) if _is_inductor(decision) else {}
+        return {HOOKS: False, **kept}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         torch_private.dynamo_config()  # which has the switch
+        if _is_inductor(decision):
+            compile_cache.prepare()
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -126,6 +130,10 @@ class Compile(Optimization):
         if facts.device_type == "cuda":
             return (True, {"enabled": True, "mode": "reduce-overhead"})
         return (True,)
+
+
+def _is_inductor(decision: Decision) -> bool:
+    return bool(decision.details.get("backend", INDUCTOR) == INDUCTOR)
 
 
 def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:

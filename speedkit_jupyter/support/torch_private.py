@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # The packages of torch.compile, which write caches of their own.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
-DYNAMO_CONFIG = f"{COMPILERS[0]}.config"
+DYNAMO_CONFIG, INDUCTOR_CONFIG = (f"{home}.config" for home in COMPILERS[:2])
 
 
 def moved(error: BaseException) -> str:
@@ -150,6 +150,10 @@ def dynamo_config() -> Any:
     return import_module(DYNAMO_CONFIG)
 
 
+def inductor_config() -> Any:
+    return import_module(INDUCTOR_CONFIG)
+
+
 def lookups() -> list[Any]:
     """Return the caches by which torch finds the functions that modes see, as far as loaded."""
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
@@ -201,3 +205,20 @@ def forget_builds() -> None:
         *_caches(vectors.VecISA),
     ):
         cache.cache_clear()
+
+
+# Inductor's cache: the folder that torch writes into its variable where nobody has, once loaded.
+
+
+def usual_cache_folder() -> str:
+    found = sys.modules.get(f"{COMPILERS[1]}.runtime.cache_dir_utils")
+    usual = getattr(found, "default_cache_dir", None)
+    return "" if usual is None else str(usual())
+
+
+def vector_options() -> list[str]:
+    """Return the compiler's options for each set of vector instructions of an x86 CPU."""
+    vectors: Any = import_module(f"{COMPILERS[1]}.cpu_vec_isa")
+    known: set[str] = set(getattr(vectors, "x86_isa_checker", list)())
+    every = getattr(vectors, "supported_vec_isa_list", ())
+    return [one.build_arch_flags() for one in every if set(str(one).split()) <= known]

@@ -6,6 +6,7 @@ import ast
 import multiprocessing
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def test_onednn_multiplies():
     a, weight = torch.rand(4, 3), torch.rand(5, 3)
     found = torch_private.linear_by_onednn()(a, weight, None, "none", [], "")
     torch.testing.assert_close(found, a @ weight.t())
+
+
+def test_inductor_says_where_it_keeps_code_and_what_the_compiler_is_asked_for():
+    assert torch_private.inductor_config().cpp.vec_isa_ok in (None, True, False)
+    assert all(one.startswith("-m") for one in map(str.strip, torch_private.vector_options()))
+    import_module("torch._inductor.runtime.cache_dir_utils")
+    assert Path(torch_private.usual_cache_folder()).name.startswith("torchinductor_")
 
 
 @pytest.mark.slow
