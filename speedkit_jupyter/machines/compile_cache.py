@@ -15,13 +15,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from speedkit_jupyter.machines import probes
-from speedkit_jupyter.machines.flags import Switch, Values, attribute
+from speedkit_jupyter.machines.flags import OVERRIDES, Switch, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import database, messages, torch_private
 
@@ -31,8 +32,9 @@ MOST_BYTES = 2 * 2**30
 FOLDER, TRITON_FOLDER = VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 # Whether torch takes it for granted that the compiler knows the CPU's vector instructions.
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
-# In a machine's folder: torch's own cache, and a library that the compiler has built on trial.
-COMPILED, TRIAL = "inductor", "trial.so"
+# In a machine's folder: torch's own cache, the code of learned plans, and a library that the
+# compiler has built on trial.
+COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "trial.so"
 TRIAL_CODE = """
 #include <immintrin.h>
 #include <omp.h>
@@ -168,6 +170,24 @@ def values(now: Values) -> dict[str, Any]:
     if (folder / TRIAL).exists():
         wanted[INSTRUCTIONS] = True
     return {name: one for name, one in wanted.items() if now.get(name) in (None, one)}
+
+
+@contextmanager
+def in_use() -> Iterator[None]:
+    """Have torch use this machine's folder for the block, as while a plan compiles."""
+    prepare()
+    table = switches()
+    wanted = values({name: switch.read() for name, switch in table.items()})
+
+    def change() -> None:
+        for name, value in wanted.items():
+            table[name].write(value)
+
+    layer = OVERRIDES.push(wanted, change)
+    try:
+        yield
+    finally:
+        OVERRIDES.pop(layer)
 
 
 def _chosen(name: str) -> str | None:

@@ -9,7 +9,8 @@ it is declined, and anything else raises the AttributeError or ImportError.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -222,3 +223,24 @@ def vector_options() -> list[str]:
     known: set[str] = set(getattr(vectors, "x86_isa_checker", list)())
     every = getattr(vectors, "supported_vec_isa_list", ())
     return [one.build_arch_flags() for one in every if set(str(one).split()) <= known]
+
+
+@contextmanager
+def compiled_code_noted() -> Iterator[Callable[[], tuple[bytes, list[str]]]]:
+    """Note what is compiled, or found in caches, inside the block alone. Gives what returns it: as
+    `save_cache_artifacts()` does, and the names of the C++ libraries, which that leaves out.
+    """
+    import torch
+
+    manager: Any = _found("torch.compiler._cache", "CacheArtifactManager")
+    built: Any = import_module(f"{COMPILERS[1]}.codecache")
+    kinds = (built.CppCodeCache, built.CppPythonBindingsCodeCache)
+    for kind in kinds:  # what is loaded anew is noted anew
+        kind.cache_clear()
+
+    def noted() -> tuple[bytes, list[str]]:
+        saved = torch.compiler.save_cache_artifacts()
+        return saved[0] if saved else b"", [key for kind in kinds for key in kind.cache]
+
+    with manager.with_fresh_cache():
+        yield noted

@@ -13,6 +13,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from contextlib import closing, suppress
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -30,7 +31,7 @@ from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import bundles, learning
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Stage, Tuning
@@ -328,7 +329,17 @@ class Search:
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
             about = (seen.setting, seen.task, planning.together(plans))
+            bundle = self._bundle()
             try:
-                learning.keep(*about, winner.values, winner.name, tuning.ratio)
+                learning.keep(*about, winner.values, winner.name, tuning.ratio, bundle)
             except SpeedKitError as error:
                 tuning.notes.append(f"the plan was not kept for the next time: {error}")
+
+    def _bundle(self) -> dict[str, Any] | None:
+        """Keep the winner's compiled code, if it has some; return its manifest."""
+        tuning, name = self.tuning, self.tuning.winner.name
+        if not tuning.helped:
+            return None
+        rows = [row.record for row in self.known.rows() if row.record.name == name]
+        cold_s = max((one.first_call_s or 0.0 for one in rows), default=0.0)
+        return bundles.collect(self.step, tuning.config, cold_s)
