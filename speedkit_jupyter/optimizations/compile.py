@@ -33,7 +33,7 @@ HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated
 INDUCTOR = "inductor"
 # Blocks are compiled in the model's place if each kind stands there so often, and they hold more
 # than this share of the parameters: six layers of a transformer then compile in half of the time.
-ALIKE, MOSTLY = 3, 0.5
+ALIKE, MOSTLY = 3, 0.8
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
 NO_BLOCKS = (
