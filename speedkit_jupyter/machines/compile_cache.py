@@ -105,6 +105,8 @@ def why_unsafe(folder: Path) -> str:
         is_open = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
         if is_open or (path == folder and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             return f"others can write to {path}: `chmod go-w` makes it yours alone"
+        if path == folder and os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0):
+            return f"programs can't be run from {path} (noexec)"
     return ""
 
 

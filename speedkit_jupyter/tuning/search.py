@@ -337,9 +337,9 @@ class Search:
 
     def _bundle(self) -> dict[str, Any] | None:
         """Keep the winner's compiled code, if it has some; return its manifest."""
-        tuning, name = self.tuning, self.tuning.winner.name
-        if not tuning.helped:
+        winner = self.tuning.winner
+        if not winner.values.get("compile"):
             return None
-        rows = [row.record for row in self.known.rows() if row.record.name == name]
+        rows = [row.record for row in self.known.rows() if row.record.name == winner.name]
         cold_s = max((one.first_call_s or 0.0 for one in rows), default=0.0)
-        return bundles.collect(self.step, tuning.config, cold_s)
+        return bundles.collect(self.step, self.tuning.config, cold_s)

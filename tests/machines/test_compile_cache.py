@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -106,6 +107,14 @@ def test_a_folder_of_another_user_is_refused(unset) -> None:
     compile_cache.prepare()
     unset.setattr(os, "getuid", lambda: 12345)
     assert "belongs to another user" in compile_cache.why_unsafe(compile_cache.root())
+
+
+@pytest.mark.skipif(not hasattr(os, "ST_NOEXEC"), reason="Linux")
+def test_a_folder_from_which_programs_cannot_be_run_is_refused(unset) -> None:
+    compile_cache.prepare()
+    found = SimpleNamespace(f_flag=os.ST_NOEXEC)
+    unset.setattr(os, "statvfs", lambda path: found)
+    assert "programs can't be run" in compile_cache.why_unsafe(compile_cache.place())
 
 
 def test_a_link_is_judged_by_where_it_leads(unset, tmp_path) -> None:
