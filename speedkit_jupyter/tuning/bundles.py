@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import compile_cache
@@ -55,7 +57,7 @@ def collect(step: Step, config: SpeedConfig, cold_s: float) -> dict[str, Any] | 
             with torch_private.compiled_code_noted() as noted, runner.applied():
                 warm_s = clock.timed(runner.once, runner.device)
                 artifacts, libraries = noted()
-            content = _packed(folder / compile_cache.COMPILED, artifacts, libraries)
+                content = _packed(_in_force(), artifacts, libraries)
             checksum = hashlib.sha256(content).hexdigest()
             compile_cache.write(folder / compile_cache.BUNDLES / checksum, content)
         except Exception as error:  # the plan is proven all the same
@@ -65,7 +67,12 @@ def collect(step: Step, config: SpeedConfig, cold_s: float) -> dict[str, Any] | 
     return {"checksum": checksum, "machine": compile_cache.machine(), **times}
 
 
-def _packed(compiled: Any, artifacts: bytes, libraries: Sequence[str]) -> bytes:
+def _in_force() -> Path:
+    """Return where torch keeps compiled code now: in the user's folder, if one was chosen."""
+    return Path(os.environ[compile_cache.FOLDER])
+
+
+def _packed(compiled: Path, artifacts: bytes, libraries: Sequence[str]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr(ARTIFACTS, artifacts)
@@ -105,7 +112,7 @@ def load(bundle: Mapping[str, Any]) -> str:
         return f"Its compiled code was changed since it was kept and is not loaded: {AGAIN}"
     with zipfile.ZipFile(io.BytesIO(content)) as packed, compile_cache.in_use():
         for name in filter(LIBRARY.fullmatch, packed.namelist()):
-            if not (path := folder / compile_cache.COMPILED / name).exists():
+            if not (path := _in_force() / name).exists():
                 compile_cache.write(path, packed.read(name))
         torch.compiler.load_cache_artifacts(packed.read(ARTIFACTS))
     cold, warm = (seconds(float(bundle[name]), 2) for name in ("cold_s", "warm_s"))
