@@ -116,4 +116,7 @@ def load(bundle: Mapping[str, Any]) -> str:
                 compile_cache.write(path, packed.read(name))
         torch.compiler.load_cache_artifacts(packed.read(ARTIFACTS))
     cold, warm = (seconds(float(bundle[name]), 2) for name in ("cold_s", "warm_s"))
-    return f"Its compiled code is loaded: the first step took {cold} cold, and {warm} with it"
+    return (
+        f"Its compiled code is loaded: the first step took {cold} cold, and {warm} with it and the "
+        "compiler imported"
+    )
