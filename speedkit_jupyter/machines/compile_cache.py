@@ -51,8 +51,11 @@ def root() -> Path:
 
 def place() -> Path:
     """Return this machine's folder, which may not be there yet."""
-    text = json.dumps(machine(), sort_keys=True)
-    return root() / hashlib.sha256(text.encode()).hexdigest()[:16]
+    return root() / _digest(json.dumps(machine(), sort_keys=True))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def machine() -> dict[str, str]:
@@ -74,6 +77,8 @@ def _machine(cxx: str) -> tuple[tuple[str, str], ...]:
         ("Python", ".".join(platform.python_version_tuple()[:2])),
         ("system", f"{hardware.system} {hardware.cpu.architecture}"),
         ("processor", " ".join((hardware.cpu.name, *hardware.cpu.features))),
+        # The compiler builds for all of them, and virtual machines of one name differ in them.
+        ("instructions", _digest(probes.instructions())),
         ("GPUs", ", ".join(gpus)),
         ("compiler", f"{cxx} {version}".strip()),
     )
