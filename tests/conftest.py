@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import getpass
 import itertools
 import os
 import signal
@@ -36,7 +35,8 @@ examples.register()
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # What was compiled for one test serves the others, in this run and in later ones.
-COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{getpass.getuser()}")
+USER = os.getuid() if hasattr(os, "getuid") else os.getlogin()
+COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{USER}")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
 
 # What one process of the tests has compiled, no other need compile: each would take seconds for it.
