@@ -13,6 +13,7 @@ import itertools
 import os
 import signal
 import sys
+import tempfile
 import warnings
 import zlib
 from collections import Counter
@@ -32,6 +33,11 @@ examples.register()
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every process.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+# What was compiled for one test serves the others, in this run and in later ones.
+USER = os.getuid() if hasattr(os, "getuid") else os.getlogin()
+COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{USER}")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
 
 # What one process of the tests has compiled, no other need compile: each would take seconds for it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -22,6 +22,11 @@ def features(capabilities: dict[str, object]) -> tuple[str, ...]:
     return tuple(feature for feature in every if known.get(feature))
 
 
+def instructions() -> str:
+    """Return all of the processor's instruction sets, as Linux lists them; empty elsewhere."""
+    return " ".join(sorted(_in_cpuinfo("(?:flags|Features)").split()))
+
+
 def cpu_name(capabilities: dict[str, object]) -> str:
     """Return the name as torch, Linux or Python has it; `unknown` where none does."""
     name = str(capabilities.get("cpu_name") or "") or _in_cpuinfo("model name")

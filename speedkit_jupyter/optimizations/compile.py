@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.machines import compile_cache, devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
@@ -37,6 +37,9 @@ BACKWARD = "functorch.force_non_lazy_backward_lowering"
 GRAPHS = 8
 HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
 INDUCTOR = "inductor"
+# Blocks are compiled in the model's place if each kind stands there so often, and they hold more
+# than this share of the parameters: six layers of a transformer then compile in half of the time.
+ALIKE, MOSTLY = 3, 0.8
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
 NO_BLOCKS = (
@@ -64,7 +67,8 @@ class Compile(Optimization):
 
     class Options(Fields):
         """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself, and
-        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time.
+        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: on a
+        CPU the rule, where a model is little else.
         """
 
         enabled: Switch = "auto"
@@ -79,7 +83,7 @@ class Compile(Optimization):
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
-        options = request.value
+        options = _in_scope(request.value, facts)
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
         obstacle = _obstacle(hardware, facts, options)
@@ -101,16 +105,21 @@ class Compile(Optimization):
         # Without it hooks that are registered after compiling never fire.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         if not config:
-            return {}
+            return compile_cache.switches()
         hooks = {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)}
         backward = torch_private.eager_backward()
-        return hooks | ({BACKWARD: flags.attribute(*backward, True)} if backward else {})
+        hooks |= {BACKWARD: flags.attribute(*backward, True)} if backward else {}
+        return hooks | compile_cache.switches()
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {HOOKS: False} | ({BACKWARD: True} if torch_private.eager_backward() else {})
+        kept = compile_cache.values(now) if _is_inductor(decision) else {}
+        backward = {BACKWARD: True} if torch_private.eager_backward() else {}
+        return {HOOKS: False, **backward, **kept}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         torch_private.dynamo_config()  # which has the switch
+        if _is_inductor(decision):
+            compile_cache.prepare()
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -145,6 +154,23 @@ class Compile(Optimization):
         if facts.device_type == "cuda":
             return (True, {"enabled": True, "mode": "reduce-overhead"})
         return (True,)
+
+
+def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
+    """Return the options with the repeated blocks as scope where that was left open and pays: on
+    CPUs, where nothing but the blocks takes long to compile, and each kind serves several.
+    """
+    is_plain = options.backend == INDUCTOR and options.mode == "default" and not options.fullgraph
+    if options.scope != "auto" or not is_plain or facts.device_type != "cpu":
+        return options
+    are_alike = facts.blocks >= ALIKE * max(facts.block_kinds, 1)
+    are_most = facts.block_parameters > MOSTLY * facts.parameters
+    pays = are_alike and are_most and len(facts.block_names) == facts.blocks
+    return options.model_copy(update={"scope": "blocks"}) if pays else options
+
+
+def _is_inductor(decision: Decision) -> bool:
+    return bool(decision.details.get("backend", INDUCTOR) == INDUCTOR)
 
 
 def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
+from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.report.comparison_report import describe_verdict
 from speedkit_jupyter.report.document import Document
@@ -201,3 +204,23 @@ def _learned(entry: Kept) -> tuple[str, ...]:
     name += " (of an earlier version, not used)" if entry.is_earlier else ""
     inputs = ", ".join(plan["inputs"]) or "not seen"
     return str(entry.number), name, gain, subject, inputs, day(entry.saved_at)
+
+
+def cache_report(root: Path, here: Path) -> Document:
+    """Return where compiled code is kept, and how much by machine; or why it is not used."""
+    if why := compile_cache.why_unsafe(root) or compile_cache.why_unsafe(here):
+        return Document(f"Compiled code is not kept, and none is loaded: {why}")
+    rows = []
+    for folder in sorted(root.glob("*/"), key=lambda one: one != here):
+        found = compile_cache.files(folder)
+        used = [datetime.fromtimestamp(when, timezone.utc) for when, _, _ in found]
+        machine = (
+            "this machine, torch and compiler" if folder == here else f"another: {folder.name}"
+        )
+        bundles = len(list((folder / compile_cache.BUNDLES).glob("*")))
+        total = size(sum(bytes_ for _, bytes_, _ in found))
+        rows.append((machine, total, str(len(found)), str(bundles), day(max(used)) if used else ""))
+    columns = ("of", "size", "files", "learned plans", "last used")
+    limit = f"At most {size(compile_cache.MOST_BYTES)}: what was not used for longest goes."
+    table = Table(columns, rows, columns[1:4])
+    return Document(f"Compiled code in {root}", [table or "Nothing is kept yet.", limit])

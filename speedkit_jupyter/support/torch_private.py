@@ -9,7 +9,8 @@ it is declined, and anything else raises the AttributeError or ImportError.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # The packages of torch.compile, which write caches of their own.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
-DYNAMO_CONFIG = f"{COMPILERS[0]}.config"
+DYNAMO_CONFIG, INDUCTOR_CONFIG = (f"{home}.config" for home in COMPILERS[:2])
 
 
 def moved(error: BaseException) -> str:
@@ -150,6 +151,10 @@ def dynamo_config() -> Any:
     return import_module(DYNAMO_CONFIG)
 
 
+def inductor_config() -> Any:
+    return import_module(INDUCTOR_CONFIG)
+
+
 def lookups() -> list[Any]:
     """Return the caches by which torch finds the functions that modes see, as far as loaded."""
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
@@ -244,3 +249,41 @@ def forget_builds() -> None:
         *_caches(vectors.VecISA),
     ):
         cache.cache_clear()
+
+
+# Inductor's cache: the folder that torch writes into its variable where nobody has, once loaded.
+
+
+def usual_cache_folder() -> str:
+    found = sys.modules.get(f"{COMPILERS[1]}.runtime.cache_dir_utils")
+    usual = getattr(found, "default_cache_dir", None)
+    return "" if usual is None else str(usual())
+
+
+def vector_options() -> list[str]:
+    """Return the compiler's options for each set of vector instructions of an x86 CPU."""
+    vectors: Any = import_module(f"{COMPILERS[1]}.cpu_vec_isa")
+    known: set[str] = set(getattr(vectors, "x86_isa_checker", list)())
+    every = getattr(vectors, "supported_vec_isa_list", ())
+    return [one.build_arch_flags() for one in every if set(str(one).split()) <= known]
+
+
+@contextmanager
+def compiled_code_noted() -> Iterator[Callable[[], tuple[bytes, list[str]]]]:
+    """Note what is compiled, or found in caches, inside the block alone. Gives what returns it: as
+    `save_cache_artifacts()` does, and the names of the C++ libraries, which that leaves out.
+    """
+    import torch
+
+    manager: Any = _found("torch.compiler._cache", "CacheArtifactManager")
+    built: Any = import_module(f"{COMPILERS[1]}.codecache")
+    kinds = (built.CppCodeCache, built.CppPythonBindingsCodeCache)
+    for kind in kinds:  # what is loaded anew is noted anew
+        kind.cache_clear()
+
+    def noted() -> tuple[bytes, list[str]]:
+        saved = torch.compiler.save_cache_artifacts()
+        return saved[0] if saved else b"", [key for kind in kinds for key in kind.cache]
+
+    with manager.with_fresh_cache():
+        yield noted

@@ -160,15 +160,23 @@ def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
 
 
 def keep(
-    where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
+    where: str,
+    task: Task,
+    plan: Plan,
+    values: Mapping[str, Any],
+    name: str,
+    ratio: Ratio | None,
+    bundle: Mapping[str, Any] | None = None,
 ) -> None:
-    """Remember a plan with its proof; no values say that nothing helped. Raises SpeedKitError."""
+    """Remember a plan with its proof, and the manifest of its compiled code; no values say that
+    nothing helped. Raises SpeedKitError.
+    """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     speedup, low, high = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
     found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
     found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
-    found |= asdict(task)
+    found |= asdict(task) | ({"bundle": dict(bundle)} if bundle else {})
     database.learn(where, task.key(), found)
 
 

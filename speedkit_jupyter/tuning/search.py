@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from copy import deepcopy
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -32,7 +33,7 @@ from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import bundles, learning
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, leader, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
@@ -406,7 +407,17 @@ class Search:
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
             about = (seen.setting, seen.task, planning.together(plans))
+            bundle = self._bundle()
             try:
-                learning.keep(*about, winner.values, winner.name, tuning.ratio)
+                learning.keep(*about, winner.values, winner.name, tuning.ratio, bundle)
             except SpeedKitError as error:
                 tuning.notes.append(f"the plan was not kept for the next time: {error}")
+
+    def _bundle(self) -> dict[str, Any] | None:
+        """Keep the winner's compiled code, if it has some; return its manifest."""
+        winner = self.tuning.winner
+        if not winner.values.get("compile"):
+            return None
+        rows = [row.record for row in self.known.rows() if row.record.name == winner.name]
+        cold_s = max((one.first_call_s or 0.0 for one in rows), default=0.0)
+        return bundles.collect(self.step, self.tuning.config, cold_s)

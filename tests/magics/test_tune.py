@@ -76,14 +76,22 @@ def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(timed):
 # --- what was learned ---
 
 
-def learned(shell, values=None, name="channels_last"):
+def learned(shell, values=None, name="channels_last", bundle=None):
     """A plan as an earlier session would have left it."""
     model = shell.names["model"]
     task = learning.Task("Sequential", ("8x1x8x8 float32",), trains=True)
     made = plan(facts=Facts.read(model))
     where = learning.setting([model], Hardware.current())
     values = values or {"channels_last": True}
-    learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50))
+    learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50), bundle)
+
+
+def test_apply_says_why_compiled_code_of_another_machine_is_not_loaded(shell):
+    learned(shell, bundle={"checksum": "0" * 64, "machine": {"torch": "1.0"}})
+    assert "Its compiled code is of another machine, torch or compiler" in said(
+        shell, "%speedkit apply"
+    )
+    assert "compiled code" not in said(shell, "%speedkit apply --rules")
 
 
 def test_what_was_learned_is_listed_and_forgotten(shell):

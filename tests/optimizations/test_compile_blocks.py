@@ -6,6 +6,7 @@ Dynamo's own backend `eager` shares and guards code as Inductor's does, and take
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from inspect import signature
 
 import pytest
@@ -197,3 +198,18 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     assert list(model.state_dict()) == keys
     assert 'backend="eager"' in lines
     assert ("copied after this" in text.replace("\n# ", " ")) == (kind != "the user's")
+
+
+def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else(hardware):
+    def scope(facts, machine="cpu", **more):
+        config = SpeedConfig(compile={"enabled": True, **more}).alone()
+        return plan(config, hardware(machine), facts)["compile"].details["scope"]
+
+    facts = Facts.read(Model())
+    assert scope(facts) == "blocks"
+    assert scope(facts, scope="model") == "model"
+    assert scope(facts, mode="max-autotune") == scope(facts, fullgraph=True) == "auto"
+    assert scope(replace(facts, device="cuda:0"), "a100") == "auto"
+    assert scope(Facts.read(Model(number=2))) == "auto"
+    assert scope(replace(facts, block_kinds=2)) == "auto"
+    assert scope(replace(facts, parameters=10 * facts.block_parameters)) == "auto"

@@ -6,6 +6,7 @@ import ast
 import multiprocessing
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ IMPORTED = re.compile(r"from torch[\w.]* import [^\n]*\b_[a-z]")
 # All that the package uses, in torch's own packages `_C` and `_C._autograd` and beside them.
 NAMES = {
     "_BaseDataLoaderIter", "_FrameAction", "_FrameExecStrategy",
-    "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings", "_cdata",
+    "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings", "_cache", "_cdata",
     "_current_autograd_node", "_disable_current_modes", "_dynamo", "_functorch",
     "_get_current_function_mode", "_get_sdp_priority_order", "_get_sequence_nr", "_inductor",
     "_int_mm", "_linear_pointwise", "_profiler_enabled", "_python_dispatch", "_pytree",
@@ -57,6 +58,32 @@ def test_onednn_multiplies():
     a, weight = torch.rand(4, 3), torch.rand(5, 3)
     found = torch_private.linear_by_onednn()(a, weight, None, "none", [], "")
     torch.testing.assert_close(found, a @ weight.t())
+
+
+def test_inductor_says_where_it_keeps_code_and_what_the_compiler_is_asked_for():
+    assert torch_private.inductor_config().cpp.vec_isa_ok in (None, True, False)
+    assert all(one.startswith("-m") for one in map(str.strip, torch_private.vector_options()))
+    import_module("torch._inductor.runtime.cache_dir_utils")
+    assert Path(torch_private.usual_cache_folder()).name.startswith("torchinductor_")
+
+
+@pytest.mark.slow
+def test_what_is_compiled_in_a_block_is_noted_apart():
+    def double(x):
+        return x.sin() * 2
+
+    def noted(function):
+        with torch_private.compiled_code_noted() as what:
+            torch.compile(function)(torch.ones(2))
+            return what()
+
+    torch._dynamo.reset()
+    artifacts, libraries = noted(double)
+    assert artifacts
+    assert len(libraries) == 1
+    torch._dynamo.reset()
+    assert noted(double)[1] == libraries  # found in the cache
+    assert noted(lambda x: x)[1] == []
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
         plans.code,
         plans.panel,
         kept.history,
+        kept.cache,
         kept.config,
         kept.free,
         kept.verbosity,

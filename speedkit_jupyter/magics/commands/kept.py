@@ -1,4 +1,4 @@
-"""%speedkit config, tuned, history, free, verbosity: what is kept, and what is said."""
+"""%speedkit config, tuned, cache, history, free, verbosity: what is kept, and what is said."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from IPython.display import display
 
 from speedkit_jupyter.freeing import freed
 from speedkit_jupyter.freeing.freed import Holder, of_process
+from speedkit_jupyter.machines import compile_archive, compile_cache
 from speedkit_jupyter.magics import options
 from speedkit_jupyter.magics.options import Names, Option, command, switch
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Code
-from speedkit_jupyter.report.tuning_report import history_list, history_report, tuned_list
+from speedkit_jupyter.report.tuning_report import (
+    cache_report,
+    history_list,
+    history_report,
+    tuned_list,
+)
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import did_you_mean
-from speedkit_jupyter.support.units import count
+from speedkit_jupyter.support.units import count, size
 
 ACTIONS = {
     "show": "This session's config; `%speedkit apply` starts from it",
@@ -32,6 +38,8 @@ ACTIONS = {
     "save": "Saved to {}",
     "reset": "Everything is auto again",
 }
+
+TRUST = "Compiled code runs as soon as it is loaded: import only what you exported yourself."
 
 
 @command(
@@ -96,6 +104,39 @@ def history(names: Names, session: Session, arguments: Namespace) -> None:
         raise UsageError(f"nothing is saved as {name!r}.{did_you_mean(name, options.saved(names))}")
     nothing = Document(f"{name}: no result that can be read")
     display((history_report(kept) if kept else nothing).and_lines(skipped))
+
+
+# --- compiled code ---
+
+
+@command(
+    "the compiled code that is kept; export FILE and import FILE take it along",
+    Option(
+        "action",
+        "ACTION",
+        "(status)",
+        nargs="?",
+        choices=("status", "clear", "export", "import"),
+        default="status",
+    ),
+    Option("file", "FILE", "for export and import", nargs="?"),
+)
+def cache(names: Names, session: Session, arguments: Namespace) -> None:
+    """Say what is kept and where, delete it, or write it to a file and take it from there."""
+    action, file = arguments.action, arguments.file
+    if action in ("export", "import"):
+        if not file:
+            raise UsageError(f"{action}: which FILE?")
+        does = compile_archive.save if action == "export" else compile_archive.load
+        files, plans = does(file)
+        what = f"{count(files, 'file')} of compiled code and {count(plans, 'learned plan')}"
+        words = {"export": f"Saved {what} to {file}", "import": f"Took over {what} from {file}"}
+        display(Document(words[action], [TRUST] if action == "export" else []))
+    elif action == "clear":
+        files, freed = compile_archive.clear()
+        display(Document(f"Deleted {count(files, 'file')} of compiled code ({size(freed)})"))
+    else:
+        display(cache_report(compile_cache.root(), compile_cache.place()))
 
 
 # --- memory ---

@@ -31,6 +31,7 @@ from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
+from speedkit_jupyter.tuning import bundles
 
 # Models without a plan, for a first look.
 MOST_MODELS = 3
@@ -93,16 +94,19 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         name: namespace.find_optimizers(names, asked, model, is_only)
         for name, model in models.items()
     }
+    loaded = ""
     if arguments.likely:
         if typed or arguments.config or arguments.rules:
             raise UsageError("--likely takes the plan as it was tried: leave out other options")
         config = _likely(session, list(models.values()))
     elif not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
+        loaded = bundles.load_newest(list(models.values()), every) if config.is_auto else ""
         config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
-        show_applied(names, session, name, context, optimizers[name])
+        show_applied(names, session, name, context, optimizers[name], loaded)
+        loaded = ""
 
 
 def _likely(session: Session, models: list[Any]) -> SpeedConfig:
@@ -116,13 +120,20 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
 
 
 def show_applied(
-    names: Names, session: Session, name: str, context: SpeedContext, optimizers: dict[str, Any]
+    names: Names,
+    session: Session,
+    name: str,
+    context: SpeedContext,
+    optimizers: dict[str, Any],
+    loaded: str = "",
 ) -> None:
-    """Put the context of an applied plan into the namespace, and show what was applied."""
+    """Put the context of an applied plan into the namespace, and show what was applied, and what
+    was `loaded` for it.
+    """
     variable = session.keep(name, context)
     document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
-    display(document.and_lines([taken]))
+    display(document.and_lines([taken, loaded]))
 
 
 @command("put everything back")

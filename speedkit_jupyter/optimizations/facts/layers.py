@@ -134,8 +134,8 @@ def _has_twins(group: Group) -> bool:
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
-    shapes = Counter(map(_shapes, group))
-    return any(count > 1 and shape for shape, count in shapes.items())
+    found = Counter(map(shapes, group))
+    return any(count > 1 and shape for shape, count in found.items())
 
 
 def _kind(module: torch.nn.Module) -> Any:
@@ -147,7 +147,8 @@ def _kind(module: torch.nn.Module) -> Any:
     return (type(module), *map(_kind, module.children()))
 
 
-def _shapes(module: torch.nn.Module) -> tuple[Any, ...]:
+def shapes(module: torch.nn.Module) -> tuple[Any, ...]:
+    """Return the names and shapes of its parameters and buffers; None while they have no shape."""
     from torch.nn.parameter import is_lazy
 
     tensors = (*module.named_parameters(), *module.named_buffers())

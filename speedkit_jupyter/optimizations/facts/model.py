@@ -14,6 +14,7 @@ from speedkit_jupyter.optimizations.facts.layers import (
     is_linear,
     repeated_blocks,
     rewritable,
+    shapes,
 )
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts, distinct, words
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
@@ -43,6 +44,8 @@ class Facts:
     lstms: int = 0
     blocks: int = 0  # that the model repeats
     block_classes: tuple[str, ...] = ()
+    block_kinds: int = 0  # blocks that differ in their parts
+    block_parameters: int = 0  # of all blocks
     own_checkpointing: OwnCheckpointing = "none"
     training: bool = True  # some module is in training mode
     lazy: bool = False  # some parameters have no shape yet
@@ -110,6 +113,10 @@ class Facts:
             lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
             blocks=len(repeated),
             block_classes=distinct(type(block).__name__ for block in repeated),
+            block_kinds=len(set(map(shapes, repeated))),
+            block_parameters=sum(
+                p.numel() for block in repeated for p in block.parameters() if not is_lazy(p)
+            ),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),

@@ -1,0 +1,121 @@
+"""Seconds from torch's import to the first compiled step, with nothing kept and after a restart.
+
+A transformer of 6 layers (d = 256), training and inference, each run in a process of its own:
+torch.compile and SpeedKit, with empty folders (cold) and with what the run before has left there
+(warm). Exits 1 where SpeedKit's cold start takes more than 0.4 of torch's, its warm start more than
+0.06 of torch's cold or 0.5 of torch's warm start.
+
+    python tests/benchmarks/cold_start.py [--file FILE] [--only NAME] [--table] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from _program import Row, collected, exit_code, machine, markdown, parser_of
+
+RESULTS = "tests/benchmarks/results/cold_start_cpu.jsonl"
+# What a row holds, with the share of another that it may take.
+PROMISES = (
+    ("speedkit_cold_s", "torch_cold_s", 0.4),
+    ("speedkit_warm_s", "torch_cold_s", 0.06),
+    ("speedkit_warm_s", "torch_warm_s", 0.5),
+)
+NAMES = ("torch_cold_s", "torch_warm_s", "speedkit_cold_s", "speedkit_warm_s")
+PROGRAM = """
+import sys, time
+import torch
+begun_s = time.perf_counter()
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, d=256, heads=4):
+        super().__init__()
+        self.heads, self.norms = heads, nn.ModuleList([nn.LayerNorm(d), nn.LayerNorm(d)])
+        self.project, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
+
+    def forward(self, x):
+        parts = self.project(self.norms[0](x)).chunk(3, -1)
+        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in parts)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norms[1](x))
+
+who, what = sys.argv[1:]
+model = nn.Sequential(*[Block() for _ in range(6)], nn.LayerNorm(256))
+x = torch.rand(8, 64, 256)
+optimizer = None
+if what == "training":
+    optimizer = torch.optim.AdamW(model.parameters())
+else:
+    model.eval()
+if who == "speedkit":
+    from speedkit_jupyter import SpeedConfig, apply_speedups
+    context = apply_speedups(model, SpeedConfig(compile=True).alone(), optimizer=optimizer)[1]
+    run = model
+else:
+    run = torch.compile(model)
+if what == "training":
+    run(x).square().mean().backward()
+    optimizer.step()
+else:
+    with torch.no_grad():
+        run(x)
+print(time.perf_counter() - begun_s)
+"""
+
+
+def seconds(who: str, what: str, folder: Path) -> float:
+    """Return what one start takes, in a process that keeps its code in this folder."""
+    kept = {"SPEEDKIT_DATA": "data", "TMPDIR": "tmp"}  # in the latter lies torch's own folder
+    for name in kept.values():
+        (folder / name).mkdir(exist_ok=True, parents=True)
+    environment = {name: value for name, value in os.environ.items() if "INDUCTOR" not in name}
+    environment |= {name: str(folder / one) for name, one in kept.items()}
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, who, what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def measured(step: str, rounds: int) -> Row:
+    """Return the medians of some rounds, in each of which everything is started once."""
+    times: dict[str, list[float]] = {name: [] for name in NAMES}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as empty:
+            for name in NAMES:  # the warm start after the cold one
+                who = name.partition("_")[0]
+                times[name].append(seconds(who, step, Path(empty, who)))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> int:
+    """Run the program."""
+    parser = parser_of(__doc__, RESULTS)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+
+    def line(row: Row) -> str:
+        return f"{row['step']}: " + ", ".join(f"{name} {row[name]:.2f}" for name in NAMES)
+
+    steps = [{"step": "training"}, {"step": "inference"}]
+    rows = collected(options, steps, lambda step: measured(step, options.rounds), line)
+    print(machine())
+    print(markdown(("", *NAMES), *((r["step"], *(f"{r[n]:.2f}" for n in NAMES)) for r in rows)))
+    return exit_code(
+        [
+            f"{row['step']}: {one} is {row[one] / row[other]:.2f} of {other}, promised {most}"
+            for row in rows
+            for one, other, most in PROMISES
+            if row[one] > most * row[other]
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

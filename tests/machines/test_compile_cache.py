@@ -1,0 +1,171 @@
+"""The folder of compiled code: whose it is, what torch is told of it, how large it gets."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.machines import compile_cache, probes
+from speedkit_jupyter.support import torch_private
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders of POSIX")
+COMPILE = SpeedConfig(compile=True).alone()
+
+
+@pytest.fixture
+def unset() -> Iterator[pytest.MonkeyPatch]:
+    """The user has chosen no folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in compile_cache.VARIABLES:
+            patch.delenv(name, raising=False)
+        compile_cache._warn_once.cache_clear()
+        yield patch
+
+
+def in_force() -> dict[str, str | None]:
+    switches = compile_cache.switches()
+    return {name: switches[name].read() for name in compile_cache.VARIABLES}
+
+
+def test_while_a_plan_compiles_torch_keeps_code_in_a_folder_of_the_users(unset) -> None:
+    model = torch.nn.Linear(2, 2)
+    with apply_speedups(model, COMPILE)[1]:
+        folder = Path(in_force()[compile_cache.FOLDER] or "")
+        assert folder.parent == compile_cache.place()
+        assert all(path.stat().st_mode & 0o777 == 0o700 for path in (folder, *folder.parents[:2]))
+    assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
+
+
+def test_plans_are_taken_back_in_any_order(unset) -> None:
+    models = [torch.nn.Linear(2, 2) for _ in range(2)]
+    first, second = (apply_speedups(model, COMPILE)[1] for model in models)
+    folder = in_force()
+    first.restore()
+    assert in_force() == folder
+    second.restore()
+    assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
+
+
+def test_a_folder_that_the_user_chose_stays_in_use(unset, tmp_path) -> None:
+    unset.setenv(compile_cache.FOLDER, str(tmp_path))
+    model = torch.nn.Linear(2, 2)
+    with apply_speedups(model, COMPILE)[1]:
+        assert in_force() == {
+            compile_cache.FOLDER: str(tmp_path),
+            compile_cache.TRITON_FOLDER: None,
+        }
+
+
+def test_a_folder_that_torch_wrote_into_the_variable_is_nobodys_choice(unset) -> None:
+    torch_private.inductor_config()
+    __import__("torch._inductor.runtime.cache_dir_utils")
+    unset.setenv(compile_cache.FOLDER, torch_private.usual_cache_folder())
+    model = torch.nn.Linear(2, 2)
+    with apply_speedups(model, COMPILE)[1]:
+        assert str(compile_cache.root()) in str(in_force()[compile_cache.FOLDER])
+
+
+def test_other_backends_leave_the_folder_alone(unset) -> None:
+    config = SpeedConfig(compile={"enabled": True, "backend": "eager"}).alone()
+    model = torch.nn.Linear(2, 2)
+    with apply_speedups(model, config)[1]:
+        assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
+    assert not compile_cache.root().exists()
+
+
+@pytest.mark.parametrize("which", [compile_cache.root, compile_cache.place])
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_can_write_to_is_refused_in_a_line(unset, which, mode) -> None:
+    compile_cache.prepare()
+    which().chmod(mode)
+    model = torch.nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match=r"none is loaded: others can write to .*chmod go-w"):
+        context = apply_speedups(model, COMPILE)[1]
+    with context:
+        assert context.plan["compile"].active
+        assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
+
+
+def test_a_folder_whose_place_others_can_write_to_is_refused(unset, tmp_path) -> None:
+    unset.setenv("SPEEDKIT_DATA", str(tmp_path / "open" / "data"))
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert "others can write to" in compile_cache.why_unsafe(compile_cache.root())
+    (tmp_path / "open").chmod(0o1777)  # as /tmp is
+    assert not compile_cache.why_unsafe(compile_cache.root())
+
+
+def test_a_folder_of_another_user_is_refused(unset) -> None:
+    compile_cache.prepare()
+    unset.setattr(os, "getuid", lambda: 12345)
+    assert "belongs to another user" in compile_cache.why_unsafe(compile_cache.root())
+
+
+@pytest.mark.skipif(not hasattr(os, "ST_NOEXEC"), reason="Linux")
+def test_a_folder_from_which_programs_cannot_be_run_is_refused(unset) -> None:
+    compile_cache.prepare()
+    found = SimpleNamespace(f_flag=os.ST_NOEXEC)
+    unset.setattr(os, "statvfs", lambda path: found)
+    assert "programs can't be run" in compile_cache.why_unsafe(compile_cache.place())
+
+
+def test_a_link_is_judged_by_where_it_leads(unset, tmp_path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    compile_cache.root().parent.mkdir(parents=True)
+    compile_cache.root().symlink_to(tmp_path / "shared")
+    assert "others can write to" in compile_cache.why_unsafe(compile_cache.root())
+
+
+def test_another_machine_torch_or_compiler_has_another_folder(unset) -> None:
+    found = compile_cache.place()
+    unset.setattr(torch, "__version__", "9.9")
+    compile_cache._machine.cache_clear()
+    other = compile_cache.place()
+    unset.undo()
+    compile_cache._machine.cache_clear()
+    assert other.name != found.name
+    assert compile_cache.machine()["compiler"].startswith(probes.cxx() or "")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
+def test_a_compiler_that_knows_the_instructions_is_remembered(unset) -> None:
+    if not torch_private.vector_options():
+        pytest.skip("an x86 CPU with vector instructions")
+    folder = compile_cache.prepare()
+    assert folder is not None
+    compile_cache.try_instructions(folder)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {compile_cache.COMPILED, compile_cache.TRIAL}
+    assert compile_cache.values({})[compile_cache.INSTRUCTIONS] is True
+    unset.setenv("CXX", "false")  # another compiler is another folder, and knows nothing
+    other = compile_cache.prepare()
+    assert other not in (None, folder)
+    compile_cache.try_instructions(other)
+    assert compile_cache.INSTRUCTIONS not in compile_cache.values({})
+
+
+def test_what_was_not_used_for_longest_goes_first(tmp_path) -> None:
+    for age, name in enumerate(["new", "old", "oldest"]):
+        (tmp_path / name).write_bytes(b"1234")
+        os.utime(tmp_path / name, 2 * (time.time() - 1000 * age,))
+    assert compile_cache.prune(tmp_path, 8) == 1
+    assert compile_cache.prune(tmp_path, 8) == 0
+    assert compile_cache.prune(tmp_path, 5) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:
+    compile_cache.write(tmp_path / "file", b"first")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        compile_cache.write(tmp_path / "file", b"second")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("file", b"first")]
