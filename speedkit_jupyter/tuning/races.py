@@ -34,8 +34,8 @@ DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
 # What surrounds blocks, and other processes, may take so much of a proof beside its steps.
 SLACK = 1.3
 # The most candidates of one race; each takes CANDIDATE_S, however short the step is. A race may
-# take this share of the budget.
-MOST_CANDIDATES, CANDIDATE_S, RACE = 5, 0.06, 0.35
+# take this share of the budget, and leaves that share of it for the proof.
+MOST_CANDIDATES, CANDIDATE_S, RACE, PROOF = 5, 0.06, 0.2, 0.35
 
 
 class Grid(Policy):
@@ -241,7 +241,7 @@ class Allowance(budget.Budget):
     @property
     def race_s(self) -> float:
         """Seconds that a race may take: what it leaves is enough for a proof."""
-        left_s = self.left_s - SLACK * self.proof_s()
+        left_s = self.left_s - max(SLACK * self.proof_s(), PROOF * self.seconds)
         return min(RACE * self.seconds, max(left_s, 0.0))
 
     def ahead(self) -> str:

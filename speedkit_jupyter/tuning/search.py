@@ -40,6 +40,7 @@ from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 from speedkit_jupyter.tuning.races import (
     MOST_CANDIDATES,
     RACE_ROUNDS,
+    SLACK,
     Allowance,
     Lightest,
     Proof,
@@ -336,7 +337,7 @@ class Search:
         for plan in others:
             speedup = rows.get(plan.name) or 1.0
             more_s = 0.0 if plan.name in warm else APART * budget.step_s / speedup
-            needed_s = warming_s + more_s + budget.proof_s(times + 1 / speedup)
+            needed_s = warming_s + more_s + SLACK * budget.proof_s(times + 1 / speedup)
             if plan.name not in fitting and needed_s <= budget.left_s:
                 fitting[plan.name], warming_s = plan, warming_s + more_s
                 times += 1 / speedup
