@@ -153,7 +153,8 @@ class Search:
         one = Benchmark(self.step, [BASELINE.variant()], within=budget, pool=pool)
         for _ in one.warm_up(pool):
             pass
-        budget.follow(pool.runners[BASELINE.name].usual_s)
+        first = pool.runners[BASELINE.name]
+        budget.follow(first.usual_s, first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
@@ -398,6 +399,7 @@ class Search:
         finally:
             self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
+            budget.follow(budget.step_s, bool(comparison.busy))
             if benchmark.has_results():
                 self.known.stages.append(Stage(title, comparison))
         return comparison
