@@ -231,12 +231,6 @@ def test_more_goes_on_with_the_last_search_and_proves_what_was_likely(unproven):
     assert found.stages[again].comparison.records[1].name == likely
 
 
-def test_more_without_such_a_search_is_one_clear_line(timed):
-    session.current().search = None
-    told = "--more: the last search was not for this cell; --tune begins one"
-    assert told in str(timed.fails(f"%%speedbench --more\n{STEP}"))
-
-
 @pytest.mark.parametrize(
     ("before", "line", "cell", "told"),
     [
@@ -261,9 +255,3 @@ def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
     assert "leave out" in str(unproven.fails("%speedkit apply --likely --rules"))
     assert unproven.run("%speedkit apply")
     assert unproven.names["ctx"].plan["fused_optimizer"].source == "auto"
-
-
-def test_apply_likely_without_a_likely_plan_is_one_clear_line(timed):
-    session.current().search = None
-    told = "--likely: the last search has left no likely plan for this model"
-    assert told in str(timed.fails("%speedkit apply --likely"))
