@@ -41,14 +41,16 @@ class Aim:
     within: float | None = None
     steps: int | None = None
 
-    def gain(self, comparison: Comparison, record: Record, proven: bool = False) -> float:
-        """Return how many times better it looks, or is `proven` to be and right; 0 where it must
-        not be chosen.
+    def gain(
+        self, comparison: Comparison, record: Record, proven: bool = False, checked: bool = True
+    ) -> float:
+        """Return how many times better it looks, or is `proven` to be, and `checked` that it is
+        right; 0 where it must not be chosen.
         """
         baseline, ratio = comparison.baseline, comparison.ratio(record)
         if ratio is None or record.same_as_baseline or is_out(comparison, record):
             return 0.0
-        if proven and record.accuracy is None:
+        if proven and checked and record.accuracy is None:
             return 0.0
         if self.memory:
             saved = memory_saved(baseline, record)
@@ -180,3 +182,11 @@ def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate
         for other in others
         if other.values.items() < plan.values.items()
     )
+
+
+def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
+    """Return the best plan whose parts pay; the first one where it is as good."""
+    whole, *others = plans
+    able = [whole, *(plan for plan in others if pays(plan, gains, plans))]
+    best = max(able, key=lambda plan: gains[plan.name])
+    return whole if gains[whole.name] * (1 + SAME) >= gains[best.name] else best

@@ -13,11 +13,9 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
-from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
-from speedkit_jupyter.measure.subject import repeats
+from speedkit_jupyter.measure.rounds.pool import Pool
+from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
@@ -35,9 +33,6 @@ from speedkit_jupyter.support.wrappers import unwrapped
 if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
-
-# A step is run again until its calls took this long, or this often, or this share of the budget.
-SHORT_S, MOST_LOOKS, LOOKING = 1.0, 5, 0.1
 
 
 @dataclass(frozen=True)
@@ -62,11 +57,10 @@ class Task:
 
 
 class StepFacts(NamedTuple):
-    """What single steps show; `step_s` are the seconds of the fastest, `facts` of each model."""
+    """What a single step shows, with the `facts` of each model."""
 
     setting: str
     task: Task
-    step_s: float
     facts: list[Facts]
 
 
@@ -110,39 +104,30 @@ class _Inputs(Watcher):
             self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
 
 
-def read_step(step: Step, hardware: Hardware, budget: Budget | None = None) -> StepFacts:
-    """Run a step, and undo it; run a short one several times, since the first call is slower.
+def read_step(step: Step, hardware: Hardware, pool: Pool) -> StepFacts:
+    """Run a step, and undo it.
 
     Raises what the step raises. The inputs of a model that the user compiled stay unknown.
     """
     inputs, stepped = _Inputs(), list[bool]()
-    with hidden(*step.models), step.guarded() as guard:
-        where = setting(step.models, hardware)
-        facts = [Facts.read(model, step.holders(model)) for model in step.models]
-        watched = step.models if facts[0].compiled == "no" else ()
-        contexts = [prepare(model, None, step.holders(model)) for model in step.models]
-        runner = Runner(step, contexts, Record("baseline"))
-        short_s = SHORT_S if budget is None else min(SHORT_S, LOOKING * budget.seconds)
-        with runner.applied():
-            with (
-                optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers),
-                watching(watched, inputs),
-                optimizers_made(step.models) as made,
-            ):
-                times_s = [clock.timed(runner.once, runner.device)]
-            step.made = step.made or made
-            while sum(times_s) < short_s and len(times_s) < MOST_LOOKS:
-                times_s.append(clock.timed(runner.once, runner.device))
-            runner.warm = runner.state()
-        if step.repeats is None and repeats.is_suspicious(times_s[0], min(times_s)):
-            step.repeats = compared_calls(runner, guard.state)
-        if step.afresh:
-            times_s = [runner.restarted(guard.state)]
+    where = setting(step.models, hardware)
+    facts = [Facts.read(model, step.holders(model)) for model in step.models]
+    watched = step.models if facts[0].compiled == "no" else ()
+    contexts = [prepare(model, None, step.holders(model)) for model in step.models]
+    runner = Runner(step, contexts, Record("baseline"))
+    with (
+        runner.applied(),
+        optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers),
+        watching(watched, inputs),
+        optimizers_made(step.models) as made,
+    ):
+        runner.once()
+    pool.guard.state.restore()
+    step.made = step.made or made
     facts = [one.stepped_by(step.made) for one in facts]
     optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
     name = type(unwrapped(step.models[0])).__name__
-    task = Task(name, inputs.found or (), optimizers, bool(stepped))
-    return StepFacts(where, task, min(times_s), facts)
+    return StepFacts(where, Task(name, inputs.found or (), optimizers, bool(stepped)), facts)
 
 
 # --- what is kept ---

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import budget
-from speedkit_jupyter.measure.rounds.sampler import LONG_S, Policy
+from speedkit_jupyter.measure.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
 from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
 
@@ -16,7 +16,7 @@ from speedkit_jupyter.tuning.candidates import Candidate
 # RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 # After this many rounds those left are equally fast; or once intervals are as narrow as this share.
-MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 40, 0.08
+MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 15, 0.08
 # Nothing leaves before all steps together took this long, and no standard error is taken to be
 # smaller: else a moment's disturbance decides, or three rounds that agree by chance.
 LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
@@ -25,16 +25,15 @@ BEHIND = 1.1
 # A proof ends when the plan's interval is at most PRECISE of its median, or PRECISE_GAIN of its
 # gain: the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
-# A search needs about this many steps for a clear answer.
-ENOUGH_STEPS = 120
-# The default budget: at least this many seconds, and at most as many as MOST_GROWN_S.
-DEFAULT_S, MOST_GROWN_S = 20.0, 900.0
-# The most candidates of one race. Each takes CANDIDATE_S, however short the step is, and a step of
-# it SLOWER times as long as the fastest one that was looked at.
-MOST_CANDIDATES, CANDIDATE_S, SLOWER = 10, 0.06, 1.5
-# A race may take RACE of the budget. A proof is of about PROVEN variants. A default budget leaves
-# at least PROOF of a clear answer's time for it.
-RACE, PROVEN, PROOF = 0.35, 3, 0.35
+# A search needs about this many steps, and a proof so many rounds: of the baseline, a plan and the
+# parts of it, which together take PROVEN times the baseline's step.
+ENOUGH_STEPS, PROOF_ROUNDS, PROVEN = 60, 10, 1.5
+# The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
+# as many as MOST_GROWN_S.
+DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
+# The most candidates of one race; each takes CANDIDATE_S, however short the step is. A race may
+# take this share of the budget.
+MOST_CANDIDATES, CANDIDATE_S, RACE = 8, 0.06, 0.35
 
 
 class Grid(Policy):
@@ -53,6 +52,14 @@ class Race(Grid):
 
     far_slower = aim.FAR_SLOWER
     checked = 0
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+
+    @property
+    def rounds_s(self) -> float:
+        """Return the seconds for rounds, which is known once all are warmed up."""
+        return self._allowance.race_s
 
     def least_rounds(self, others: int) -> int:
         return RACE_ROUNDS
@@ -78,7 +85,8 @@ class Lightest(Race):
 
     weighs = True
 
-    def __init__(self, within: float | None) -> None:
+    def __init__(self, allowance: Allowance, within: float | None) -> None:
+        super().__init__(allowance)
         self.times = within or aim.FAR_SLOWER
 
     def why_too_heavy(self, baseline: Record, record: Record) -> str:
@@ -90,22 +98,29 @@ class Lightest(Race):
 
 
 class Proof(Grid):
-    """Goes on until the first plan is precise, and its parts clear; then checks it, and what may be
-    left of it, until something is right. Where there is no time for a check it `checks` nothing.
+    """Goes on until the first plan is precise, and its parts clear; then checks what is best, and
+    what may be left of it, until something is right.
+
+    Rivals leave when they fall behind; where `steps_are_long` so do plans without a part.
     """
 
-    checks_winner = True
-    times = BEHIND
+    times, proves, checked = BEHIND, True, 2
 
-    def __init__(self, plans: Sequence[Candidate], wanted: aim.Aim, checks: bool) -> None:
-        self._whole, self._aim = plans[0], wanted
-        self.weighs, self.checked = wanted.memory, 2 if checks else 0
+    def __init__(self, plans: Sequence[Candidate], wanted: aim.Aim, steps_are_long: bool) -> None:
+        self._plans, self._whole, self._aim = plans, plans[0], wanted
+        self.weighs = wanted.memory
+        parts = () if steps_are_long else plans[0].without_each()
+        self._staying = {plans[0].name, *(plan.name for plan in parts)}
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what is slower than the baseline, at a look also a whole that gains nothing."""
+        """Return what is slower than the baseline or far behind, at a look also a whole that gains
+        nothing.
+        """
         if self._aim.memory:
             return ()
-        gone, whole = super().leaving(racing, comparison), self._row(racing)
+        gone, whole = [*super().leaving(racing, comparison)], self._row(racing)
+        if not _is_early(racing):
+            gone += [row for row in fallen_behind(racing) if row.name not in self._staying]
         ratio = comparison.ratio(whole) if comparison and whole else None
         return [*gone, whole] if whole and ratio and ratio.median <= 1 else gone
 
@@ -119,20 +134,29 @@ class Proof(Grid):
         if ratio is None or ratio.verdict == "too noisy":
             return False
         precise = max(PRECISE, PRECISE_GAIN * (ratio.median - 1))
+        names = {row.name for row in racing}
         parts = aim.parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
-        return ratio.is_precise(precise) and all(part.is_clear for part in parts)
+        left = [part for part in parts if self._whole.without(part.name).name in names]
+        return ratio.is_precise(precise) and all(part.is_clear for part in left)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the whole, what is left without its idlest part, then others until one is right."""
+        """Yield the best, what is left of the whole without its idlest part, then others until one
+        is right.
+        """
         records = {record.name: record for record in comparison.records[1:]}
-        first = [records[self._whole.name]]
-        if idle := aim.idlest(self._whole, comparison):
-            first.append(records[self._whole.without(idle).name])
-        others = [record for record in records.values() if record not in first]
-        for number, record in enumerate([*first, *others] if self.checked else []):
-            is_done = any(self._aim.gain(comparison, row, proven=True) for row in records.values())
-            if record.times_s and (number < len(first) or not is_done):
-                yield record
+
+        def gain(record: Record, checked: bool) -> float:
+            return self._aim.gain(comparison, record, proven=True, checked=checked)
+
+        gains = {name: gain(record, False) for name, record in records.items()}
+        while gains[(best := aim.leader(self._plans, gains)).name] > 1:
+            yield records[best.name]
+            if gain(records[best.name], checked=True) > 1:
+                idle = aim.idlest(self._whole, comparison) if best is self._whole else ""
+                if idle:
+                    yield records[self._whole.without(idle).name]
+                return
+            gains[best.name] = 0.0
 
     def _row(self, racing: Sequence[Record]) -> Record | None:
         return next((row for row in racing[1:] if row.name == self._whole.name), None)
@@ -175,42 +199,47 @@ class Allowance(budget.Budget):
 
     def __init__(self, budget_s: float | None, begun_s: float | None = None) -> None:
         super().__init__(budget_s or DEFAULT_S, begun_s=begun_s)
-        self.step_s, self._grows = 0.0, budget_s is None
-        # The seconds spent when the first proof began, and its variants.
-        self._proof: tuple[float, int] | None = None
+        self.step_s, self._grows, self._times = 0.0, budget_s is None, 1.0
 
-    def follow(self, step_s: float) -> None:
-        """Note the seconds of a step. A default budget follows them, with time for a proof."""
-        self.step_s = step_s
+    def follow(self, step_s: float, is_busy: bool = False) -> None:
+        """Note the seconds of a step. A default budget follows them, and is twice as long once
+        other processes are seen to hold up the rounds.
+        """
+        self.step_s, self._times = step_s, BUSY if is_busy else self._times
         if self._grows:
-            enough_s = ENOUGH_STEPS * step_s
-            needed_s = max(DEFAULT_S, enough_s, self.spent_s + PROOF * enough_s)
-            if self._proof is not None:
-                spent_s, variants = self._proof
-                needed_s = max(needed_s, spent_s + budget.clear_answer_s(step_s, variants))
-            self.seconds = min(needed_s, MOST_GROWN_S)
+            enough_s = max(DEFAULT_S, ENOUGH_STEPS * step_s)
+            self.seconds = min(self._times * enough_s, MOST_GROWN_S)
 
-    def leave_time_for_a_proof(self, variants: int) -> None:
-        """Let a default budget grow, once, to a clear answer about this many variants."""
-        if self._proof is None:
-            self._proof = self.spent_s, variants
-            self.follow(self.step_s)
+    @property
+    def _block(self) -> int:
+        """Return the steps of a block: a short one has an untimed one before it."""
+        return 1 if self.step_s >= LONG_S else 1 + BLOCK_STEPS
+
+    def proof_s(self, times: float = PROVEN) -> float:
+        """Return about how many seconds a proof takes, with its check: of plans whose steps take
+        so many `times` the baseline's together.
+        """
+        blocks = PROOF_ROUNDS * self._block * (1 + times)
+        return budget.CHECK_S + self.step_s * (budget.CHECK_STEPS + blocks)
+
+    @property
+    def steps_are_long(self) -> bool:
+        """Return whether a proof of every part would take too much of the budget."""
+        return 2 * self.proof_s() > self.seconds
 
     def can_check(self) -> bool:
         """Return whether a plan can be timed in a few rounds and checked."""
-        checks = budget.REFERENCE + budget.ROUNDED + budget.CHECKED
-        return self.allows((checks + 2 * (budget.APART + RACE_ROUNDS)) * self.step_s)
+        return self.allows((budget.CHECK_STEPS + 2 * (budget.APART + RACE_ROUNDS)) * self.step_s)
 
     def room(self) -> int:
         """Return how many candidates a race can take beside the baseline."""
-        again = 2 if self.step_s <= LONG_S else 1  # a short step has an untimed one before it
-        least_s = max(SLOWER * self.step_s * (budget.APART + again * RACE_ROUNDS), CANDIDATE_S)
-        return max(min(int(self.race_s / least_s) - 1, MOST_CANDIDATES), 0)
+        least_s = max(self.step_s * (budget.APART + self._block * RACE_ROUNDS), CANDIDATE_S)
+        return max(min(int(self.race_s / least_s), MOST_CANDIDATES), 0)
 
     @property
     def race_s(self) -> float:
         """Seconds that a race may take: what it leaves is enough for a proof."""
-        left_s = self.left_s - budget.clear_answer_s(self.step_s, PROVEN)
+        left_s = self.left_s - self.proof_s()
         return min(RACE * self.seconds, max(left_s, 0.0))
 
     def ahead(self) -> str:

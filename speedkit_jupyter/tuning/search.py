@@ -21,6 +21,7 @@ from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
+from speedkit_jupyter.measure.rounds.pool import Pool, pooled
 from speedkit_jupyter.measure.rounds.sampler import Policy, Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
@@ -32,10 +33,17 @@ from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, pays, row_of
+from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, leader, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
-from speedkit_jupyter.tuning.races import RACE_ROUNDS, Allowance, Lightest, Proof, Race
+from speedkit_jupyter.tuning.races import (
+    MOST_CANDIDATES,
+    RACE_ROUNDS,
+    Allowance,
+    Lightest,
+    Proof,
+    Race,
+)
 
 # Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
 # less.
@@ -46,7 +54,9 @@ MOST_RACES = 4
 NARROW = 0.95
 # The engines of float32 products are measured if the budget has this many seconds. That takes two
 # seconds, and at most this share of the budget. Less than NOTICED_S goes without saying.
-ENGINES_S, ENGINES_SHARE, NOTICED_S = 12.0, 0.25, 0.5
+ENGINES_S, ENGINES_SHARE, NOTICED_S = 8.0, 0.25, 0.5
+# What people write by hand: at the end it runs beside the plan, if it was timed.
+BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 # This many of the plans that were left out are named.
 MOST_NAMES = 4
 
@@ -95,6 +105,7 @@ class Search:
         self.tuning = Tuning(step, objective, within, steps, kept, known=known)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
+        self._pool: Pool | None = None
         self._budget_s, self.budget = budget_s, Allowance(budget_s)
 
     def result(self) -> Tuning:
@@ -107,21 +118,23 @@ class Search:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         self.budget = Allowance(self._budget_s, self.begun_s)
-        yield Progress(0.0, "looking at one step")
         try:
-            seen = self._read_step()
-            yield Progress(self.budget.share, self.budget.ahead())
-            if tuning.learned is not None:
-                yield from self._check_learned(tuning.learned)
-            else:
-                yield from self._prove_likely()
-            if not tuning.helped:
-                yield from self._search(seen.facts)
+            yield from self._measure_engines()
+            yield Progress(self.budget.share, "looking at one step")
+            with pooled(self.step, MOST_CANDIDATES) as self._pool:
+                seen = self._read_step(self._pool)
+                yield Progress(self.budget.share, self.budget.ahead())
+                if tuning.learned is not None:
+                    yield from self._check_learned(tuning.learned)
+                else:
+                    yield from self._prove_likely()
+                if not tuning.helped:
+                    yield from self._search(seen.facts)
             why = self.known.why_unclear(self.budget.step_s)
         finally:
+            self._pool = None
             tuning.conclude(why)
             tuning.seconds = clock.now() - start_s
-            self.step.kept.clear()
             session = current(notebook())
             if self.has_results():
                 session.search = tuning
@@ -130,11 +143,15 @@ class Search:
         if tuning.learned is None:
             self._keep(seen)
 
-    def _read_step(self) -> learning.StepFacts:
-        """Return what a step does and how long it takes; note the plan that was learned for it."""
-        tuning = self.tuning
-        seen = learning.read_step(self.step, self.hardware, self.budget)
-        self.budget.follow(seen.step_s)
+    def _read_step(self, pool: Pool) -> learning.StepFacts:
+        """Return what a step does; note how long it takes, and the plan that was learned for it."""
+        tuning, budget = self.tuning, self.budget
+        budget.reserved_s = pool.guard.taking_s
+        seen = learning.read_step(self.step, self.hardware, pool)
+        one = Benchmark(self.step, [BASELINE.variant()], within=budget, pool=pool)
+        for _ in one.warm_up(pool):
+            pass
+        budget.follow(pool.runners[BASELINE.name].usual_s)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
@@ -168,8 +185,6 @@ class Search:
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         tuning, known, budget = self.tuning, self.known, self.budget
-        if facts[0].device_type == "cpu":
-            yield from self._measure_engines()
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
         waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
         known.left, proven = [*waiting.values()], set[str]()
@@ -195,20 +210,20 @@ class Search:
             tuning.notes.append(f"Left out, since the budget is short: {listed}")
 
     def _measure_engines(self) -> Iterator[Progress]:
-        """Measure those of float32 products, once for a machine, and so beside the budget."""
+        """Measure those of float32 products, once for a machine, for a part of the budget."""
         budget, notes, known = self.budget, self.tuning.notes, self.hardware.cpu.gemm
-        if known is not None or self.hardware.pinned or budget.seconds < ENGINES_S:
+        is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
+        if not is_cpu or known is not None or self.hardware.pinned or budget.seconds < ENGINES_S:
             return
         doing = "measuring the engines of float32 products, once"
         yield Progress(budget.share, doing)
         begun_s = clock.now()
         self.hardware = self.hardware.with_gemm(ENGINES_SHARE * budget.seconds)
         took_s, rates = clock.now() - begun_s, self.hardware.cpu.gemm
-        budget.exclude(took_s)
         if rates is not None and rates.failure:
             notes.append(f"gemm was not tried: {rates.failure}")
         elif took_s > NOTICED_S:  # it was not known already
-            notes.append(f"It took {took_s:.1f} s more, {doing} for this machine")
+            notes.append(f"{took_s:.1f} s of it went into {doing} for this machine")
 
     def _first(self, singles: Sequence[Candidate]) -> list[Candidate]:
         """Return the strongest with and without compiling, what is near it, and single changes."""
@@ -224,7 +239,7 @@ class Search:
     def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
         """Return each once that is consistent and can pay; note why the others can't."""
         able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
-        steps, seconds = self.tuning.steps, self.budget.seconds
+        steps, seconds = self.tuning.steps, self._budget_s or math.inf
         steps_s = math.inf if steps is None else steps * self.budget.step_s
         if steps_s <= COMPILE_S:
             why = f"{steps} steps take {steps_s:.1f} s, compiling alone takes longer"
@@ -246,8 +261,9 @@ class Search:
             known.tried |= {plan.name: plan for plan in asked}
             if len(asked) == 1:  # it has only to be proven
                 return asked[0]
-            policy = Lightest(self.aim.within) if self.aim.memory else Race()
-            comparison = yield from self._benchmark(title, asked, self.budget.race_s, policy)
+            allowance, within = self.budget, self.aim.within
+            policy = Lightest(allowance, within) if self.aim.memory else Race(allowance)
+            comparison = yield from self._benchmark(title, asked, policy)
             best = self._best_of(comparison, asked)
             for plan in asked:
                 if plan.name != best.name:
@@ -280,23 +296,46 @@ class Search:
     def prove(
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
     ) -> Iterator[Progress]:
-        """Measure a plan in rounds that took no part in choosing it, and it without each part."""
+        """Measure a plan in rounds that took no part in choosing it, beside it without each part,
+        the next best, and what people write by hand.
+        """
         known, budget = self.known, self.budget
         plans = [whole, *(whole.without_each() if with_parts else ())]
+        if with_parts:
+            plans += self._that_fit(plans)
         known.tried |= {plan.name: plan for plan in plans}
-        budget.leave_time_for_a_proof(1 + len(plans))
-        policy = Proof(plans, self.aim, checks=budget.can_check())
-        comparison = yield from self._benchmark(title, plans, budget.left_s, policy)
+        policy = Proof(plans, self.aim, budget.steps_are_long)
+        comparison = yield from self._benchmark(title, plans, policy)
         rows = {plan.name: row_of(comparison, plan) for plan in plans}
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
-        best = whole if gains[whole.name] > 1 else max(plans, key=lambda plan: gains[plan.name])
-        if gains[whole.name] <= 1 and whole.name != self.tuning.winner.name:
+        best = leader(plans, gains)
+        is_taken = best is whole and gains[whole.name] > 1
+        if not is_taken and whole.name != self.tuning.winner.name:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
             known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
         if gains[best.name] > 1:
             self.tuning.take(best, comparison)
-            yield from self._drop_idlest(comparison, gains)
+            if is_taken:
+                yield from self._drop_idlest(comparison, gains)
+
+    def _that_fit(self, plans: Sequence[Candidate]) -> list[Candidate]:
+        """Return the rivals that there is time for beside these plans."""
+        speedups = {row.record.name: row.ratio.median for row in self.known.rows()}
+        names, fitting = {plan.name for plan in plans}, list[Candidate]()
+        times = sum(1 / (speedups.get(name) or 1.0) for name in names)
+        for rival in self._rivals():
+            times += 1 / speedups[rival.name]
+            if rival.name not in names and self.budget.proof_s(times) <= self.budget.left_s:
+                fitting.append(rival)
+        return fitting
+
+    def _rivals(self) -> list[Candidate]:
+        """Return the next best of the races, and what of BY_HAND was timed and may be right."""
+        rows = {row.record.name: row.ratio.median for row in self.known.rows()}
+        able = sorted((name for name in rows if rows[name] > 1), key=lambda name: -rows[name])
+        names = [*able[:2], *(name for name in BY_HAND if name in able)]
+        return [self.known.tried[name] for name in dict.fromkeys(names) if name in self.known.tried]
 
     def _drop_idlest(
         self, comparison: Comparison, gains: Mapping[str, float]
@@ -319,11 +358,16 @@ class Search:
             yield from self.prove(rest, "without what is not proven")
 
     def _benchmark(
-        self, title: str, asked: Sequence[Candidate], seconds: float, policy: Policy
+        self, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
         """Compare the baseline and what is asked: a stage of the result, also if cut short."""
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
-        benchmark = Benchmark(self.step, variants, max(seconds, 0.01), policy=policy, within=budget)
+        if self._pool is not None:
+            self._pool.keep({plan.name for plan in (BASELINE, *asked, *self._rivals())})
+        left_s = max(budget.left_s, 0.01)
+        benchmark = Benchmark(
+            self.step, variants, left_s, policy=policy, within=budget, pool=self._pool
+        )
         is_known = False
         try:
             with closing(benchmark.run()) as run:
@@ -337,7 +381,7 @@ class Search:
                     times_s = benchmark.result().baseline.times_s
                     if not is_known and len(times_s) >= RACE_ROUNDS:
                         is_known = True
-                        budget.follow(median(times_s))
+                        budget.follow(median(times_s), bool(benchmark.result().busy))
         finally:
             self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()

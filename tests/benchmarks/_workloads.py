@@ -77,6 +77,37 @@ class Vit(nn.Module):
         return self.head(self.norm(found).mean(1))
 
 
+class Shortened(nn.Module):
+    """The block of a ResNet-18: (N, inputs, H, W) to (N, outputs, H / stride, W / stride)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            normed(inputs, outputs, stride=stride), nn.ReLU(), normed(outputs, outputs)
+        )
+        is_same = inputs == outputs and stride == 1
+        self.short = nn.Identity() if is_same else normed(inputs, outputs, 1, stride=stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.inner(x) + self.short(x))
+
+
+def resnet18() -> nn.Module:
+    """The one for pictures of 32 x 32, with a stem that keeps their size: 11 M parameters."""
+    sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+    blocks = [(Shortened(*size), Shortened(size[1], size[1], 1)) for size in sizes]
+    inner = (block for pair in blocks for block in pair)
+    return pooled(normed(3, 64), nn.ReLU(), *inner, width=512, classes=CLASSES)
+
+
+def gpt(width: int = 512, layers: int = 8, words: int = 5000) -> nn.Module:
+    """Causal blocks between words and words: (N, T) to (N, T, words). 30 M parameters."""
+    blocks = (Block(width, 8, causal=True) for _ in range(layers))
+    return nn.Sequential(
+        nn.Embedding(words, width), *blocks, nn.LayerNorm(width), nn.Linear(width, words)
+    )
+
+
 class Unet(nn.Module):
     """Down twice and up again, with shortcuts: (N, 3, H, W) to (N, H, W, 10)."""
 
@@ -220,6 +251,10 @@ def _of_rows(width: int, layers: int, batch: int) -> Workload:
     return classifying(_mlp(width, layers), torch.rand(batch, 64), _classes(batch))
 
 
+def _linear(width: int, batch: int) -> Workload:
+    return classifying(mlp(*[width] * 4), torch.rand(batch, width), _classes(batch))
+
+
 # Those of oracle.py; the long ones have steps of 0.2 to 0.5 s on two cores.
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "transformer, training": lambda: _tokens(128, 2, 8, 64),
@@ -234,6 +269,10 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "long transformer, training": lambda: _tokens(256, 4, 16, 128),
     "long CNN, training": lambda: classifying(resnet(64, 3), _pictures(48, 32), _classes(48)),
     "long encoder, inference": lambda: inference(Transformer(384, 6), _words(32, 128, 500)),
+    "Linear(2048) × 3, training": lambda: _linear(2048, 128),
+    "Linear(4096) × 3, training": lambda: _linear(4096, 16),
+    "GPT of 30 M, training": lambda: classifying(gpt(), _words(2, 64), _words(2, 64)),
+    "ResNet-18, training": lambda: classifying(resnet18(), _pictures(4, 32), _classes(4)),
 }
 # Those of catalog.py and full_float32.py.
 MODELS: dict[str, Callable[[], Workload]] = {

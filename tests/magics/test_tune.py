@@ -64,11 +64,11 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
 
 @pytest.mark.smoke
 def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(timed):
-    timed.run(f"%%speedbench -q --tune --apply --budget 9 -v tuning\n{FUSED_HELPS}")
+    timed.run(f"%%speedbench -q --tune --apply --budget 12 -v tuning\n{FUSED_HELPS}")
     assert "fused_optimizer" in timed.names["tuning"].winner.name
     assert timed.names["ctx"].active
     assert {d.source for d in timed.names["ctx"].plan if d.active} == {"measured"}
-    shown = timed.run(f"%%speedbench --tune --apply --budget 9 -v tuning\n{FUSED_HELPS}")
+    shown = timed.run(f"%%speedbench --tune --apply --budget 12 -v tuning\n{FUSED_HELPS}")
     assert timed.names["tuning"].learned is not None
     assert "Applied to" in shown
 
@@ -122,7 +122,7 @@ def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, 
 
 def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(timed):
     timed.run(GROUP)
-    lines = NEXT_STEP.findall(timed.run(f"%%speedbench --tune --budget 9 -v tuning\n{OF_GROUP}"))
+    lines = NEXT_STEP.findall(timed.run(f"%%speedbench --tune --budget 12 -v tuning\n{OF_GROUP}"))
     assert lines == [
         "%speedkit apply encoder,decoder", "%speedkit verify", "%speedkit code encoder",
     ]  # fmt: skip
@@ -142,7 +142,7 @@ def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(timed
 )  # fmt: skip
 def test_they_may_be_named_in_any_order_and_way(timed, line):
     timed.run(GROUP)
-    timed.run(f"%%speedbench --tune --budget 9 -v tuning\n{OF_GROUP}")
+    timed.run(f"%%speedbench --tune --budget 12 -v tuning\n{OF_GROUP}")
     timed.run(f"%speedkit apply {line}")
     contexts = [value for name, value in timed.names.items() if name.startswith("ctx")]
     assert len(contexts) == 2

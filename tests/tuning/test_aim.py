@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.tuning.aim import Aim, is_behind
-from speedkit_jupyter.tuning.races import Race
+from speedkit_jupyter.tuning.races import Allowance, Race
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -88,7 +88,7 @@ def records(held_up: int = 0, rounds: int = 3, **seconds: float) -> list[Record]
 
 
 def leaving(racing: list[Record]) -> list[str]:
-    return [record.name for record in Race().leaving(racing, None)]
+    return [record.name for record in Race(Allowance(9.0)).leaving(racing, None)]
 
 
 def test_what_is_a_fifth_behind_leaves_after_three_rounds_and_not_before():

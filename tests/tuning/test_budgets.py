@@ -34,7 +34,7 @@ def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(time
     network, optimizer, step = timed(step_s)
     search = Search(step_of(step, network, optimizer))
     said = [one.text for one in search.run()]
-    expected = max(20.0, 120 * step_s)
+    expected = max(10.0, 60 * step_s)
     assert f"one step takes {step_s:.2g} s: about {expected:.0f} s" in said[1]
     assert search.result().winner.name == "fused_optimizer"
     assert search.result().confirmed
@@ -69,7 +69,9 @@ def test_an_examination_that_takes_longer_costs_no_rounds(timed, made_time, monk
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
     others = [record for record in found.records[1:] if not record.same_as_baseline]
     assert all(math.isfinite(found.ratio(record).high) for record in others)
-    assert (others[-1].accuracy.verdict == "not checked") == (longer_s > 20)
+    fused = found.records[1]
+    assert found.verdict(fused) == "faster"
+    assert fused.accuracy.verdict == "exact"
 
 
 @pytest.mark.parametrize("others", ["", ",channels_last"])
@@ -80,7 +82,7 @@ def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(timed, 
         step, f"baseline,fused_optimizer{others}", model=network, optimizer=optimizer, budget_s=40
     )
     first, slow, *rest = found.records
-    assert all(len(one.times_s) >= 3 for one in (first, *rest))
+    assert all(len(one.times_s) >= 2 for one in (first, *rest))
     assert "far slower than baseline: 30.0 times in its fastest step" in slow.why_not_measured
     assert found.best is None or found.best is not slow
 
@@ -98,13 +100,15 @@ def test_warm_up_steps_that_others_held_up_say_nothing_of_a_variant(
     assert ("far slower" in why) is not is_disturbed
 
 
-def test_what_was_not_checked_for_lack_of_time_is_not_called_right(timed):
+@pytest.mark.parametrize("budget_s", [15, 25, 40, 60, 90])
+def test_what_is_proven_faster_is_always_checked_and_within_the_budget(timed, made_time, budget_s):
     network, optimizer, step = timed(2.0)
-    found = benchmark(
-        step, "baseline,fused_optimizer", model=network, optimizer=optimizer, budget_s=15
-    )
-    assert {one.accuracy.verdict for one in found.records if one.accuracy} == {"not checked"}
-    assert found.best is None
+    names, began_s = "baseline,fused_optimizer", made_time.now_s()
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=budget_s)
+    (_, fused), took_s = found.records, made_time.now_s() - began_s
+    assert found.verdict(fused) == ("faster" if budget_s > 50 else "too noisy")
+    assert fused.accuracy is None or fused.accuracy.verdict != "not checked"
+    assert took_s <= 1.25 * budget_s
 
 
 def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
@@ -137,7 +141,7 @@ def test_a_budget_within_another_ends_with_it(made_time):
 def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, first_s, later_s):
     """What is looked at first may be disturbed; so may all that comes later."""
     network, optimizer, step = work(
-        lambda on: first_s if made_time.now_s() < 2 else later_s, linear=4
+        lambda on: first_s if made_time.now_s() < 1 else later_s, linear=4
     )
     search = Search(step_of(step, network, optimizer))
     began_s = made_time.now_s()

@@ -11,6 +11,7 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
 from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.measure.rounds.pool import pooled
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning import learning
@@ -31,7 +32,9 @@ def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
 
 
 def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
-    seen = learning.read_step(step_of(step), Hardware.current())
+    measured = step_of(step)
+    with pooled(measured, 1) as pool:
+        seen = learning.read_step(measured, Hardware.current(), pool)
     return seen.setting, seen.task
 
 

@@ -10,14 +10,12 @@ from typing import Any
 
 from speedkit_jupyter.measure.checks import memory, reference, roofline, rounding
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.checks.deviations import sums
-from speedkit_jupyter.measure.checks.judge import Judge
 from speedkit_jupyter.measure.checks.observer import Run
-from speedkit_jupyter.measure.checks.values import is_plain, plain
+from speedkit_jupyter.measure.checks.values import is_plain
 from speedkit_jupyter.measure.rounds import confinement
+from speedkit_jupyter.measure.rounds.pool import Pool
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.optimizations.properties import calls
 
 Surrounding = Callable[[], AbstractContextManager[object]]
@@ -40,27 +38,27 @@ class Examination:
     All are judged beside what the first has shown; where results are named in `check`, by these.
     """
 
-    def __init__(
-        self, runners: Sequence[Runner], start: Snapshot, check: Sequence[str] = ()
-    ) -> None:
-        self._runners, self._first, self._start, self._named = runners, runners[0], start, check
-        self._judge = Judge()
+    def __init__(self, runners: Sequence[Runner], pool: Pool, check: Sequence[str] = ()) -> None:
+        self._runners, self._first, self._named = runners, runners[0], check
+        self._start, self._judge = pool.guard.state, pool.judge
         self.dropout_off = False  # while accuracy was checked
 
     def late(self, runner: Runner) -> Iterator[Progress]:
-        """Check what a variant computes, after its rounds.
+        """Check what a variant computes, after its rounds, unless an earlier benchmark did.
 
         It costs two calls; once for all variants one in float64 and two of the baseline, and a
         rounded one for each lower precision.
         """
-        if not runner.record.failure:
+        if not (runner.record.failure or runner.record.accuracy):
             yield Progress(1.0, f"checking {runner.record.name}")
             self._check(runner)
 
     def _check(self, runner: Runner) -> None:
         if not self._judge.baseline.ends:
-            self._prepare()
+            self._start.restore()
+            self._gather()
         judge, record = self._judge, runner.record
+        self._first.record.accuracy = judge.verdict(judge.baseline, self._first.precision)
         precision = judge.judged_in(runner.precision)
         add_control = partial(self._add_control, precision, runner)
         if not judge.void and precision != "fp32" and precision not in judge.controls:
@@ -112,19 +110,6 @@ class Examination:
         if replays:
             judge.drawn = drawn | (judge.drawn or set())
         return found
-
-    def _prepare(self) -> None:
-        """Know the reference and the baseline; an earlier stage of a search may have run them."""
-        self._start.restore()
-        first, kept = self._first, self._first.step.kept
-        tensors = memory.state_tensors(first.step.models, first.step.optimizers)
-        begins = [part.off for part in sums([(plain(t.detach().float()), None) for t in tensors])]
-        if "judge" not in kept or kept["judge"][1] != begins:
-            self._judge = Judge()
-            self._gather()
-            kept["judge"] = self._judge, begins
-        self._judge = judge = kept["judge"][0]
-        first.record.accuracy = judge.verdict(judge.baseline, first.precision)
 
     def _gather(self) -> None:
         """Run the step in float64, and the baseline."""
@@ -182,6 +167,8 @@ class Examination:
     def memory(self) -> Iterator[Progress]:
         """The allocator's peak in one step of each variant."""
         for runner in self._runners:
+            if runner.record.memory is not None:
+                continue
             yield Progress(0.0, f"memory of {runner.record.name}")
             with self._warm(runner):
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)

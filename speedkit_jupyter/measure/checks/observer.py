@@ -137,7 +137,7 @@ class Observer(Watcher):
         held = (self._parameters | self._all("buffers")) if self.extends else {}
         known = {name: plain(tensor) for name, tensor in held.items()}
         # Where parameters were before an optimizer's step, and all else at first: if it extends.
-        self._seen = {name: value.clone() for name, value in known.items() if value is not None}
+        self._seen = {name: _copy(value) for name, value in known.items() if value is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
                 gradient.detach().zero_()
@@ -314,15 +314,20 @@ class Observer(Watcher):
         for name, value in found.items():
             if value is None or isinstance(value, str):
                 continue
-            look.values[name] = kept = value.detach().clone()
-            if kept.is_floating_point():
-                look.values[name] = kept = kept.float()
+            look.values[name] = kept = _copy(value)
             if kind in MOVES and not _is_exact(kept):
                 seen = self._seen.get(name)
-                way = value if seen is None or seen.shape != value.shape else value - seen
+                way = kept if seen is None or seen.shape != kept.shape else kept - seen
                 look.ways[name] = float(way.norm())
                 self._seen |= {name: kept} if kind == "parameter" else {}
         return look
+
+
+def _copy(value: Any) -> Any:
+    import torch
+
+    dtype = torch.float32 if value.is_floating_point() else value.dtype
+    return value.detach().to(dtype, copy=True)
 
 
 def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:

@@ -143,6 +143,8 @@ class _Rounding:
         if self._smallest:
             smallest = self._smallest / (self._loss_scale if self._in_backward else 1.0)
             moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
+        if moved.sum().isfinite():  # far cheaper than to ask of each
+            return tensor.copy_(moved)
         # Not a mask of the lowest number, which would become infinite.
         return torch.where(moved.isfinite(), moved, tensor, out=tensor)
 
@@ -156,15 +158,15 @@ class _Rounding:
         """Return random numbers from -1 to 1, from anywhere in a stock of them."""
         import torch
 
+        begin, count = self._place.randrange(STOCK), tensor.numel()
         stock = self._stock.get(key := (tensor.device, tensor.dtype))
         if stock is None:
             generator = torch.Generator(tensor.device).manual_seed(0)
             stock = torch.empty(STOCK, device=tensor.device, dtype=tensor.dtype)
-            stock = self._stock[key] = stock.uniform_(-1, 1, generator=generator)
-        begin, count = self._place.randrange(STOCK), tensor.numel()
-        times = (begin + count - 1) // STOCK + 1
-        noise = stock if times == 1 else stock.repeat(times)
-        return noise[begin : begin + count].view(tensor.shape)
+            self._stock[key] = stock = stock.uniform_(-1, 1, generator=generator)
+        if len(stock) < begin + count:  # the same numbers again, kept for the next large tensor
+            self._stock[key] = stock = stock[:STOCK].repeat((begin + count - 1) // STOCK + 1)
+        return stock[begin : begin + count].view(tensor.shape)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -17,6 +17,10 @@ from speedkit_jupyter.support import __version__
 
 if TYPE_CHECKING:
     import torch
+
+
+# Notes about the time that one measurement had.
+OF_ITS_TIME = ("left out", "dropped", "budget", "limits")
 
 
 @dataclass
@@ -49,6 +53,11 @@ class Record:
     limit_s: float | None = None
     score: Scored | None = None
     waited_s: list[float] = field(default_factory=list)
+
+    def anew(self) -> Record:
+        """Return the same variant without its times."""
+        notes = {name: note for name, note in self.notes.items() if name not in OF_ITS_TIME}
+        return replace(self, times_s=[], waited_s=[], notes=notes)
 
     @property
     def is_compiled(self) -> bool:

@@ -6,15 +6,15 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
-from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.comparison import WON, Comparison
 from speedkit_jupyter.measure.results.record import Record, environment
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
+    CHECK_S,
     CHECKED,
     DEFAULT_S,
     LATEST,
@@ -27,15 +27,15 @@ from speedkit_jupyter.measure.rounds.budget import (
     compiling_excluded,
     few_digits,
 )
+from speedkit_jupyter.measure.rounds.pool import Pool, pooled
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Policy, Progress, Sampler
 from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import CURRENT, Variant, config_of
-from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.optimizations.facts.layers import has_lazy_parameters
-from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -47,8 +47,8 @@ MOST_GROWN_S = 600.0
 LIMITS_S = 0.8
 # A variant that is so many times slower is the first that is left out where time is short.
 FAR = 2.0
-# A check of one variant takes so long, however short its steps are.
-CHECK_S = 0.1
+# Rounds that show nothing but how fast a variant is about.
+FEW_ROUNDS = 3
 
 
 class Benchmark:
@@ -56,10 +56,10 @@ class Benchmark:
 
     `budget_s` are the seconds for all of it but compiling: if they are short, fewer variants are
     measured; None is enough for a clear answer. It begins when the benchmark runs, or at `begun_s`
-    on the clock, and ends `within` another budget. The device is synchronized around each step, or
-    with `throughput` around blocks of steps. `check` names what the step leaves for the accuracy
-    check. The user's `accuracy` decides about what changes the results; its time comes on top.
-    Raises StepError.
+    on the clock, and ends `within` another budget, as one of those that share a `pool`. The device
+    is synchronized around each step, or with `throughput` around blocks of steps. `check` names
+    what the step leaves for the accuracy check. The user's `accuracy` decides about what changes
+    the results; its time comes on top. Raises StepError.
     """
 
     def __init__(
@@ -73,6 +73,7 @@ class Benchmark:
         command: str = "",
         policy: Policy | None = None,
         within: Budget | None = None,
+        pool: Pool | None = None,
         accuracy: NamedAccuracy | None = None,
     ) -> None:
         if not step.models:
@@ -91,7 +92,7 @@ class Benchmark:
         self._flops: int | None = None
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
-        self._within = within
+        self._within, self._pool = within, pool
         self.begun_s: float | None = None
         self.budget = Budget(self.budget_s, within=within)
 
@@ -118,48 +119,53 @@ class Benchmark:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every block. Closing the generator ends it and puts all back."""
-        step = self.step
         begun_s = clock.now() if self.begun_s is None else self.begun_s
         with ExitStack() as stack:
-            # Hidden first: settings of a plan in force are no part of what to come back to.
-            for model in step.models:
-                stack.enter_context(hidden(model))
-            _keep_copies_where_they_fit(step, len(self.variants) + 1)
-            guard = stack.enter_context(step.guarded())
+            pool = self._pool or stack.enter_context(pooled(self.step, len(self.variants) + 1))
 
             def now() -> float:  # turns that it gave up don't count
-                return clock.now() - guard.paused_s
+                return clock.now() - pool.guard.paused_s
 
-            self.budget = Budget(self.budget_s, now, self._within, begun_s)
-            start, self.budget.reserved_s = guard.state, guard.taking_s
-            runners = yield from self._warm_up(start)
+            self.budget = Budget(self.budget_s, now, self._within, None if self._pool else begun_s)
+            if self._pool is None:
+                self.budget.reserved_s = pool.guard.taking_s
+            runners = yield from self.warm_up(pool)
             if self._policy.weighs:
-                yield from self._weigh(_warm(runners), start)
+                yield from self._weigh(_warm(runners), pool)
             runners = self._as_many_as_fit(_warm(runners))
             yield from self._sample(runners)
             if runners := _warm(runners):  # the baseline itself may have failed in the rounds
-                yield from self._check(runners, start)
-                yield from self._examine(_warm(runners), start)
+                yield from self._check(runners, pool)
+                yield from self._examine(_warm(runners), pool)
             if self._scorer is not None:
-                yield from self._scorer.scores(_warm(runners)[1:], start, self.budget)
-            if not self._within:
-                step.kept.clear()  # as large as the model: only the stages of a search share it
+                yield from self._scorer.scores(_warm(runners)[1:], pool.guard.state, self.budget)
 
-    def _warm_up(self, start: Snapshot) -> Generator[Progress, None, list[Runner]]:
-        step, first = self.step, self._runner(0)
+    def warm_up(self, pool: Pool) -> Generator[Progress, None, list[Runner]]:
+        """Warm up what is not at work in the pool yet; return a runner for each variant."""
+        step, start, first = self.step, pool.guard.state, self._again_or_new(0, pool)
         self._environment = environment(first.device)
         warm_up = WarmUp(step, self.budget, self._policy, len(self.variants))
-        yield from warm_up.baseline(first, start)
+        if first.warm is None:
+            yield from warm_up.baseline(first, start)
         if step.made and first.is_planned:  # it was planned without knowing of them
             first = self._runner(0)
             yield from warm_up.baseline(first, start)
         if self._scorer is not None:
             yield from self._scorer.scores([first], start, self.budget)
         # Planned once it is known which optimizers the step makes itself.
-        others = [self._runner(i) for i in range(1, len(self.variants))]
+        others = [self._again_or_new(i, pool) for i in range(1, len(self.variants))]
         yield Progress(0.0, self._time_ahead(first, [first, *_working(others)]))
-        yield from warm_up.others(first, _working(others), start)
+        cold = [runner for runner in _working(others) if runner.warm is None]
+        yield from warm_up.others(first, cold, start)
+        pool.runners |= {runner.record.name: runner for runner in [first, *others]}
         return [first, *others]
+
+    def _again_or_new(self, index: int, pool: Pool) -> Runner:
+        runner = pool.again(self.variants[index].name)
+        if runner is None:
+            return self._runner(index)
+        self._records[index] = runner.record
+        return runner
 
     def _runner(self, index: int) -> Runner:
         """Return a variant's runner, and write what its plan holds into the record."""
@@ -207,11 +213,11 @@ class Benchmark:
             )
         return text
 
-    def _weigh(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
+    def _weigh(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
         """Measure memory, and drop what is too heavy: that needs neither rounds nor checks."""
         first, *others = runners
         with compiling_excluded(self.budget, sum(runner.worst_s for runner in runners)):
-            yield from Examination(runners, start).memory()
+            yield from Examination(runners, pool).memory()
         for runner in others:
             if why := self._policy.why_too_heavy(first.record, runner.record):
                 runner.record.notes["dropped"], runner.warm = why, None
@@ -234,49 +240,55 @@ class Benchmark:
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:
         rounds = self._policy.least_rounds(len(runners) - 1)
-        return LATEST * rounds * sum(runner.worst_s for runner in runners)
+        return LATEST * rounds * sum(runner.usual_s for runner in runners)
 
     def _checks_s(self, runners: Sequence[Runner]) -> float:
         first, others, most = runners[0], runners[1:], self._policy.checked
         number = len(others) if most is None else min(len(others), most)
         lowered = {runner.precision for runner in others} - {first.precision}
         steps = REFERENCE + ROUNDED * len(lowered) + CHECKED * number
-        return steps * first.worst_s + CHECK_S * number if number else 0.0
+        return steps * first.usual_s + CHECK_S * number if number else 0.0
 
     def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
         """Take the rounds; what they leave over of the budget is reserved for the checks."""
         budget, reserve_s = self.budget, 0.0
         if runners:
             spare_s = budget.left_s - self._rounds_s(runners)
-            reserve_s = max(min(self._checks_s(runners), spare_s), 0.0)
+            # What is proven is always checked: it takes more rounds than these.
+            few_s = FEW_ROUNDS * sum(runner.usual_s for runner in runners)
+            one_s = min(self._checks_s(runners[:2]), budget.left_s - few_s)
+            reserve_s = max(min(self._checks_s(runners), spare_s), one_s, 0.0)
         budget.reserved_s += reserve_s
         try:
             least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_minimal else 0.0
-            left_s = max(budget.left_s, least_s)
+            left_s = min(max(budget.left_s, least_s), self._policy.rounds_s)
             self._sampler = Sampler(runners, left_s, self._throughput, budget)
             yield from self._sampler.run(self._policy, self.result)
         finally:
             budget.reserved_s -= reserve_s
 
-    def _check(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
-        """Check what the policy names; what there is no time for is not checked, and says so."""
+    def _check(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
+        """Check what the policy names: first what is proven faster, whatever that takes; others if
+        there is time.
+        """
         first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
-        check, is_sure = Examination(runners, start, self._check_names), self._policy.checks_winner
-        needed_s = REFERENCE * first.worst_s
+        check, is_first = Examination(runners, pool, self._check_names), True
+        needed_s, verdict = (REFERENCE + ROUNDED) * first.usual_s, self.result().verdict
         for record in self._policy.to_check(self.result()):
             runner = by_name.get(record.name)
             if runner is None or record.failure:
                 continue
-            needed_s += CHECKED * first.worst_s
+            needed_s += CHECKED * first.usual_s
+            is_sure = is_first and (self._policy.proves or verdict(record) in WON)
             if is_sure or self.budget.allows(needed_s):
                 with compiling_excluded(self.budget, needed_s):
                     yield from check.late(runner)
-                is_sure, needed_s = False, 0.0
-            elif not self._policy.checks_winner:  # a search leaves it open
+                is_first, needed_s = False, 0.0
+            elif verdict(record) in WON:
                 record.accuracy = Accuracy("not checked", "the budget was too short to check")
         self._dropout_off = check.dropout_off
 
-    def _examine(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
+    def _examine(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
         """Measure memory and limits, from untimed steps, where there is time."""
         if not self._policy.has_limits:
             return
@@ -285,22 +297,10 @@ class Benchmark:
             line = "memory and limits were left out, since the budget is short"
             runners[0].record.notes["limits"] = line
             return
-        about = Examination(runners, start)
+        about = Examination(runners, pool)
         with compiling_excluded(self.budget, needed_s):
             yield from about.memory()
             self._flops = yield from about.limits()
-
-
-def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
-    """Keep copies in main memory if the device is too small for them.
-
-    Optimizer state that does not exist yet counts as the two tensors that Adam keeps.
-    """
-    device = next((parameter.device for parameter in step.models[0].parameters()), None)
-    state = memory.size(memory.state_tensors(step.models, step.optimizers))
-    parameters = memory.size([p for module in step.models for p in module.parameters()])
-    size = max(state, 4 * parameters if step.optimizers else 0)
-    step.off_device = device is not None and not memory.fits(copies * size, device)
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:

@@ -16,10 +16,13 @@ LATEST = 1.1
 # budget, a minimal one, steps shorter than SHORT_S are warmed up and checked all the same.
 OVERHEAD_S, SHORT_S = 1.0, 0.05
 # For a clear answer each variant runs about so often: in its warm-up, and in rounds.
-APART, ROUNDS = 4, 12
-# What checks take, in steps of the baseline (counted on an MLP of 12 million weights): two calls in
-# float64 and two that are watched; two calls rounded to another precision; two calls of a variant.
-REFERENCE, ROUNDED, CHECKED = 9, 5, 6
+APART, ROUNDS = 2, 12
+# What checks take, in steps of the baseline (counted on an MLP of 12 million weights): a call in
+# float64 and two that are watched; a call rounded to another precision; two calls of a variant.
+REFERENCE, ROUNDED, CHECKED = 7, 3, 3
+CHECK_STEPS = REFERENCE + ROUNDED + CHECKED
+# A check of one variant takes so long, however short its steps are.
+CHECK_S = 0.1
 # No number of seconds is promised to be enough: noise decides how many there have to be.
 LONGER = "a longer --budget may settle it"
 
@@ -92,7 +95,7 @@ def compiling_excluded(budget: Budget, usual_s: float) -> Iterator[None]:
 
 def clear_answer_s(step_s: float, variants: int) -> float:
     """Return about how many seconds a clear answer about so many variants takes."""
-    return step_s * (REFERENCE + ROUNDED + CHECKED + variants * (APART + ROUNDS))
+    return step_s * (CHECK_STEPS + variants * (APART + ROUNDS))
 
 
 def few_digits(seconds: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import devices
@@ -67,6 +68,11 @@ class Runner:
     def worst_s(self) -> float:
         """Return how long a step may take, by the slowest of the latest ones."""
         return max(self.recent_s, default=self.step_s)
+
+    @property
+    def usual_s(self) -> float:
+        """Return how long a step takes, by the median of the latest ones."""
+        return median(self.recent_s) if self.recent_s else self.step_s
 
     def times_slower(self, first: Runner) -> float:
         """Return how many times slower it is than the first variant, each by its fastest step."""

@@ -21,9 +21,9 @@ from speedkit_jupyter.support.exceptions import StepError
 # A block of steps lasts at least this long, so that the clock's resolution is no part of it;
 # longer where the device is awaited only at the block's end, so that its queue can fill.
 BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
-# After each switch of variants this long is not timed: caches and clocks settle. Steps of LONG_S or
-# more are timed at once.
-LEAD_IN_S, LONG_S = 0.0005, 0.05
+# After each switch of variants this long is not timed: caches and clocks settle. Where the first
+# one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
+LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 3
 MOST_ROUNDS = 20_000
 # Under a minimal budget one round is taken anyway if it is as short as this.
 SHORT_ROUND_S = 0.5
@@ -32,6 +32,8 @@ MOST_SKIPPED = 10
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # How the state of a variant is called while it may change.
 WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
+# Verdicts of what can't win, and of what is proven faster by its times.
+LOST, AHEAD = ("slower", "same"), ("faster", "accepted", "other model")
 # Seconds of one step of a block, and those in which other processes may have held it up; None if
 # the variant failed, or an optimizer step was skipped.
 Block = tuple[float, float] | None
@@ -63,9 +65,14 @@ class Policy:
 
     far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
     checked: int | None = None  # about how many variants are checked; None for all
-    checks_winner = False  # whether the first of them is checked whatever time is left
+    proves = False  # whether all that is to be checked is checked, whatever time is left
     weighs = False  # whether the memory of each variant is measured before the rounds
     has_limits = True  # whether memory and machine limits are measured after them
+
+    @property
+    def rounds_s(self) -> float:
+        """Return the most seconds that the rounds may take, of what the budget leaves."""
+        return math.inf
 
     def least_rounds(self, others: int) -> int:
         """Return how many rounds tell something about this many variants beside the baseline."""
@@ -85,9 +92,12 @@ class Policy:
         return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield what is checked; the next is asked for once the one before it is judged."""
-        timed = [record for record in comparison.records[1:] if record.times_s]
-        yield from sorted(timed, key=lambda record: median(record.times_s))
+        """Yield what is checked, which is what may win, the likeliest first; the next is asked for
+        once the one before it is judged.
+        """
+        verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
+        timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
+        yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
 
 
 class Sampler:
@@ -113,7 +123,10 @@ class Sampler:
         shortest_s = max(min((runner.step_s for runner in runners), default=1.0), 1e-7)
         block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
         self._length = max(1, math.ceil(block_s / shortest_s))
-        self._lead_in = 0 if shortest_s > LONG_S else max(1, math.ceil(LEAD_IN_S / shortest_s))
+        self._lead_in = 0
+        if runners and runners[0].step_s < LONG_S:
+            self._length = max(BLOCK_STEPS, self._length)
+            self._lead_in = max(1, math.ceil(LEAD_IN_S / shortest_s))
         self._steps = self._lead_in + self._length  # of one block
 
     @property

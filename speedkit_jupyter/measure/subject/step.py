@@ -92,8 +92,6 @@ class Step:
     made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
     repeats: Repeats | None = field(default=None, init=False, repr=False)
     compiles: bool = field(default=False, init=False, repr=False, compare=False)
-    # What the accuracy check of one benchmark leaves to the next one of the same search.
-    kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def afresh(self) -> bool:

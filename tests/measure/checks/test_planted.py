@@ -17,6 +17,8 @@ from torch import nn
 
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import Budget
+from speedkit_jupyter.measure.rounds.pool import pooled
+from speedkit_jupyter.measure.rounds.sampler import Sampler
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.measure.subject.variants import variant
 
@@ -61,26 +63,29 @@ def test_gradients_and_what_is_left_of_them_are_as_before():
     assert all(p.grad is one for p, one in zip(model.parameters(), objects, strict=True))
 
 
-def test_the_stages_of_a_search_share_what_they_judge_by_while_the_state_is_the_same():
+def test_the_benchmarks_of_a_pool_share_what_is_warm_and_what_they_judge_by():
     model, (x, y) = nn.Linear(8, 8), (torch.randn(16, 8), torch.randn(16, 8))
+    calls: SimpleQueue[int] = SimpleQueue()
 
     def run():
+        calls.put(1)
         nn.functional.mse_loss(model(x), y).backward()
 
     step, whole = step_of(run, model, []), Budget(100.0)
+    variants = [variant("baseline"), variant("bf16")]
 
-    def stage():
-        variants = [variant("baseline"), variant("bf16")]
-        bench = Benchmark(step, variants, 0.5, policy=Once(), within=whole)
+    def calls_of_a_benchmark(pool) -> int:
+        before = calls.qsize()
+        bench = Benchmark(step, variants, 0.5, policy=Once(), within=whole, pool=pool)
         list(bench.run())
         assert word(bench.result().records[1]) == "rounding"
-        return step.kept["judge"][0]
+        assert [len(record.times_s) for record in bench.result().records] == [1, 1]
+        return calls.qsize() - before
 
-    first = stage()
-    assert stage() is first
-    with torch.no_grad():
-        model.weight.add_(1)
-    assert stage() is not first
+    with pooled(step, 2) as pool:
+        calls_of_a_benchmark(pool)
+        blocks = 2 * Sampler([*pool.runners.values()], 1.0, False, whole)._steps
+        assert calls_of_a_benchmark(pool) == blocks
 
 
 class Reordered(nn.Linear):

@@ -1,0 +1,97 @@
+"""Where the seconds of a search or a comparison go, seen from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from torch._dynamo.callback import callback_handler
+
+from speedkit_jupyter.measure.checks.examination import Examination
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.sampler import Sampler
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
+
+PARTS = ("timed steps", "lead-ins", "warm-up", "checks", "copies", "rest", "compiling")
+
+
+class Shares:
+    """Seconds by part. Each counts once, for the innermost part; all of a check is the check's."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self._inside, self._since_s = ["rest"], time.perf_counter()
+
+    @property
+    def total_s(self) -> float:
+        """Return the seconds without compiling."""
+        return sum(self.seconds.values()) - self.seconds["compiling"]
+
+    def share(self, part: str = "timed steps") -> float:
+        """Return the share of a part in all but compiling."""
+        return self.seconds[part] / self.total_s
+
+    def __str__(self) -> str:
+        return ", ".join(f"{part} {self.share(part):.0%}" for part in PARTS[:-1])
+
+    def move(self, part: str = "") -> None:
+        """Begin a part, or without one end the last; note the seconds since the last move."""
+        now_s, inside = time.perf_counter(), self._inside[-1]
+        self.seconds[inside] += now_s - self._since_s
+        self._since_s = now_s
+        if not part:
+            self._inside.pop()
+        else:
+            self._inside.append(inside if inside == "checks" and part != "compiling" else part)
+
+    @contextmanager
+    def within(self, part: str) -> Iterator[None]:
+        """Surround a block or, as a decorator, each call."""
+        self.move(part)
+        try:
+            yield
+        finally:
+            self.move()
+
+
+@contextmanager
+def noted() -> Iterator[Shares]:
+    """Note where the seconds of the block go."""
+    shares, lead_ins, whole = Shares(), [-1], Examination.late
+    steps = {part: shares.within(part)(clock.timed) for part in PARTS[:3]}
+    blocks = Sampler._block
+
+    def timed(*given: Any) -> float:
+        part = "warm-up" if lead_ins[0] < 0 else "lead-ins" if lead_ins[0] else "timed steps"
+        lead_ins[0] -= part == "lead-ins"
+        return steps[part](*given)
+
+    def block(sampler: Sampler, *given: Any) -> Any:
+        lead_ins[0] = sampler._lead_in
+        try:
+            return blocks(sampler, *given)
+        finally:
+            lead_ins[0] = -1
+
+    def late(*given: Any) -> Iterator[Any]:
+        turns = whole(*given)
+        while (one := shares.within("checks")(next)(turns, None)) is not None:
+            yield one
+
+    copies = {
+        name: shares.within("copies")(vars(Snapshot)[name]) for name in ("__init__", "restore")
+    }
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(clock, "timed", timed))
+        stack.enter_context(mock.patch.object(Sampler, "_block", block))
+        stack.enter_context(mock.patch.object(Examination, "late", late))
+        stack.enter_context(mock.patch.multiple(Snapshot, **copies))
+        start = callback_handler.register_start_callback(lambda _: shares.move("compiling"))
+        end = callback_handler.register_end_callback(lambda _: shares.move())
+        stack.callback(callback_handler.remove_start_callback, start)
+        stack.callback(callback_handler.remove_end_callback, end)
+        yield shares
+        shares.move()

@@ -1,0 +1,91 @@
+"""Ways to run one workload, each on its own copy, in interleaved blocks.
+
+    python tests/benchmarks/_side_by_side.py WORKLOAD CONFIG
+
+prints how many times as fast a workload runs under a config (JSON), in this very process.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from _program import over
+from _workloads import made
+
+from speedkit_jupyter import SpeedConfig
+from speedkit_jupyter.plans.applying import prepare
+
+Call = Callable[[], object]
+# Makes what is in force around the blocks of a step, by its name.
+Force = Callable[[], AbstractContextManager[object]]
+Forces = Mapping[str, Force]
+SECONDS, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 10
+# A block lasts so long, after steps that are not timed. A longer step is a block, timed at once.
+BLOCK_S, LEAD_IN_S, LONG_S = 0.02, 0.005, 0.05
+# In this many rounds all take part. Then those leave that were so many times slower in each.
+FEW_ROUNDS, FAR = 3, 2.0
+
+
+def planned(name: str, config: SpeedConfig | None) -> tuple[Call, Forces]:
+    """Return the step of a new copy under a plan, and what to enter around its blocks."""
+    work = made(name)
+    context = prepare(work.model, config, [work.optimizer] if work.optimizer else [])
+
+    def step() -> object:
+        with context.autocast():
+            return work.run()
+
+    return step, {"tuned": context.in_force}
+
+
+def interleaved(
+    steps: Mapping[str, Call], forces: Forces
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Return the seconds of a step by name, in shuffled rounds, and the errors of what fails."""
+    usual_s, failed = dict[str, float](), dict[str, str]()
+    for name in steps:
+        try:
+            usual_s[name] = min(_block(steps[name], forces.get(name)) for _ in range(3))
+        except Exception as error:
+            failed[name] = f"fails: {type(error).__name__}"
+    times: dict[str, list[float]] = {name: [] for name in usual_s}
+    first, end_s = times[next(iter(steps))], time.perf_counter() + SECONDS
+    for number in range(MOST_ROUNDS):
+        if time.perf_counter() > end_s and number >= LEAST_ROUNDS:
+            break
+        some = [name for name in times if number < FEW_ROUNDS or not is_far(first, times[name])]
+        for name in random.sample(some, len(some)):
+            times[name].append(_block(steps[name], forces.get(name), usual_s[name]))
+    return times, failed
+
+
+def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
+    """Return the seconds of one step in a block."""
+    with force() if force else nullcontext():
+        for _ in range(0 if usual_s > LONG_S else 1 + int(LEAD_IN_S / usual_s)):
+            step()
+        number, begun_s = 1 + int(BLOCK_S / usual_s), time.perf_counter()
+        for _ in range(number):
+            step()
+        return (time.perf_counter() - begun_s) / number
+
+
+def is_far(first_s: list[float], times_s: list[float]) -> bool:
+    """Return whether it was far slower in every round that both took part in."""
+    return all(FAR * ours < its for ours, its in zip(first_s, times_s, strict=False))
+
+
+def main(name: str, config: str) -> None:
+    """Print the ratio and its interval."""
+    step, forces = planned(name, SpeedConfig.from_dict(json.loads(config)))
+    times, _ = interleaved({"baseline": made(name).run, "tuned": step}, forces)
+    print(json.dumps(over(times["baseline"], times["tuned"])))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""Tuning and comparing from 0.1 to 100 M parameters, with steps of 0.2 ms to 5 s.
+
+    python tests/benchmarks/scale.py [--only NAME] [--file scale.jsonl] [--table]
+
+Each runs in a process of its own, with the defaults: `tune()`, and `benchmark()` of
+`baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 where a promise is broken: at least
+half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
+baseline steps and 3 for each variant; the memory beyond the model's own is at most one copy of its
+state for each variant that races at once, one for the user's, and what loading libraries takes.
+Peak memory is Linux's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from _nets import mlp
+from _program import Row, collected, exit_code, markdown, parser_of
+from _shares import noted
+from _workloads import Workload, classifying, gpt
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.measure.rounds import clock
+
+COMPARED = "baseline,bf16,fused_optimizer"
+# A first comparison and a compiled step load libraries of about so many bytes.
+TIMED, CHECKS, CHECKS_EACH, LIBRARIES_BYTES = 0.5, 10, 3, 500e6
+
+
+def _rows(width: int, batch: int) -> Workload:
+    y = torch.randint(width, (batch,))
+    return classifying(mlp(*[width] * 4), torch.rand(batch, width), y)
+
+
+def _texts(width: int, layers: int, batch: int, length: int, words: int) -> Workload:
+    x, y = torch.randint(words, (2, batch, length))
+    return classifying(gpt(width, layers, words), x, y)
+
+
+MODELS = {
+    "MLP, 0.1 M": partial(_rows, 183, 16),
+    "MLP, 1 M": partial(_rows, 577, 64),
+    "MLP, 10 M": partial(_rows, 1826, 128),
+    "MLP, 100 M": partial(_rows, 5774, 64),
+    "transformer, 0.1 M": partial(_texts, 64, 2, 4, 32, 100),
+    "transformer, 1 M": partial(_texts, 144, 4, 8, 64, 200),
+    "transformer, 10 M": partial(_texts, 288, 10, 8, 64, 500),
+    "transformer, 100 M": partial(_texts, 768, 14, 8, 128, 1000),
+}
+
+
+def measured(model: str, job: str) -> Row:
+    """Return what a child process found."""
+    command = [sys.executable, __file__, "--child", model, job]
+    found = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
+    return dict(json.loads(found.splitlines()[-1]))
+
+
+def child(model: str, job: str) -> Row:
+    """Measure one, once what it takes anyway is there: the compiler, the optimizer's state."""
+    torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
+    torch.manual_seed(0)
+    work = MODELS[model]()
+    step_s = min(clock.timed(work.run, torch.device("cpu")) for _ in range(3))
+    state = [one for held in work.optimizer.state.values() for one in held.values()]
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before_bytes = _peak_bytes()
+    with noted() as shares:
+        if job == "tune":
+            tuning = work.tuned()
+            found = [stage.comparison for stage in tuning.stages]
+            said = str(tuning.ratio) if tuning.helped else tuning.unclear or "nothing to gain"
+            verdicts = {tuning.winner.name: said}
+        else:
+            found = [benchmark(work.run, COMPARED, model=work.model, optimizer=work.optimizer)]
+            verdicts = {one.name: found[0].verdict(one) for one in found[0].records[1:]}
+    return {
+        "step_s": step_s,
+        "total_s": shares.total_s,
+        "timed": shares.share(),
+        "seconds": shares.seconds,
+        "checks_steps": shares.seconds["checks"] / step_s,
+        "variants": len({record.name for one in found for record in one.records[1:]}),
+        "at_once": max((len(one.records) - 1 for one in found), default=0),
+        "state_bytes": sum(one.nbytes for one in (*work.model.parameters(), *state)),
+        "peak_bytes": _peak_bytes() - before_bytes,
+        "verdicts": verdicts,
+    }
+
+
+def _peak_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(one.split()[1]) for one in lines if one.startswith("VmHWM"))
+
+
+def broken(row: Row) -> list[str]:
+    """Return the promises that this row breaks."""
+    most_bytes = LIBRARIES_BYTES + (1 + row["at_once"]) * row["state_bytes"]
+    promises = {
+        f"under {TIMED:.0%} timed steps": row["timed"] >= TIMED,
+        "checks take too long": row["checks_steps"] <= CHECKS + CHECKS_EACH * row["variants"],
+        "too much memory": row["peak_bytes"] <= most_bytes,
+    }
+    return [text for text, holds in promises.items() if not holds]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return Markdown."""
+    head = ["model", "job", "step", "seconds + compiling", "timed steps", "checks, in steps"]
+    head += ["variants, at once", "memory beyond, of a copy", "verdicts"]
+    lines = [
+        [
+            row["model"],
+            row["job"],
+            f"{row['step_s'] * 1e3:.3g} ms",
+            f"{row['total_s']:.1f} + {row['seconds']['compiling']:.1f}",
+            f"{row['timed']:.0%}",
+            f"{row['checks_steps']:.1f}",
+            f"{row['variants']}, {row['at_once']}",
+            f"{row['peak_bytes'] / 1e6:.0f} of {row['state_bytes'] / 1e6:.0f} MB",
+            "; ".join(f"{name}: {found}" for name, found in row["verdicts"].items()),
+        ]
+        for row in rows
+    ]
+    return markdown(head, *lines)
+
+
+def _line(row: Row) -> str:
+    return f"{row['model']}, {row['job']}: {row['total_s']:.1f} s, {row['timed']:.0%} timed steps"
+
+
+def main() -> int:
+    """Run the program, or one child of it."""
+    parser = parser_of(__doc__, "scale.jsonl")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(child(*options.child)))
+        return 0
+    keys = [{"model": model, "job": job} for model in MODELS for job in ("tune", "compare")]
+    rows = collected(options, keys, measured, _line)
+    print(*{f"{row['machine']}, {row['state']}" for row in rows}, "", table(rows), sep="\n")
+    return exit_code([f"{r['model']}, {r['job']}: {one}" for r in rows for one in broken(r)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
