@@ -64,7 +64,6 @@ class Advisor:
         self.run, self.has_results = profiler.run, profiler.has_results
 
     def result(self) -> Advice:
-        """Return what is known so far."""
         return self._advice
 
     def _look(self, isolated: Isolated) -> None:

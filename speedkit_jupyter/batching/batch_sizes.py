@@ -71,12 +71,10 @@ class BatchSizes(Shown):
 
     @property
     def measured(self) -> list[Size]:
-        """Those that ran."""
         return [size for size in self.sizes if size.first_s]
 
     @property
     def fastest(self) -> Size:
-        """With the most samples a second."""
         return max(self.measured, key=lambda size: size.rate)
 
     @property
@@ -97,25 +95,20 @@ class BatchSizes(Shown):
         return size.rate >= KNEE * self.fastest.rate
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each size."""
-        rows = []
-        for size in self.sizes:
-            low, high = size.interval or (None, None)
-            rows.append(
-                {
-                    "batch": size.number,
-                    "step_s": size.samples / size.rate if size.rate else None,
-                    "samples_per_s": size.rate or None,
-                    "low": low,
-                    "high": high,
-                    "peak_bytes": size.peak_bytes,
-                    "note": size.why_not,
-                }
-            )
-        return rows
+        return [
+            {
+                "batch": size.number,
+                "step_s": size.samples / size.rate if size.rate else None,
+                "samples_per_s": size.rate or None,
+                "low": size.interval and size.interval[0],
+                "high": size.interval and size.interval[1],
+                "peak_bytes": size.peak_bytes,
+                "note": size.why_not,
+            }
+            for size in self.sizes
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         proven = bool(self.measured) and self.is_proven
         names = ("subject", "source", "now", "largest", "available_bytes", "command")
         return {

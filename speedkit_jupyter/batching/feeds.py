@@ -44,7 +44,6 @@ class Feed:
 
     @property
     def sample_bytes(self) -> float:
-        """Return the bytes of a sample in all tensors."""
         return sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self.batch)) / self.now
 
     @contextmanager

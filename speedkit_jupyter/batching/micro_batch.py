@@ -82,7 +82,6 @@ class Batch:
     whole: Collection[Key] = ()
 
     def cut(self, samples: slice) -> Batch:
-        """Return these samples."""
         take = itemgetter(samples)
         given = {
             key: value if key in self.whole else each_taken(value, self.length, take)
@@ -329,7 +328,6 @@ class _Accumulated:
         return (losses * losses.new_tensor(self._weights)).sum() / total
 
     def undo(self) -> None:
-        """Put the gradients back as they were before the call."""
         for leaf, before in self._before.values():
             leaf.grad = before
 

@@ -87,11 +87,9 @@ class Sweep:
         found.environment = environment(self._device)
 
     def result(self) -> BatchSizes:
-        """Return what is known so far."""
         return self._found
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return bool(self._found.measured)
 
     def run(self) -> Generator[Progress, None, None]:

@@ -200,7 +200,6 @@ def _worded(line: str, script: Script) -> str:
 
 
 def keywords(arguments: Mapping[str, str]) -> str:
-    """Return keyword arguments as they are written."""
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
@@ -307,7 +306,6 @@ def _made(script: Script, name: str) -> Block:
 
 
 def _switched(script: Script, name: str) -> Block:
-    """Switch the user's own in place."""
     extra, optimizer = script.added(name), script.optimizers[name]
     if not extra:
         return []

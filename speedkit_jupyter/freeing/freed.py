@@ -81,7 +81,6 @@ class Freed(Shown):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             "rows": self.rows(),
             "kept": [{"name": one.name, "bytes": one.bytes, "what": one.what} for one in self.kept],

@@ -60,7 +60,6 @@ class Candidate:
         self.close()
 
     def close(self) -> None:
-        """End its workers."""
         loader, self.loader = self.loader, None
         if loader is not None:
             end_workers(loader)
@@ -85,7 +84,6 @@ class Race:
 
     @property
     def racing(self) -> list[Candidate]:
-        """Those that are still measured."""
         return [one for one in self.candidates if not (one.why_out or one.failure)]
 
     def admit(self, more: Iterable[Settings], enter: Callable[[Candidate], object]) -> None:
@@ -165,7 +163,6 @@ class Race:
         return best if is_faster else self.own
 
     def rival(self) -> Candidate | None:
-        """Return the fastest of the others."""
         return min(self.racing[1:], key=lambda one: one.batch_s, default=None)
 
     def narrow(self, rival: Candidate | None) -> None:

@@ -39,7 +39,6 @@ class Settings:
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Settings:
-        """Return the settings of a loader."""
         return cls(loader.num_workers, loader.prefetch_factor, loader.pin_memory)
 
     def with_workers(self, number: int) -> Settings:

@@ -138,7 +138,6 @@ class Profile(Shown):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         costs = self.costs or Costs()
         return {
             "parts": self.rows(),

@@ -33,7 +33,6 @@ class Document:
 
     @property
     def sections(self) -> list[Section]:
-        """The sections that have something in them."""
         every = (one if isinstance(one, Section) else Section(one) for one in self.content)
         return [section for section in every if section]
 
@@ -46,7 +45,6 @@ class Document:
         return replace(self, content=[*self.content, "\n".join(lines)])
 
     def to_text(self) -> str:
-        """Return it for terminals."""
         return _text(self)
 
     def to_html(self) -> str:

@@ -73,7 +73,6 @@ PAGE = """<!doctype html>
 
 
 def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
-    """Return the whole report as one `<div>`."""
     parts = "".join(_section(section, is_brief) for section in sections)
     title = f'<div style="font-weight:600;margin-bottom:6px">{_text(headline)}</div>'
     return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'

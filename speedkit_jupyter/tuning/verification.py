@@ -77,7 +77,6 @@ class Verification(Shown):
 
     @property
     def loss(self) -> Curve:
-        """The first of them."""
         return next(iter(self.curves), Curve())
 
     @property

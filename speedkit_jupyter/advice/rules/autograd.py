@@ -196,7 +196,7 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
         return
     # Without times of operators it can be all of the backward pass.
     most = taken if seen.profile.costs is not None else stepped + seen.share("backward")
-    by_rows = all(map(trials.steps_rows, seen.optimizers)) or all(
+    by_rows = all(
         isinstance(one, torch.optim.SGD)
         and not any(group["momentum"] or group["weight_decay"] for group in one.param_groups)
         for one in seen.optimizers
