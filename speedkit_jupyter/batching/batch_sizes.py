@@ -6,14 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from speedkit_jupyter.measure.results import statistics
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.measure.results.statistics import (
-    ERROR,
-    bonferroni_share,
-    least_values,
-    median_interval,
-    paired_ratio,
-)
 
 # The knee is the smallest size that gives this share of the most samples a second.
 KNEE = 0.95
@@ -42,15 +36,15 @@ class Size:
     @property
     def rate(self) -> float:
         """Samples a second, by the median; 0 where it was not measured."""
-        taken_s = median_interval(self.times_s)[0] if self.times_s else self.first_s
+        taken_s = statistics.median_interval(self.times_s)[0] if self.times_s else self.first_s
         return self.samples / taken_s if taken_s else 0.0
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Of the rate, at 95 %; None from fewer calls than can give one."""
-        if len(self.times_s) < least_values():
+        if len(self.times_s) < statistics.least_values():
             return None
-        _, low_s, high_s = median_interval(self.times_s)
+        _, low_s, high_s = statistics.median_interval(self.times_s)
         return self.samples / high_s, self.samples / low_s
 
 
@@ -88,8 +82,10 @@ class BatchSizes(Shown):
         best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
         if len(self.measured) == 1 or best.interval is None:
             return False
-        error = bonferroni_share(ERROR, len(others))
-        return all(paired_ratio(one.each_s, best.each_s, error).low > 1 for one in others)
+        error = statistics.bonferroni_share(statistics.ERROR, len(others))
+        return all(
+            statistics.paired_ratio(one.each_s, best.each_s, error).low > 1 for one in others
+        )
 
     def _is_near(self, size: Size) -> bool:
         return size.rate >= KNEE * self.fastest.rate

@@ -84,7 +84,7 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
     if isinstance(body, Table):
         text = table(body, width)
     elif isinstance(body, Code):
-        text = body.text if body.language else textwrap.indent(body.text, "    ")
+        text = body.text if body.is_file else textwrap.indent(body.text, "    ")
     else:
         text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())
     return f"{section.title}\n{text}" if section.title else text

@@ -67,10 +67,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to paste into a cell; those in a `language` are a whole file, coloured in HTML."""
+    """Lines to paste into a cell, or a whole file."""
 
     text: str
-    language: str = ""
+    is_file: bool = False
 
 
 @dataclass(frozen=True)

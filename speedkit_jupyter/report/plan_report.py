@@ -321,7 +321,7 @@ def as_code(
     """Return the plan to take along, in the user's word for the model."""
     text: Any
     try:
-        text = Code(code(plan, "torch", optimizers, model=model, name=name).rstrip(), "python")
+        text = Code(code(plan, "torch", optimizers, model=model, name=name).rstrip(), is_file=True)
     except SpeedKitError as error:
         text = str(error)
     yaml = Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")

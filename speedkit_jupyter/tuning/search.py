@@ -32,18 +32,10 @@ from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning import learning, races
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, leader, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
-from speedkit_jupyter.tuning.races import (
-    MOST_CANDIDATES,
-    RACE_ROUNDS,
-    Allowance,
-    Lightest,
-    Proof,
-    Race,
-)
 
 # Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
 # less.
@@ -106,7 +98,7 @@ class Search:
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._pool: Pool | None = None
-        self._budget_s, self.budget = budget_s, Allowance(budget_s)
+        self._budget_s, self.budget = budget_s, races.Allowance(budget_s)
 
     def result(self) -> Tuning:
         return self.tuning
@@ -117,11 +109,11 @@ class Search:
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
-        self.budget = Allowance(self._budget_s, self.begun_s)
+        self.budget = races.Allowance(self._budget_s, self.begun_s)
         try:
             yield from self._measure_engines()
             yield Progress(self.budget.share, "looking at one step")
-            with pooled(self.step, MOST_CANDIDATES) as self._pool:
+            with pooled(self.step, races.MOST_CANDIDATES) as self._pool:
                 seen = self._read_step(self._pool)
                 yield Progress(self.budget.share, self.budget.ahead())
                 if tuning.learned is not None:
@@ -262,7 +254,7 @@ class Search:
             if len(asked) == 1:  # it has only to be proven
                 return asked[0]
             allowance, within = self.budget, self.aim.within
-            policy = Lightest(allowance, within) if self.aim.memory else Race(allowance)
+            policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
             comparison = yield from self._benchmark(title, asked, policy)
             best = self._best_of(comparison, asked)
             for plan in asked:
@@ -304,7 +296,7 @@ class Search:
         if with_parts:
             plans += self._that_fit(plans)
         known.tried |= {plan.name: plan for plan in plans}
-        policy = Proof(plans, self.aim, budget.steps_are_long)
+        policy = races.Proof(plans, self.aim, budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
         rows = {plan.name: row_of(comparison, plan) for plan in plans}
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
@@ -379,7 +371,7 @@ class Search:
                     if here:  # turns that were given up
                         budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s
-                    if not is_known and len(times_s) >= RACE_ROUNDS:
+                    if not is_known and len(times_s) >= races.RACE_ROUNDS:
                         is_known = True
                         budget.follow(median(times_s), bool(benchmark.result().busy))
         finally:
