@@ -33,7 +33,6 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning import learning
 
 if TYPE_CHECKING:
@@ -189,7 +188,6 @@ class Advised:
         return Benchmark(step, [Variant(BASELINE), tried], budget_s, command=command)
 
 
-@hide_internal_frames
 @interruptible
 def advise(
     step: Callable[..., object],

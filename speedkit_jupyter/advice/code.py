@@ -47,7 +47,6 @@ class Part:
         return node
 
     def spots(self, node: ast.AST) -> tuple[Spot, ...]:
-        """Return all lines of it."""
         first = getattr(node, "lineno", 0)
         last = getattr(node, "end_lineno", None) or first
         return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))

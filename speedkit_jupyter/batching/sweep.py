@@ -31,7 +31,6 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.samples import tensors_in
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
@@ -262,7 +261,6 @@ def free_bytes(device: torch.device) -> int | None:
     return int(allocator.mem_get_info(device)[0]) + int(kept)
 
 
-@hide_internal_frames
 @interruptible
 def batch_sizes(
     step: Callable[..., object],

@@ -81,7 +81,6 @@ class Script:
         return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
 
     def reasons(self, place: str) -> Block:
-        """Return the comments that stand at this place."""
         return [line for snippet in self.snippets for line in _reason(snippet, place)]
 
     def blocks(self, place: str) -> list[Block]:

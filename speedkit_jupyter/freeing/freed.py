@@ -74,7 +74,6 @@ class Freed(Shown):
     devices_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each that held something."""
         return [
             {"holder": one.name, "bytes": one.bytes, "values": one.number, "what": one.what}
             for one in self.let_go

@@ -36,7 +36,6 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -235,7 +234,6 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
         yield f"not proven: {best.settings.words}, which {looked}; {LONGER}"
 
 
-@hide_internal_frames
 @interruptible
 def tune_loader(
     loader: DataLoader[Any],

@@ -125,7 +125,6 @@ class Cell:
         return run
 
     def assigned(self) -> list[str]:
-        """Return the names that the cell binds or deletes."""
         return sorted(_bound(self.tree))
 
     def undefined(self) -> list[str]:

@@ -46,7 +46,6 @@ def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
 
 
 def functions(names: Space) -> dict[str, Any]:
-    """Return the notebook's own functions."""
     return {
         name: value
         for name, value in public(names)

@@ -131,7 +131,6 @@ class Profile(Shown):
         return file
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each part."""
         return [
             {"part": part, "seconds": self.seconds(part), "share": self.share(part)}
             for part in PARTS

@@ -58,7 +58,6 @@ class Table:
         return bool(self.rows)
 
     def without_last_optional(self) -> Table:
-        """Return the table without one of its columns."""
         at = self.columns.index(self.optional[-1])
         rows = [Row(row.cells[:at] + row.cells[at + 1 :], row.tone) for row in self.rows]
         columns = self.columns[:at] + self.columns[at + 1 :]
