@@ -30,7 +30,7 @@ from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profiler import Isolated, Profiler
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.tuning import learning
@@ -75,8 +75,7 @@ class Advisor:
             try:
                 found += [replace(one, rule=rule.__name__) for one in rule(seen)]
             except Exception as error:
-                line = f"{type(error).__name__}: {error}".partition("\n")[0]
-                self._advice.skipped[rule.__name__] = line
+                self._advice.skipped[rule.__name__] = in_a_line(error)
         self._advice.opportunities = ranked(_tried(found, isolated, seen.subject), ALWAYS)
 
     def _situation(self, isolated: Isolated) -> Situation:

@@ -41,7 +41,6 @@ class Part:
         return {id(child): node for node in around for child in ast.iter_child_nodes(node)}
 
     def statement(self, node: ast.AST) -> ast.AST:
-        """Return the statement that it stands in."""
         while not isinstance(node, ast.stmt) and id(node) in self._parents:
             node = self._parents[id(node)]
         return node

@@ -44,7 +44,6 @@ class ModelCall:
 
     @property
     def inputs(self) -> list[torch.Tensor]:
-        """Return its tensors, also those within lists and dicts."""
         return tensors_in((self.args, self.kwargs))
 
     @property

@@ -55,7 +55,6 @@ class Candidate:
         return sum(self.waits_s.values()) / total_s if total_s else 0.0
 
     def leave(self, why: str) -> None:
-        """Take it out of the race, and end its workers."""
         self.why_out = why
         self.close()
 
@@ -79,7 +78,6 @@ class Race:
 
     @property
     def own(self) -> Candidate:
-        """The loader as its user made it."""
         return self.candidates[0]
 
     @property

@@ -40,8 +40,6 @@ NO_LOOP = (
     "the step never goes through this loader: give a function with a loop over it, or one that "
     "takes a batch"
 )
-
-
 END = object()
 
 
@@ -129,7 +127,6 @@ class Draw:
         return batch
 
     def close(self) -> None:
-        """Close the window, if it is open."""
         if self.opened_s is not None and not self.window_s:
             synchronize(self.device)
             self.window_s = clock.now() - self.opened_s

@@ -138,7 +138,6 @@ class Cell:
         return Names(self._names, self.used(), _bound(self._setup))
 
     def used(self) -> set[str]:
-        """Return the names that the code uses, set-up and all."""
         return _ids(self._setup, ast.expr_context) | _ids(self.tree, ast.expr_context)
 
     def iterators(self) -> list[str]:

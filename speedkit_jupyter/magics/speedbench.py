@@ -25,8 +25,7 @@ from speedkit_jupyter.support.units import count
 from speedkit_jupyter.tuning.api import going_on
 from speedkit_jupyter.tuning.search import Search
 
-TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
-MORE = "--more"
+TIMING, COMPARE, TUNE, PROFILE, MORE = "timing", "--compare", "--tune", "--profile", "--more"
 # The work that an option belongs to; some belong to two.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),

@@ -37,11 +37,9 @@ class Document:
         return [section for section in every if section]
 
     def brief(self) -> Document:
-        """Return the same with summaries of what is folded."""
         return replace(self, is_brief=True)
 
     def and_lines(self, lines: Sequence[str]) -> Document:
-        """Return the same with more lines below."""
         return replace(self, content=[*self.content, "\n".join(lines)])
 
     def to_text(self) -> str:

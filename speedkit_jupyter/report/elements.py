@@ -94,6 +94,5 @@ class Section:
 
     @property
     def summary(self) -> str:
-        """What stands in place of what is folded."""
         rows = self.body.rows if isinstance(self.body, Table) else str(self.body).splitlines()
         return self.title or count(len(rows), f"more {self.noun}")

@@ -37,7 +37,6 @@ NO_MODEL = (
 
 
 def hardware_line(hardware: Hardware, device: str = "cpu") -> str:
-    """Return the machine in one line."""
     gpu = hardware.accelerator(device)
     memory = hardware.cpu.memory_bytes if gpu is None else gpu.memory_bytes
     idle = [f"{one.name} idle" for one in hardware.accelerators if gpu is None]

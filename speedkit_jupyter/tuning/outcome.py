@@ -323,11 +323,10 @@ class Tuning(Shown):
     def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Put the plan into force on the step's models; return one context for each.
 
-        It must be proven, or with `likely` no more than that, which a warning says. In a notebook
-        the first context becomes `ctx` there, as by `%speedkit apply`. A warning says what has to
-        be written in the loop so that its precision acts. Where nothing helps, the models are
-        restored to no plan. Where nothing is proven yet, a plan that is in force stays, and a
-        warning says so. Raises SpeedKitError where one of the models is gone.
+        It must be proven, or with `likely` no more than that. In a notebook the first context
+        becomes `ctx` there, as by `%speedkit apply`. Where nothing helps, the models are restored
+        to no plan; where nothing is proven yet, a plan that is in force stays. Warnings say so, and
+        what has to be written in the loop. Raises SpeedKitError where one of the models is gone.
         """
         contexts, session = self.put_in_force(likely), current(notebook())
         for context in contexts:

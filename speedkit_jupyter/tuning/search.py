@@ -1,9 +1,8 @@
 """The search: the strongest combination and what is near it race; what wins has to prove itself.
 
 A race chooses by successive halving and proves nothing. What leads is confirmed against the
-baseline in fresh rounds, beside the plan without each of its parts, so that the figure that is
-reported did not win by luck and no part stays in the plan for nothing. A plan that was learned for
-this very step earlier is only confirmed.
+baseline in fresh rounds, beside the plan without each of its parts: a figure must not win by luck,
+nor a part stay for nothing. A plan that was learned for this very step is only confirmed.
 """
 
 from __future__ import annotations
@@ -56,12 +55,8 @@ MOST_NAMES = 4
 class Search:
     """Drain `run()`, then read `result()`; closing the generator keeps what is known so far.
 
-    `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
-    `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
-    the total time of this many steps, compiling included. `fresh` searches although a plan is
-    known; the optimizations in `keep` stay as they are. It goes on from what is `known` by an
-    earlier search. The budget begins when the search runs, or at `begun_s` on the clock. Raises
-    StepError.
+    The arguments are those of `tune`; it goes on from what is `known` by an earlier search. The
+    budget begins when the search runs, or at `begun_s` on the clock. Raises StepError.
     """
 
     def __init__(

@@ -13,9 +13,7 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, plan, session
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.outcome import Tuning
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
@@ -193,14 +191,6 @@ def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive
     del model
     gc.collect()
     assert gone() is None
-
-
-def test_where_the_search_could_not_tell_apply_says_that_nothing_is_applied():
-    model = nn.Linear(2, 2)
-    step = step_of(lambda: model.weight, model)
-    found = Tuning(step, unclear="too noisy")
-    with pytest.warns(UserWarning, match="could not tell, so nothing is applied$"):
-        assert found.apply() == []
 
 
 # --- a search that could not prove what it found ---

@@ -34,19 +34,14 @@ def record(name: str, factor: float, rounds: int = 40, **more) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(2.345, "2.35 s"), (0.0452, "45.2 ms"), (3.1e-4, "310 µs"), (5e-9, "5 ns"), (0.0, "0 ns")],
+    ("unit", "shown"),
+    [
+        (units.seconds, {2.345: "2.35 s", 0.0452: "45.2 ms", 3.1e-4: "310 µs", 0.0: "0 ns"}),
+        (units.size, {15 * 2**30: "15 GiB", 1012.6 * 2**10: "1010 KiB", 12: "12 B"}),
+    ],
 )
-def test_seconds_are_shown_as_people_read_them(value, text):
-    assert units.seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(15 * 2**30, "15 GiB"), (3 * 2**20, "3 MiB"), (1012.6 * 2**10, "1010 KiB"), (12, "12 B")],
-)
-def test_bytes_are_shown_as_people_read_them(value, text):
-    assert units.size(value) == text
+def test_seconds_and_bytes_are_shown_as_people_read_them(unit, shown):
+    assert {value: unit(value) for value in shown} == shown
 
 
 def test_a_table_keeps_to_its_width_and_wraps_its_last_column(monkeypatch):
