@@ -67,13 +67,9 @@ def test_several_ratios_come_with_a_plot_in_html_only():
     assert "image" not in report.to_text()
 
 
-def columns(comparison: Comparison) -> tuple[str, ...]:
-    return comparison_table(comparison).columns
-
-
 def test_the_verdict_stands_second_and_columns_of_dashes_are_left_out():
     rows = (record("baseline", 1), record("auto", 0.8))
-    assert columns(Comparison(rows, {}, 10)) == (
+    assert comparison_table(Comparison(rows, {}, 10)).columns == (
         "variant", "verdict", "median", "speed-up", "95 % interval", "first call"
     )  # fmt: skip
 
@@ -202,16 +198,11 @@ def test_every_variant_has_its_standing_in_a_word():
     assert fast.low <= fast.speedup <= fast.high
 
 
-KNOWN = (
-    VariantStatus("baseline", None, None, None, "baseline"),
-    VariantStatus("bf16", 1.5, 1.4, 1.6, "faster"),
-    VariantStatus("auto", 1.234, 1.2, 1.3, "faster"),
-)
-
-
 def test_the_table_has_a_row_for_each_variant():
-    shown = live_report(Progress(0.5, "round 9", KNOWN), "3 variants").to_text()
-    assert [one.split()[0] for one in shown.splitlines()[-3:]] == [one.name for one in KNOWN]
+    baseline = VariantStatus("baseline", None, None, None, "baseline")
+    known = (baseline, VariantStatus("bf16", 1.5, 1.4, 1.6, "faster"))
+    shown = live_report(Progress(0.5, "round 9", known), "2 variants").to_text()
+    assert [one.split()[0] for one in shown.splitlines()[-2:]] == ["baseline", "bf16"]
     assert "1.40× to 1.60×" in shown
 
 
