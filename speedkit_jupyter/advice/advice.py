@@ -112,7 +112,6 @@ class Opportunity:
         return replace(self, gain=self.gain.within(without(self.share)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         words = ("rule", "title", "evidence", "remedy", "risk")
         return {"gain": self.gain._asdict(), **{word: getattr(self, word) for word in words}}
 
@@ -129,11 +128,9 @@ class Advice(Shown):
     subject: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each opportunity."""
         return [one.to_dict() for one in self.opportunities]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             "opportunities": self.rows(),
             "skipped": dict(self.skipped),

@@ -30,10 +30,9 @@ from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.operators import names_of
 from speedkit_jupyter.profiling.profiler import Isolated, Profiler
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning import learning
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class Advisor:
         self.run, self.has_results = profiler.run, profiler.has_results
 
     def result(self) -> Advice:
-        """Return what is known so far."""
         return self._advice
 
     def _look(self, isolated: Isolated) -> None:
@@ -77,8 +75,7 @@ class Advisor:
             try:
                 found += [replace(one, rule=rule.__name__) for one in rule(seen)]
             except Exception as error:
-                line = f"{type(error).__name__}: {error}".partition("\n")[0]
-                self._advice.skipped[rule.__name__] = line
+                self._advice.skipped[rule.__name__] = in_a_line(error)
         self._advice.opportunities = ranked(_tried(found, isolated, seen.subject), ALWAYS)
 
     def _situation(self, isolated: Isolated) -> Situation:
@@ -190,7 +187,6 @@ class Advised:
         return Benchmark(step, [Variant(BASELINE), tried], budget_s, command=command)
 
 
-@hide_internal_frames
 @interruptible
 def advise(
     step: Callable[..., object],

@@ -41,13 +41,11 @@ class Part:
         return {id(child): node for node in around for child in ast.iter_child_nodes(node)}
 
     def statement(self, node: ast.AST) -> ast.AST:
-        """Return the statement that it stands in."""
         while not isinstance(node, ast.stmt) and id(node) in self._parents:
             node = self._parents[id(node)]
         return node
 
     def spots(self, node: ast.AST) -> tuple[Spot, ...]:
-        """Return all lines of it."""
         first = getattr(node, "lineno", 0)
         last = getattr(node, "end_lineno", None) or first
         return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))

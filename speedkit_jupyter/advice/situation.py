@@ -77,7 +77,6 @@ class Situation:
 
     @property
     def computing(self) -> float:
-        """Return the share of forward and backward passes."""
         return self.share("forward", "backward")
 
     def line_share(self, part: Part, *nodes: ast.AST) -> float:

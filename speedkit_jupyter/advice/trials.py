@@ -6,8 +6,8 @@ Each returns a context manager, made anew for every block.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,35 +42,10 @@ def without_gradients(subject: Subject) -> Iterator[None]:
             one.requires_grad_(True)
 
 
-def steps_rows(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether Adam's step of a row without a gradient is its moments' alone."""
-    import torch
-
-    return isinstance(optimizer, torch.optim.Adam) and not any(
-        group["weight_decay"] or group["amsgrad"] or group["maximize"] or group["differentiable"]
-        for group in optimizer.param_groups
-    )
-
-
 @contextmanager
 def sparse_tables(subject: Subject) -> Iterator[None]:
-    """Have embeddings give gradients of the rows that were asked for; Adam steps these alone."""
+    """Have embeddings give gradients of the rows that were asked for."""
     import torch
-
-    taken: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
-
-    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for one in group["params"]:
-                if one.grad is not None and one.grad.is_sparse:
-                    _step_rows(one, group, optimizer.state[one])
-                    taken.append((one, one.grad))
-                    one.grad = None  # the optimizer leaves it out
-
-    def after(*_: Any) -> None:
-        while taken:
-            one, gradient = taken.pop()
-            one.grad = gradient
 
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     tables = [one for model in subject.models for one in model.modules() if isinstance(one, kinds)]
@@ -78,35 +53,10 @@ def sparse_tables(subject: Subject) -> Iterator[None]:
     try:
         for one in dense:
             one.sparse = True
-        with ExitStack() as hooks:
-            for optimizer in filter(steps_rows, subject.optimizers):
-                # One optimizer's own hooks run after those of all: what checks gradients sees them.
-                hooks.callback(optimizer.register_step_pre_hook(before).remove)
-                hooks.callback(optimizer.register_step_post_hook(after).remove)
-            yield
+        yield
     finally:
         for one in dense:
             one.sparse = False
-
-
-def _step_rows(table: torch.nn.Parameter, group: Mapping[str, Any], state: dict[str, Any]) -> None:
-    """Make Adam's step of the rows that have a gradient."""
-    import torch
-
-    if not state:
-        state["step"] = torch.zeros(())
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(table), torch.zeros_like(table)
-    gradient = table.grad.coalesce()  # type: ignore[union-attr]
-    (rows,), values = gradient.indices(), gradient.values()
-    first, second = group["betas"]
-    state["step"] += 1
-    number = float(state["step"])
-    mean = state["exp_avg"][rows].lerp(values, 1 - first)
-    square = second * state["exp_avg_sq"][rows] + (1 - second) * values**2
-    state["exp_avg"][rows], state["exp_avg_sq"][rows] = mean, square
-    size = (square / (1 - second**number)).sqrt() + group["eps"]
-    with torch.no_grad():
-        table[rows] -= float(group["lr"]) / (1 - first**number) * mean / size
 
 
 def no_gradients(_: Subject) -> Context:

@@ -46,7 +46,6 @@ class ModelCall:
 
     @property
     def inputs(self) -> list[torch.Tensor]:
-        """Return its tensors, also those within lists and dicts."""
         return tensors_in((self.args, self.kwargs))
 
     @property
@@ -131,7 +130,6 @@ class Watched:
     _iterators: dict[int, int] = field(default_factory=dict)
 
     def module(self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """See a module called."""
         import torch
 
         self.times[type(module)] += 1
@@ -155,22 +153,18 @@ class Watched:
         self, original: Original, tensors: Any, given: Any = None, retain_graph: Any = None,
         create_graph: bool = False, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """See a backward pass."""
         self.backwards.append((bool(retain_graph), create_graph))
         return original(tensors, given, retain_graph, create_graph, *args, **kwargs)
 
     def grad(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """See gradients asked for."""
         self.gradients_asked = True
         return original(*args, **kwargs)
 
     def zero_grad(self, original: Original, optimizer: Any, set_to_none: bool = True) -> Any:
-        """See gradients cleared."""
         self.zeroed_to[set_to_none] += 1
         return original(optimizer, set_to_none)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """See an optimizer's step."""
         self.steps += 1
         self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
 
@@ -195,7 +189,6 @@ class Watched:
         return original(query, key, value, attn_mask, dropout_p, is_causal, *args, **kwargs)
 
     def loop(self, original: Original, loader: DataLoader[Any]) -> Any:
-        """See a loop over a loader begin."""
         begun_s = clock.now()
         self.loaders[id(loader)] = loader
         iterator = original(loader)
@@ -204,7 +197,6 @@ class Watched:
         return iterator
 
     def draw(self, original: Original, iterator: Any) -> Any:
-        """See a batch drawn."""
         begun_s, draws = clock.now(), self.draws[self._iterators.get(id(iterator), 0)]
         try:
             batch = original(iterator)

@@ -6,14 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from speedkit_jupyter.measure.results import statistics
 from speedkit_jupyter.measure.results.presentable import Shown
-from speedkit_jupyter.measure.results.statistics import (
-    ERROR,
-    bonferroni_share,
-    least_values,
-    median_interval,
-    paired_ratio,
-)
 
 # The knee is the smallest size that gives this share of the most samples a second.
 KNEE = 0.95
@@ -42,15 +36,15 @@ class Size:
     @property
     def rate(self) -> float:
         """Samples a second, by the median; 0 where it was not measured."""
-        taken_s = median_interval(self.times_s)[0] if self.times_s else self.first_s
+        taken_s = statistics.median_interval(self.times_s)[0] if self.times_s else self.first_s
         return self.samples / taken_s if taken_s else 0.0
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """Of the rate, at 95 %; None from fewer calls than can give one."""
-        if len(self.times_s) < least_values():
+        if len(self.times_s) < statistics.least_values():
             return None
-        _, low_s, high_s = median_interval(self.times_s)
+        _, low_s, high_s = statistics.median_interval(self.times_s)
         return self.samples / high_s, self.samples / low_s
 
 
@@ -71,12 +65,10 @@ class BatchSizes(Shown):
 
     @property
     def measured(self) -> list[Size]:
-        """Those that ran."""
         return [size for size in self.sizes if size.first_s]
 
     @property
     def fastest(self) -> Size:
-        """With the most samples a second."""
         return max(self.measured, key=lambda size: size.rate)
 
     @property
@@ -90,32 +82,29 @@ class BatchSizes(Shown):
         best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
         if len(self.measured) == 1 or best.interval is None:
             return False
-        error = bonferroni_share(ERROR, len(others))
-        return all(paired_ratio(one.each_s, best.each_s, error).low > 1 for one in others)
+        error = statistics.bonferroni_share(statistics.ERROR, len(others))
+        return all(
+            statistics.paired_ratio(one.each_s, best.each_s, error).low > 1 for one in others
+        )
 
     def _is_near(self, size: Size) -> bool:
         return size.rate >= KNEE * self.fastest.rate
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each size."""
-        rows = []
-        for size in self.sizes:
-            low, high = size.interval or (None, None)
-            rows.append(
-                {
-                    "batch": size.number,
-                    "step_s": size.samples / size.rate if size.rate else None,
-                    "samples_per_s": size.rate or None,
-                    "low": low,
-                    "high": high,
-                    "peak_bytes": size.peak_bytes,
-                    "note": size.why_not,
-                }
-            )
-        return rows
+        return [
+            {
+                "batch": size.number,
+                "step_s": size.samples / size.rate if size.rate else None,
+                "samples_per_s": size.rate or None,
+                "low": size.interval and size.interval[0],
+                "high": size.interval and size.interval[1],
+                "peak_bytes": size.peak_bytes,
+                "note": size.why_not,
+            }
+            for size in self.sizes
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         proven = bool(self.measured) and self.is_proven
         names = ("subject", "source", "now", "largest", "available_bytes", "command")
         return {

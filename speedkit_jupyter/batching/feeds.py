@@ -44,7 +44,6 @@ class Feed:
 
     @property
     def sample_bytes(self) -> float:
-        """Return the bytes of a sample in all tensors."""
         return sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self.batch)) / self.now
 
     @contextmanager
@@ -127,11 +126,9 @@ def _variables(step: Step) -> list[Variable]:
             found.append((walk.name(value), value, partial(setattr, holder, "cell_contents")))
     buffers = {id(one) for model in step.models for one in model.buffers()}
 
-    def is_data(value: Any) -> bool:
-        is_parameter = isinstance(value, torch.nn.Parameter) or id(value) in buffers
-        return isinstance(value, torch.Tensor) and not is_parameter
-
-    return [one for one in found if is_data(one[1])]
+    tensors = (one for one in found if isinstance(one[1], torch.Tensor))
+    kept = (one for one in tensors if not isinstance(one[1], torch.nn.Parameter))
+    return [one for one in kept if id(one[1]) not in buffers]
 
 
 def resized(batch: Any, number: int) -> Any:

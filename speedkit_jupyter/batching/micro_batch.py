@@ -57,8 +57,6 @@ def micro_batch(
     the same arguments that says over how much; with `reduction="sum"` it is a sum. The first call
     checks with a few samples that the parts' losses make that of the whole. `whole` are positions
     or names of arguments that are not cut. `scaler` scales the loss before the backward pass.
-    Dropout draws other masks for parts than for the whole, and a module that changes its own state
-    in each call (a buffer, a cache) does so once a part.
 
     Raises StepError where parts don't make up the whole, for BatchNorm that trains (it would see
     each part's statistics) unless `batch_norm=True`, and for a function that writes to its
@@ -82,7 +80,6 @@ class Batch:
     whole: Collection[Key] = ()
 
     def cut(self, samples: slice) -> Batch:
-        """Return these samples."""
         take = itemgetter(samples)
         given = {
             key: value if key in self.whole else each_taken(value, self.length, take)
@@ -329,7 +326,6 @@ class _Accumulated:
         return (losses * losses.new_tensor(self._weights)).sum() / total
 
     def undo(self) -> None:
-        """Put the gradients back as they were before the call."""
         for leaf, before in self._before.values():
             leaf.grad = before
 

@@ -31,7 +31,6 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.samples import tensors_in
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
@@ -87,11 +86,9 @@ class Sweep:
         found.environment = environment(self._device)
 
     def result(self) -> BatchSizes:
-        """Return what is known so far."""
         return self._found
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return bool(self._found.measured)
 
     def run(self) -> Generator[Progress, None, None]:
@@ -264,7 +261,6 @@ def free_bytes(device: torch.device) -> int | None:
     return int(allocator.mem_get_info(device)[0]) + int(kept)
 
 
-@hide_internal_frames
 @interruptible
 def batch_sizes(
     step: Callable[..., object],

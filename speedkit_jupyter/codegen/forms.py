@@ -109,8 +109,7 @@ def code_report(
     """Return a report of it; `name` is the user's word for the model, `names` the notebook."""
     text = code(plan, form, optimizers, model=model, name=name, names=names)
     title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
-    language = "yaml" if form == "yaml" else "python"
-    body = Section(Code(text.rstrip("\n"), language))
+    body = Section(Code(text.rstrip("\n"), is_file=True))
     return Document(f"The plan for `{name}` as {title}", (body,), {"form": form, "code": text})
 
 

@@ -81,7 +81,6 @@ class Script:
         return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
 
     def reasons(self, place: str) -> Block:
-        """Return the comments that stand at this place."""
         return [line for snippet in self.snippets for line in _reason(snippet, place)]
 
     def blocks(self, place: str) -> list[Block]:
@@ -200,7 +199,6 @@ def _worded(line: str, script: Script) -> str:
 
 
 def keywords(arguments: Mapping[str, str]) -> str:
-    """Return keyword arguments as they are written."""
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
@@ -307,7 +305,6 @@ def _made(script: Script, name: str) -> Block:
 
 
 def _switched(script: Script, name: str) -> Block:
-    """Switch the user's own in place."""
     extra, optimizer = script.added(name), script.optimizers[name]
     if not extra:
         return []

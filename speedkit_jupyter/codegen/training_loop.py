@@ -44,12 +44,10 @@ class Call:
 
     @property
     def given(self) -> str:
-        """What a prediction is given."""
         return "batch" if self.inputs == BATCH else "inputs"
 
     @property
     def arguments(self) -> str:
-        """What a training step is given."""
         return "batch" if self.own_loss else f"{self.given}, {self.targets}, loss_fn"
 
     def of(self, model: str) -> str:

@@ -74,14 +74,12 @@ class Freed(Shown):
     devices_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each that held something."""
         return [
             {"holder": one.name, "bytes": one.bytes, "values": one.number, "what": one.what}
             for one in self.let_go
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         return {
             "rows": self.rows(),
             "kept": [{"name": one.name, "bytes": one.bytes, "what": one.what} for one in self.kept],

@@ -55,12 +55,10 @@ class Candidate:
         return sum(self.waits_s.values()) / total_s if total_s else 0.0
 
     def leave(self, why: str) -> None:
-        """Take it out of the race, and end its workers."""
         self.why_out = why
         self.close()
 
     def close(self) -> None:
-        """End its workers."""
         loader, self.loader = self.loader, None
         if loader is not None:
             end_workers(loader)
@@ -80,12 +78,10 @@ class Race:
 
     @property
     def own(self) -> Candidate:
-        """The loader as its user made it."""
         return self.candidates[0]
 
     @property
     def racing(self) -> list[Candidate]:
-        """Those that are still measured."""
         return [one for one in self.candidates if not (one.why_out or one.failure)]
 
     def admit(self, more: Iterable[Settings], enter: Callable[[Candidate], object]) -> None:
@@ -165,7 +161,6 @@ class Race:
         return best if is_faster else self.own
 
     def rival(self) -> Candidate | None:
-        """Return the fastest of the others."""
         return min(self.racing[1:], key=lambda one: one.batch_s, default=None)
 
     def narrow(self, rival: Candidate | None) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 # torch's default (torch.utils.data.DataLoader): each worker loads this many batches ahead.
 PREFETCH = 2
-
-
 # Numbers of workers that are tried, up to the cores; prefetch factors beside torch's default.
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 PREFETCH_FACTORS = (4, 8)
@@ -39,11 +37,9 @@ class Settings:
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> Settings:
-        """Return the settings of a loader."""
         return cls(loader.num_workers, loader.prefetch_factor, loader.pin_memory)
 
     def with_workers(self, number: int) -> Settings:
-        """Return these settings with `number` workers."""
         factor = (self.prefetch_factor or PREFETCH) if number else None
         return replace(self, num_workers=number, prefetch_factor=factor)
 

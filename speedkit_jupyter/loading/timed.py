@@ -10,14 +10,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.loading import settings
 from speedkit_jupyter.loading.race import Candidate
-from speedkit_jupyter.loading.settings import (
-    begun_with,
-    index_sampler,
-    is_iterable,
-    length,
-    rebuilt,
-)
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.step import Step
@@ -46,8 +40,6 @@ NO_LOOP = (
     "the step never goes through this loader: give a function with a loop over it, or one that "
     "takes a batch"
 )
-
-
 END = object()
 
 
@@ -135,7 +127,6 @@ class Draw:
         return batch
 
     def close(self) -> None:
-        """Close the window, if it is open."""
         if self.opened_s is not None and not self.window_s:
             synchronize(self.device)
             self.window_s = clock.now() - self.opened_s
@@ -164,7 +155,7 @@ class Timed:
         self._block_s = min(BLOCK_S, budget_s / (ROUNDS * CANDIDATES))
         self._batch_s = 0.0
         # How many batches an epoch has, or a loop takes before it is left.
-        self.epoch = length(loader) or LONG_EPOCH
+        self.epoch = settings.length(loader) or LONG_EPOCH
 
     def begin(self, own: Candidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
@@ -194,10 +185,10 @@ class Timed:
         return Draw(self._device, until_s=clock.now() + max(WHOLE * self._block_s, WHOLE_S))
 
     def _install(self, one: Candidate) -> DataLoader[Any]:
-        loader = one.loader = rebuilt(self._loader, one.settings)
-        if not is_iterable(loader):
+        loader = one.loader = settings.rebuilt(self._loader, one.settings)
+        if not settings.is_iterable(loader):
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-            loader.__dict__[name] = Skipping(index_sampler(loader))
+            loader.__dict__[name] = Skipping(settings.index_sampler(loader))
         return loader
 
     def block(self, one: Candidate, number: int) -> tuple[float, float]:
@@ -230,18 +221,18 @@ class Timed:
         least = min(MOST_WORKERS + 1, last)
         first = least + number * each % (last + 1 - least)
         most = min(max(each, workers), self.epoch - first)
-        if is_iterable(loader):
+        if settings.is_iterable(loader):
             lead = min(2, last)
         else:
             lead = min(first, workers + 1 if workers else 0)
-            index_sampler(loader).number = first - lead
+            settings.index_sampler(loader).number = first - lead
         until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self._batch_s)
         return self._called(one, Draw(self._device, lead, most, until_s))
 
     def _called(self, one: Candidate, draw: Draw) -> Draw:
         """Call the step; its loops over the user's loader get a candidate's batches."""
         assert one.loader is not None
-        with begun_with(self._loader, partial(draw.batches, one.loader)):
+        with settings.begun_with(self._loader, partial(draw.batches, one.loader)):
             synchronize(self._device)
             begun_s = clock.now()
             with self._step.around_blocks(), suppress(WindowClosed):

@@ -36,7 +36,6 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -69,36 +68,30 @@ class LoaderTuning(Shown):
 
     @property
     def is_changed(self) -> bool:
-        """Whether another one was proven faster."""
         return self.chosen is not self.race.own
 
     @property
     def ratio(self) -> Ratio | None:
-        """How many times as fast the choice is."""
         return self.race.ratio(self.chosen) if self.is_changed else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each way to load."""
-        rows = []
-        for one in self.race.candidates:
-            ratio = self.race.ratio(one)
-            rows.append(
-                {
-                    "settings": one.settings.words,
-                    "batch_s": one.batch_s if one.times_s else None,
-                    "waiting": one.waiting if one.times_s else None,
-                    "ratio": ratio and ratio.median,
-                    "low": ratio and ratio.low,
-                    "high": ratio and ratio.high,
-                    "rounds": len(one.times_s),
-                    "chosen": one is self.chosen,
-                    "note": one.failure or one.why_out,
-                }
-            )
-        return rows
+        ratios = map(self.race.ratio, self.race.candidates)
+        return [
+            {
+                "settings": one.settings.words,
+                "batch_s": one.batch_s if one.times_s else None,
+                "waiting": one.waiting if one.times_s else None,
+                "ratio": ratio and ratio.median,
+                "low": ratio and ratio.low,
+                "high": ratio and ratio.high,
+                "rounds": len(one.times_s),
+                "chosen": one is self.chosen,
+                "note": one.failure or one.why_out,
+            }
+            for one, ratio in zip(self.race.candidates, ratios, strict=True)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         plain = ("against", "epoch", "declined", "remarks", "source", "environment", "command")
         return {"loader": self.name, "rows": self.rows(), **{n: getattr(self, n) for n in plain}}
 
@@ -127,13 +120,11 @@ class LoaderTuner:
         self._result: LoaderTuning | None = None
 
     def result(self) -> LoaderTuning:
-        """Return what is known so far."""
         if self._result is None:
             raise StepError("nothing was measured yet")
         return self._result
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return self._result is not None
 
     def run(self) -> Generator[Progress, None, None]:
@@ -208,7 +199,6 @@ def first_ways(
 
 
 def variations(best: Settings, on_cuda: bool) -> Iterator[Settings]:
-    """Give variations of the best settings."""
     if best.num_workers:
         factors = [factor for factor in PREFETCH_FACTORS if factor != best.prefetch_factor]
         yield from (replace(best, prefetch_factor=factor) for factor in factors)
@@ -244,7 +234,6 @@ def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
         yield f"not proven: {best.settings.words}, which {looked}; {LONGER}"
 
 
-@hide_internal_frames
 @interruptible
 def tune_loader(
     loader: DataLoader[Any],

@@ -136,7 +136,6 @@ class Cell:
         return run
 
     def assigned(self) -> list[str]:
-        """Return the names that the cell binds or deletes."""
         return sorted(_bound(self.tree))
 
     def undefined(self) -> list[str]:
@@ -150,7 +149,6 @@ class Cell:
         return Names(self._names, self.used(), _bound(self._setup))
 
     def used(self) -> set[str]:
-        """Return the names that the code uses, set-up and all."""
         return _ids(self._setup, ast.expr_context) | _ids(self.tree, ast.expr_context)
 
     def iterators(self) -> list[str]:

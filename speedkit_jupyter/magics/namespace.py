@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 Space = Mapping[str, Any]
 # Not those of `models['a,b']`.
 AT_COMMAS = re.compile(r",(?![^\[]*\])")
-
-
 # The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
 models = partial(named, kind="nn.Module", inside=False)
 loaders = partial(named, kind="utils.data.DataLoader", inside=False)
@@ -46,7 +44,6 @@ def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
 
 
 def functions(names: Space) -> dict[str, Any]:
-    """Return the notebook's own functions."""
     return {
         name: value
         for name, value in public(names)

@@ -60,7 +60,6 @@ class Option:
 
 
 def switch(name: str, about: str) -> Option:
-    """Return an option without a value."""
     return Option(name, None, about, action="store_true")
 
 
@@ -75,7 +74,6 @@ class Parser(argparse.ArgumentParser):
             self.about[action.dest] = option
 
     def error(self, message: str) -> NoReturn:
-        """Raise IPython's UsageError."""
         message = re.sub(r"invalid (.+?) value", r"no \1", message)
         message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
         message = message.removeprefix("argument ")
@@ -156,7 +154,6 @@ seconds = number(float, "a positive number of seconds", sys.float_info.min)
 
 
 def names_of(text: str) -> list[str]:
-    """Return the names of a list with commas."""
     return [name for name in text.split(",") if name]
 
 
@@ -182,12 +179,10 @@ def listed(name: str, about: str, found: Any = None) -> Option:
 
 
 def budget(about: str) -> Option:
-    """Return `--budget SECONDS`."""
     return Option("--budget", "SECONDS", about, type=seconds)
 
 
 def step(about: str) -> Option:
-    """Return `--step NAME`."""
     return Option("--step", "NAME", about, namespace.functions)
 
 
@@ -204,7 +199,6 @@ def plans(names: Mapping[str, Any]) -> list[str]:
 
 
 def catalog(names: Mapping[str, Any]) -> list[str]:
-    """Return the names of the catalog."""
     return [optimization.name for optimization in CATALOG]
 
 
@@ -288,5 +282,4 @@ def _function(names: Names, text: str) -> Any:
 
 @lru_cache(maxsize=1)
 def speedbench_parser() -> Parser:
-    """Return the parser of `%%speedbench`."""
     return Parser("%%speedbench", SPEEDBENCH)

@@ -55,8 +55,6 @@ def unregister(shell: Any) -> None:
 
 @magic.magics_class
 class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
-    """`%speedkit` and `%%speedbench`."""
-
     session: Any = None
     watch: Any = None
     # What shows a panel; given by the package, since magics and widgets know nothing of each other.
@@ -178,7 +176,6 @@ def add_completion(shell: Any) -> None:
 
 
 def remove_completion(shell: Any) -> None:
-    """Take it away again."""
     matchers = getattr(shell.Completer, "custom_matchers", [])
     matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != IDENTIFIER]
     for name in MAGICS:

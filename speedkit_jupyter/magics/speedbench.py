@@ -22,7 +22,6 @@ from speedkit_jupyter.measure.subject.variants import check_free, parse
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.interrupts import interruptible
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.tuning.api import going_on
 from speedkit_jupyter.tuning.search import Search
@@ -39,7 +38,6 @@ BELONGS = {
 }
 
 
-@hide_internal_frames
 @interruptible
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""

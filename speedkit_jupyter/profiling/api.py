@@ -12,13 +12,11 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support.interrupts import interruptible
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
 
 
-@hide_internal_frames
 @interruptible
 def profile(
     step: Callable[..., object],

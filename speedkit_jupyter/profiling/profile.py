@@ -132,14 +132,12 @@ class Profile(Shown):
         return file
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each part."""
         return [
             {"part": part, "seconds": self.seconds(part), "share": self.share(part)}
             for part in PARTS
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         costs = self.costs or Costs()
         return {
             "parts": self.rows(),

@@ -92,11 +92,9 @@ class Profiler:
         self._watch = clock.Stopwatch(device, clock.now, clock.Interruptions())
 
     def result(self) -> Profile:
-        """Return what is known so far."""
         return self._profile
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return bool(self._profile.taken)
 
     def run(self) -> Generator[Progress, None, None]:

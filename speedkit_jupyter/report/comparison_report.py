@@ -18,16 +18,8 @@ from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.verification_report import change, judged, shown
-from speedkit_jupyter.support.units import (
-    between,
-    count,
-    operations,
-    ratio,
-    seconds,
-    share,
-    size,
-    word,
-)
+from speedkit_jupyter.support import units
+from speedkit_jupyter.support.units import between, count, operations, ratio, seconds, share, size
 
 TONES: dict[str, Tone] = {
     "faster": "good",
@@ -249,7 +241,7 @@ def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
         yield f"{spoken(comparison, record)}: {_reason(record)}"
     if record.same_as_baseline:
         yield "changes nothing here, so there is nothing to measure"
-    words = [k if v is True else f"{k} {word(v)}" for k, v in record.applied.items()]
+    words = [k if v is True else f"{k} {units.word(v)}" for k, v in record.applied.items()]
     named = [part.partition(":")[0] for part in record.name.split("+")]
     if words and not failed and words != named and "+".join(words) != record.name:
         yield ", ".join(words)

@@ -33,20 +33,16 @@ class Document:
 
     @property
     def sections(self) -> list[Section]:
-        """The sections that have something in them."""
         every = (one if isinstance(one, Section) else Section(one) for one in self.content)
         return [section for section in every if section]
 
     def brief(self) -> Document:
-        """Return the same with summaries of what is folded."""
         return replace(self, is_brief=True)
 
     def and_lines(self, lines: Sequence[str]) -> Document:
-        """Return the same with more lines below."""
         return replace(self, content=[*self.content, "\n".join(lines)])
 
     def to_text(self) -> str:
-        """Return it for terminals."""
         return _text(self)
 
     def to_html(self) -> str:
@@ -86,7 +82,7 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
     if isinstance(body, Table):
         text = table(body, width)
     elif isinstance(body, Code):
-        text = body.text if body.language else textwrap.indent(body.text, "    ")
+        text = body.text if body.is_file else textwrap.indent(body.text, "    ")
     else:
         text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())
     return f"{section.title}\n{text}" if section.title else text

@@ -58,7 +58,6 @@ class Table:
         return bool(self.rows)
 
     def without_last_optional(self) -> Table:
-        """Return the table without one of its columns."""
         at = self.columns.index(self.optional[-1])
         rows = [Row(row.cells[:at] + row.cells[at + 1 :], row.tone) for row in self.rows]
         columns = self.columns[:at] + self.columns[at + 1 :]
@@ -67,10 +66,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines to paste into a cell; those in a `language` are a whole file, coloured in HTML."""
+    """Lines to paste into a cell, or a whole file."""
 
     text: str
-    language: str = ""
+    is_file: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,5 @@ class Section:
 
     @property
     def summary(self) -> str:
-        """What stands in place of what is folded."""
         rows = self.body.rows if isinstance(self.body, Table) else str(self.body).splitlines()
         return self.title or count(len(rows), f"more {self.noun}")

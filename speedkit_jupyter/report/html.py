@@ -73,7 +73,6 @@ PAGE = """<!doctype html>
 
 
 def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
-    """Return the whole report as one `<div>`."""
     parts = "".join(_section(section, is_brief) for section in sections)
     title = f'<div style="font-weight:600;margin-bottom:6px">{_text(headline)}</div>'
     return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'
@@ -99,29 +98,13 @@ def _body(body: object) -> str:
     if isinstance(body, Table):
         return _table(body)
     if isinstance(body, Code):
-        return f'<pre style="{CODE}">{_coloured(body)}</pre>'
+        return f'<pre style="{CODE}">{escape(body.text)}</pre>'
     if isinstance(body, Picture):
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
         return f'<img alt="{alt}" style="max-width:100%;width:48em" src="{source}">'
     lines = "".join(f"<div>{_text(line)}</div>" for line in str(body).splitlines())
     return f'<div style="margin:4px 0">{lines}</div>'
-
-
-def _coloured(code: Code) -> str:
-    if not code.language:
-        return escape(code.text)
-    from pygments import highlight
-    from pygments.formatters import HtmlFormatter
-    from pygments.lexers import get_lexer_by_name
-    from pygments.style import Style
-    from pygments.token import Comment, Keyword, String
-
-    class Readable(Style):  # type: ignore[misc]
-        styles = {Comment: "italic #7f848e", Keyword: "#a855c7", String: "#2f9e5b"}
-
-    formatter = HtmlFormatter(nowrap=True, noclasses=True, style=Readable)
-    return str(highlight(code.text, get_lexer_by_name(code.language), formatter)).rstrip("\n")
 
 
 def _table(table: Table) -> str:

@@ -37,7 +37,6 @@ NO_MODEL = (
 
 
 def hardware_line(hardware: Hardware, device: str = "cpu") -> str:
-    """Return the machine in one line."""
     gpu = hardware.accelerator(device)
     memory = hardware.cpu.memory_bytes if gpu is None else gpu.memory_bytes
     idle = [f"{one.name} idle" for one in hardware.accelerators if gpu is None]
@@ -321,7 +320,7 @@ def as_code(
     """Return the plan to take along, in the user's word for the model."""
     text: Any
     try:
-        text = Code(code(plan, "torch", optimizers, model=model, name=name).rstrip(), "python")
+        text = Code(code(plan, "torch", optimizers, model=model, name=name).rstrip(), is_file=True)
     except SpeedKitError as error:
         text = str(error)
     yaml = Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")

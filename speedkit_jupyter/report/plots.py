@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
 from speedkit_jupyter.support.units import ratio
+from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from speedkit_jupyter.measure.results.comparison import Comparison
-    from speedkit_jupyter.tuning.curves import Curve
 
 COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 

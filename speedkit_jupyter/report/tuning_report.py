@@ -132,7 +132,6 @@ TOLD = ("accepted", "other model", "wrong", "not checked")
 
 
 def history_list(results: Sequence[Kept]) -> Document:
-    """Return one row for each name."""
     if not results:
         return Document("Nothing saved yet: `%%speedbench --save NAME` keeps a result")
     names: dict[str, list[Kept]] = {}

@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+
 P = ParamSpec("P")
 R = TypeVar("R")
 # A gate that is shut for longer lets a signal through: who presses Ctrl-C for so long is heard.
@@ -121,8 +123,10 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
     """Have signals arrive in the user's own code only, while `function` runs: in a `window()`.
 
     In ours they wait for the next window, or for the end. Of Ctrl-C pressed twice, one arrives.
+    Errors leave it without our frames.
     """
 
+    @hide_internal_frames
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         __tracebackhide__ = True

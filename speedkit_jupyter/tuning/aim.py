@@ -121,7 +121,6 @@ def memory_saved(baseline: Record, record: Record) -> float:
 
 
 def row_of(comparison: Comparison, plan: Candidate) -> Record:
-    """Return the plan's row."""
     return next(record for record in comparison.records if record.name == plan.name)
 
 

@@ -15,7 +15,6 @@ from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 from speedkit_jupyter.tuning.verification import Verification, Verifier
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
 
-@hide_internal_frames
 @interruptible
 def tune(
     step: Callable[..., object],
@@ -87,7 +85,6 @@ def going_on(step: Step, tuning: Tuning, budget_s: float | None = None) -> Searc
     return Search(step, budget_s, *asked, known=tuning.known)
 
 
-@hide_internal_frames
 @interruptible
 def verify(
     step: Callable[..., object],

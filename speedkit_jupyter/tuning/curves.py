@@ -79,7 +79,6 @@ class Curve:
         return max(len(self.baseline) // 5, 1)
 
     def end_of(self, losses: Sequence[float]) -> float:
-        """Return the mean loss there."""
         return _mean(losses[-self.last :])
 
     @property

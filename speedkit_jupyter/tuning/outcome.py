@@ -25,7 +25,6 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import between, count, ratio, share
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
-from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import Aim, Part, is_out, memory_saved, parts_of, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
 
@@ -40,8 +39,6 @@ SAYS_S = 0.5
 
 
 class Stage(NamedTuple):
-    """One benchmark of the search."""
-
     title: str
     comparison: Comparison
 
@@ -62,7 +59,6 @@ class Timed:
 
     @property
     def is_out(self) -> bool:
-        """Whether it can't be the plan."""
         return self.record.same_as_baseline or is_out(self.comparison, self.record)
 
     @property
@@ -173,7 +169,6 @@ class Known:
 
     @property
     def plans(self) -> dict[str, Candidate]:
-        """Those that raced or wait, by name."""
         return {plan.name: plan for plan in self.left} | self.tried
 
 
@@ -211,10 +206,8 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
-        self.source, self.wanted = (
-            step.source,
-            Aim(self.objective == "memory", self.within, self.steps),
-        )
+        self.source = step.source
+        self.wanted = Aim(self.objective == "memory", self.within, self.steps)
         # What `so_far` has said, and until when.
         self._so_far, self._says_until_s = "", 0.0
 
@@ -312,10 +305,9 @@ class Tuning(Shown):
         if not self.helped:
             told = "the search could not tell" if self.unclear else "nothing was proven faster"
             return SpeedConfig().alone(f"left as it is: {told}")
-        config, ratio = self.winner.variant().config, self.ratio
+        config = self.winner.variant().config
         assert config is not None
-        numbers = () if ratio is None else (ratio.median, ratio.low, ratio.high)
-        return config.with_source("measured", learning.proof(self.winner.name, *numbers))
+        return config.with_source("measured", f"measured: {self.winner.name} {self.ratio}")
 
     @property
     def likely_config(self) -> SpeedConfig | None:
@@ -331,11 +323,10 @@ class Tuning(Shown):
     def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Put the plan into force on the step's models; return one context for each.
 
-        It must be proven, or with `likely` no more than that, which a warning says. In a notebook
-        the first context becomes `ctx` there, as by `%speedkit apply`. A warning says what has to
-        be written in the loop so that its precision acts. Where nothing helps, the models are
-        restored to no plan. Where nothing is proven yet, a plan that is in force stays, and a
-        warning says so. Raises SpeedKitError where one of the models is gone.
+        It must be proven, or with `likely` no more than that. In a notebook the first context
+        becomes `ctx` there, as by `%speedkit apply`. Where nothing helps, the models are restored
+        to no plan; where nothing is proven yet, a plan that is in force stays. Warnings say so, and
+        what has to be written in the loop. Raises SpeedKitError where one of the models is gone.
         """
         contexts, session = self.put_in_force(likely), current(notebook())
         for context in contexts:

@@ -127,7 +127,6 @@ class Proof(Grid):
         return [*gone, whole] if whole and ratio and ratio.median <= 1 else gone
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether nothing is left to prove."""
         if comparison is None or len(racing) == 1:
             return len(racing) == 1
         if (whole := self._row(racing)) is None:

@@ -1,9 +1,8 @@
 """The search: the strongest combination and what is near it race; what wins has to prove itself.
 
 A race chooses by successive halving and proves nothing. What leads is confirmed against the
-baseline in fresh rounds, beside the plan without each of its parts, so that the figure that is
-reported did not win by luck and no part stays in the plan for nothing. A plan that was learned for
-this very step earlier is only confirmed.
+baseline in fresh rounds, beside the plan without each of its parts: a figure must not win by luck,
+nor a part stay for nothing. A plan that was learned for this very step is only confirmed.
 """
 
 from __future__ import annotations
@@ -33,19 +32,10 @@ from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
-from speedkit_jupyter.tuning import bundles, learning
+from speedkit_jupyter.tuning import bundles, learning, races
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, leader, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
-from speedkit_jupyter.tuning.races import (
-    MOST_CANDIDATES,
-    RACE_ROUNDS,
-    SLACK,
-    Allowance,
-    Lightest,
-    Proof,
-    Race,
-)
 
 # Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
 # less.
@@ -66,12 +56,8 @@ MOST_NAMES = 4
 class Search:
     """Drain `run()`, then read `result()`; closing the generator keeps what is known so far.
 
-    `budget_s` are the seconds for all of it but compiling; None is enough for a clear answer.
-    `objective` is `time` or `memory`, which may take `within` times the time; with `steps` it is
-    the total time of this many steps, compiling included. `fresh` searches although a plan is
-    known; the optimizations in `keep` stay as they are. It goes on from what is `known` by an
-    earlier search. The budget begins when the search runs, or at `begun_s` on the clock. Raises
-    StepError.
+    The arguments are those of `tune`; it goes on from what is `known` by an earlier search. The
+    budget begins when the search runs, or at `begun_s` on the clock. Raises StepError.
     """
 
     def __init__(
@@ -108,7 +94,7 @@ class Search:
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._pool: Pool | None = None
-        self._budget_s, self.budget = budget_s, Allowance(budget_s)
+        self._budget_s, self.budget = budget_s, races.Allowance(budget_s)
 
     def result(self) -> Tuning:
         return self.tuning
@@ -119,11 +105,11 @@ class Search:
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
-        self.budget = Allowance(self._budget_s, self.begun_s)
+        self.budget = races.Allowance(self._budget_s, self.begun_s)
         try:
             yield from self._measure_engines()
             yield Progress(self.budget.share, "looking at one step")
-            with pooled(self.step, MOST_CANDIDATES) as self._pool:
+            with pooled(self.step, races.MOST_CANDIDATES) as self._pool:
                 seen = self._read_step(self._pool)
                 yield Progress(self.budget.share, self.budget.ahead())
                 if tuning.learned is not None:
@@ -266,7 +252,7 @@ class Search:
             if len(asked) == 1:  # it has only to be proven
                 return asked[0]
             allowance, within = self.budget, self.aim.within
-            policy = Lightest(allowance, within) if self.aim.memory else Race(allowance)
+            policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
             comparison = yield from self._benchmark(title, asked, policy)
             best = self._best_of(comparison, asked)
             for plan in asked:
@@ -314,7 +300,7 @@ class Search:
             others = [*self._quick(whole, whole.without_each()), *self._rivals()]
             plans += self._that_fit(whole, others)
         known.tried |= {plan.name: plan for plan in plans}
-        policy = Proof(plans, self.aim, budget.steps_are_long)
+        policy = races.Proof(plans, self.aim, budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
         rows = {plan.name: row_of(comparison, plan) for plan in plans}
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
@@ -338,7 +324,7 @@ class Search:
         for plan in others:
             speedup = rows.get(plan.name) or 1.0
             more_s = 0.0 if plan.name in warm else APART * budget.step_s / speedup
-            needed_s = warming_s + more_s + SLACK * budget.proof_s(times + 1 / speedup)
+            needed_s = warming_s + more_s + races.SLACK * budget.proof_s(times + 1 / speedup)
             if plan.name not in fitting and needed_s <= budget.left_s:
                 fitting[plan.name], warming_s = plan, warming_s + more_s
                 times += 1 / speedup
@@ -393,7 +379,7 @@ class Search:
                     if here:  # turns that were given up
                         budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s
-                    if not is_known and len(times_s) >= RACE_ROUNDS:
+                    if not is_known and len(times_s) >= races.RACE_ROUNDS:
                         is_known = True
                         budget.follow(median(times_s), bool(benchmark.result().busy))
         finally:

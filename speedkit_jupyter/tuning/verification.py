@@ -27,7 +27,7 @@ from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
-from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.storage import is_in_memory
 from speedkit_jupyter.tuning.candidates import Candidate
 from speedkit_jupyter.tuning.curves import Curve, Losses, curves_of, number, watched
@@ -72,12 +72,10 @@ class Verification(Shown):
 
     @property
     def curves(self) -> list[Curve]:
-        """All that is compared, the loss first."""
         return curves_of(self.runs, self.unit)
 
     @property
     def loss(self) -> Curve:
-        """The first of them."""
         return next(iter(self.curves), Curve())
 
     @property
@@ -155,7 +153,7 @@ class Verifier:
             except StepError:
                 raise
             except Exception as error:
-                result.failure = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+                result.failure = in_a_line(error)
             while self.steps and not result.failure and self._needs_another():
                 yield from self._train_another(start)
 

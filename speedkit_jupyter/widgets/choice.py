@@ -70,7 +70,6 @@ class Choice:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being measured."""
         return self.run is not None and self.run.state == "running"
 
     @property
@@ -109,7 +108,6 @@ class Choice:
             self.tell(f"`{CTX}` is in use: this context is `{variable}`")
 
     def restore(self) -> None:
-        """Put everything back, on this model."""
         self._alive()
         while self.context is not None:
             self.context.restore()

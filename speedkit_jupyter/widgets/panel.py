@@ -40,8 +40,6 @@ body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }
 .jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
   display: none }}
 </style>"""
-
-
 # Icon, hint, and the method of `Choice` that a click calls.
 BUTTONS = {
     "Apply": ("check", "put the choice into force, on this model", "apply"),

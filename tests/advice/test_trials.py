@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 import torch
 from steps_of_rules import Table
@@ -48,21 +46,3 @@ def test_a_loader_gives_the_same_batches_with_other_settings_for_a_while(setting
         assert drawn() == plain
     # One that the step makes itself can't be replaced.
     assert trials.other_loader(0, 0, settings) is None
-
-
-def test_adam_of_the_rows_that_were_asked_for_is_adam_of_all_where_none_was_stepped_before():
-    def steps(tried: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(100, 4), nn.Linear(4, 2))
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        subject = Subject([model], [optimizer])
-        with trials.sparse_tables(subject) if tried else contextlib.nullcontext():
-            for _ in range(3):
-                optimizer.zero_grad()
-                model(torch.tensor([3, 3, 7])).pow(2).sum().backward()
-                optimizer.step()
-        gradients = [one.grad.to_dense() for one in model.parameters()]
-        return [*model.parameters(), *gradients, optimizer.state[model[0].weight]["exp_avg_sq"]]
-
-    for tried, plain in zip(steps(True), steps(False), strict=True):
-        torch.testing.assert_close(tried, plain)

@@ -8,14 +8,11 @@ import weakref
 
 import pytest
 import torch
-from IPython.core.error import UsageError
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, plan, session
 from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.outcome import Tuning
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
@@ -100,8 +97,6 @@ def test_what_was_learned_is_listed_and_forgotten(shell):
     shown = shell.run("%speedkit tuned list")
     for word in ("channels_last", "1.25×", "8x1x8x8 float32"):
         assert word in shown
-    error = shell.fails("%speedkit tuned forget 99")
-    assert isinstance(error, UsageError)
     assert "Forgot 1" in shell.run("%speedkit tuned forget 1")
     assert "Nothing learned" in shell.run("%speedkit tuned")
 
@@ -203,14 +198,6 @@ def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive
     assert gone() is None
 
 
-def test_where_the_search_could_not_tell_apply_says_that_nothing_is_applied():
-    model = nn.Linear(2, 2)
-    step = step_of(lambda: model.weight, model)
-    found = Tuning(step, unclear="too noisy")
-    with pytest.warns(UserWarning, match="could not tell, so nothing is applied$"):
-        assert found.apply() == []
-
-
 # --- a search that could not prove what it found ---
 
 
@@ -239,21 +226,12 @@ def test_more_goes_on_with_the_last_search_and_proves_what_was_likely(unproven):
     assert found.stages[again].comparison.records[1].name == likely
 
 
-def test_more_without_such_a_search_is_one_clear_line(timed):
-    session.current().search = None
-    told = "--more: the last search was not for this cell; --tune begins one"
-    assert told in str(timed.fails(f"%%speedbench --more\n{STEP}"))
-
-
 @pytest.mark.parametrize(
     ("before", "line", "cell", "told"),
     [
         ("", "--more", STEP, "--more: the last search was not for this cell; --tune"),
         ("import copy; model = copy.deepcopy(model)", "--more", STOPPING,
          "more: the earlier search was for another model; search anew for this one"),
-        ("", "--more --objective memory", STOPPING,
-         "--objective does not go with --more: it belongs to --tune"),
-        ("", "--more --compare auto", STOPPING, "--compare does not go with --more"),
     ],
 )  # fmt: skip
 def test_more_says_what_it_can_not_go_on_with(unproven, before, line, cell, told):
@@ -269,9 +247,3 @@ def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
     assert "leave out" in str(unproven.fails("%speedkit apply --likely --rules"))
     assert unproven.run("%speedkit apply")
     assert unproven.names["ctx"].plan["fused_optimizer"].source == "auto"
-
-
-def test_apply_likely_without_a_likely_plan_is_one_clear_line(timed):
-    session.current().search = None
-    told = "--likely: the last search has left no likely plan for this model"
-    assert told in str(timed.fails("%speedkit apply --likely"))

@@ -30,12 +30,6 @@ def test_it_takes_a_function_by_name_and_the_plan_in_force(shell, machine):
     shell.run("%speedkit restore")
 
 
-def test_a_step_that_takes_a_batch_is_refused_in_one_line(shell):
-    shell.run("def train_step(batch): return model(batch).sum().backward()")
-    error = shell.fails("%speedkit verify --step train_step")
-    assert "train_step takes a batch" in str(error)
-
-
 # --- accuracy ---
 
 FUNCTIONS = """
@@ -88,8 +82,3 @@ def test_verify_needs_no_step_beside_it(named):
     assert "accepted" in shown
     assert "as you said" in shown
     assert named.names["model"].training
-
-
-def test_it_does_not_belong_to_timing(named):
-    error = named.fails("%%speedbench --accuracy evaluate\nstep()")
-    assert "it belongs to --compare" in str(error)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from speedkit_jupyter import StepError, session, tune
@@ -110,5 +112,11 @@ def test_apply_takes_what_is_likely_only_when_asked_and_says_so(stopped):
     assert applied_to(network) is None
 
 
-def test_the_session_keeps_the_last_search_and_no_model_alive(stopped):
-    assert session.current().search is stopped[-1]
+def test_the_session_keeps_the_last_search_and_no_model_alive(work):
+    network, optimizer, step = work(lambda on: 0.01)
+    tune(step, model=network, optimizer=optimizer, budget_s=3)
+    search = session.current().search
+    assert search.is_of([network])
+    del network, optimizer, step
+    gc.collect()
+    assert list(search.models) == []

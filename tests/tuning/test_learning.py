@@ -69,8 +69,7 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
 )
 def test_another_model_or_batch_finds_nothing(made, other):
     known = identified(made()[2])
-    same = identified(made()[2])
-    assert same == known
+    assert identified(made()[2]) == known
     assert identified(made(**other)[2]) != known
 
 

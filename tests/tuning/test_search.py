@@ -124,11 +124,8 @@ def test_what_cant_be_meant_is_one_clear_error(work, options, words):
 
 
 def test_candidates_join_in_the_catalogs_order_one_value_each():
-    fused, bf16, fp16 = (
-        Candidate({"fused_optimizer": True}),
-        Candidate({"precision": "bf16"}),
-        Candidate({"precision": "fp16"}),
-    )
+    fused = Candidate({"fused_optimizer": True})
+    bf16, fp16 = (Candidate({"precision": dtype}) for dtype in ("bf16", "fp16"))
     assert (fused + bf16).name == "bf16+fused_optimizer"
     assert strongest([fp16, fused, bf16]).name == "fp16+fused_optimizer"
     assert (fused + bf16).without("precision").name == "fused_optimizer"

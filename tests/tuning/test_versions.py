@@ -21,9 +21,8 @@ def learned(model: nn.Module) -> learning.Task:
     task = learning.Task("Linear", ("4x8 float32",))
     where = learning.setting([model], Hardware.current())
     values = {"threads": 1}
-    learning.keep(
-        where, task, plan(facts=Facts.read(model)), values, "threads:1", Ratio(1.25, 1.2, 1.31, 50)
-    )
+    made, gain = plan(facts=Facts.read(model)), Ratio(1.25, 1.2, 1.31, 50)
+    learning.keep(where, task, made, values, "threads:1", gain)
     return task
 
 
@@ -78,9 +77,8 @@ def test_a_saved_result_of_an_earlier_version_is_marked(engine):
 
 def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
     database.save("step", result(0.1, 20))
-    assert "0.78× [0.70× to 1.30×]" in " ".join(
-        history_report(database.saved("step")).to_text().split()
-    )
+    shown = " ".join(history_report(database.saved("step")).to_text().split())
+    assert "0.78× [0.70× to 1.30×]" in shown
     database.forget("step")
     database.save("step", result(0.1, 2, high=None))
     database.save("step", result(0.2, 2, high=None))

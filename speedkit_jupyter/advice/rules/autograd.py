@@ -24,8 +24,7 @@ def no_grad(seen: Situation) -> Iterator[Opportunity]:
     called, part = seen.name(calls[0].module, "the model"), seen.share("forward")
     yield Opportunity(
         f"call {called} under torch.no_grad()",
-        f"{called} computes with gradients on and no backward pass follows; forward: "
-        f"{share(part)} of the step",
+        f"gradients are on, and no backward pass follows; forward: {share(part)} of the step",
         amdahl(part, 1.0, 1.6),  # small operators pay most for their graph; the trial measures
         "with torch.no_grad(): (or torch.inference_mode()) around it: less memory, too",
         trial=trials.no_gradients,
@@ -118,8 +117,7 @@ def set_to_none(seen: Situation) -> Iterator[Opportunity]:
     most = min(zeroing * 4, 0.8)
     yield Opportunity(
         "let gradients go in zero_grad",
-        "zero_grad(set_to_none=False) writes zeros, to which gradients are added: up to "
-        f"{share(most)} of the step",
+        f"it writes zeros, to which gradients are added: up to {share(most)} of the step",
         Gain(without(zeroing * 0.5), without(most)),
         "zero_grad(), whose default lets them go",
         "a parameter that gets no gradient is not stepped any more (weight decay and momentum "
@@ -196,7 +194,7 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
         return
     # Without times of operators it can be all of the backward pass.
     most = taken if seen.profile.costs is not None else stepped + seen.share("backward")
-    by_rows = all(map(trials.steps_rows, seen.optimizers)) or all(
+    by_rows = all(
         isinstance(one, torch.optim.SGD)
         and not any(group["momentum"] or group["weight_decay"] for group in one.param_groups)
         for one in seen.optimizers
@@ -246,8 +244,7 @@ def input_gradients(seen: Situation) -> Iterator[Opportunity]:
         backward = seen.share("backward")
         yield Opportunity(
             f"no gradient of the input of {seen.name(call.module, 'the model')}",
-            f"its input requires a gradient, which no line reads; backward: {share(backward)} "
-            "of the step",
+            f"it gets a gradient, which no line reads; backward: {share(backward)} of the step",
             Gain(1.0, without(backward * 0.4)),
             "leave requires_grad_() of the batch out",
             "none, as long as nobody reads it",

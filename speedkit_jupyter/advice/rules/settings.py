@@ -50,8 +50,7 @@ def distribution_checks(seen: Situation) -> Iterator[Opportunity]:
         return
     yield Opportunity(
         "switch off the argument checks of torch.distributions",
-        f"{watched.checks / seen.steps:.3g} checks of arguments and values in a step: "
-        f"{share(taken)} of the step",
+        f"{watched.checks / seen.steps:.3g} checks in a step: {share(taken)} of the step",
         amdahl(taken, 2.0, 20.0),
         "torch.distributions.Distribution.set_default_validate_args(False), once the code is right",
         "a wrong argument, as NaN, is no longer reported",

@@ -48,7 +48,6 @@ TRUST = "Compiled code runs as soon as it is loaded: import only what you export
     Option("file", "FILE", "a YAML file, for load and save", options.configs, nargs="?"),
 )
 def config(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show, load, save or reset what apply starts from."""
     action, file = arguments.action, arguments.file
     if action in ("load", "save") and not file:
         raise UsageError(f"{action}: which FILE?")
@@ -69,7 +68,6 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
     Option("which", "NUMBER", "for forget: its number, or all", words=("all",), nargs="?"),
 )
 def tuned(names: Names, session: Session, arguments: Namespace) -> None:
-    """List the plans that tuning has learned, or forget one."""
     which, skipped = arguments.which, list[str]()
     if arguments.action == "list":
         display(tuned_list(database.learned(skipped=skipped)).and_lines(skipped))
@@ -89,7 +87,6 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
     switch("--forget", "delete what has this name"),
 )
 def history(names: Names, session: Session, arguments: Namespace) -> None:
-    """List the names of saved benchmarks, or show one and how its newest result compares."""
     name, skipped = arguments.name, list[str]()
     if name is None:
         if arguments.forget:
@@ -149,7 +146,6 @@ OF_AN_ERROR = ("etype", "evalue", "tb")
 
 @command("what holds memory after an error or an output, and let go of it")
 def free(names: Names, session: Session, arguments: Namespace) -> None:
-    """Let go, and say of what."""
     shell: Any = get_ipython()
     apart = [names, shell, getattr(shell, "user_ns_hidden", None)]
     users = {name: value for name, value in names.items() if not HIDDEN.fullmatch(name)}
@@ -210,7 +206,6 @@ LEVELS = {
     Option("level", "LEVEL", "without it: as it is", nargs="?", choices=tuple(messages.LEVELS)),
 )
 def verbosity(names: Names, session: Session, arguments: Namespace) -> None:
-    """Choose how much is said beside results, or say how much it is."""
     if arguments.level is not None:
         messages.choose(arguments.level)
     level = messages.verbosity()

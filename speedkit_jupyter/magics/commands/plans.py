@@ -39,7 +39,6 @@ MOST_MODELS = 3
 
 @command("hardware, what is on, what is left on the table")
 def status(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show plans that are applied, or else what applying would do."""
     applied = session.applied(names)
     models = {} if applied else namespace.whole_models(names)
     plans = [
@@ -84,7 +83,6 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
-    """Apply; what is typed wins over the file, the file over the session's config."""
     models = namespace.find_models(names, arguments.model)
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
     typed = _typed(arguments)
@@ -138,7 +136,6 @@ def show_applied(
 
 @command("put everything back")
 def restore(names: Names, session: Session, arguments: Namespace) -> None:
-    """Restore all models; name the flags that the user changed meanwhile, which stay."""
     applied = session.applied(names)
     number = restore_all()
     kept = [flag for _, context in applied for flag in context.kept]
@@ -156,7 +153,6 @@ def restore(names: Names, session: Session, arguments: Namespace) -> None:
     switch("--notes", "instead the last measurement, with all of its notes"),
 )
 def report(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show the decisions for one model, or for all that have a plan."""
     if arguments.notes:
         display(session.last_report or Document("Nothing was measured yet"))
         return
@@ -174,7 +170,6 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command("all there is: what would be on, as is or declined", options.MODEL)
 def catalog(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show the catalog for one model, or for any on this machine where there is none yet."""
     display(reports.catalog_report(*namespace.planned_or_plain(names, session, arguments.model)))
 
 
@@ -184,7 +179,6 @@ def catalog(names: Names, session: Session, arguments: Namespace) -> None:
     options.MODEL,
 )
 def explain(names: Names, session: Session, arguments: Namespace) -> None:
-    """Explain an entry, for one model."""
     word = arguments.optimization
     optimization = find(word)
     if optimization is None:
@@ -202,7 +196,6 @@ def explain(names: Names, session: Session, arguments: Namespace) -> None:
     options.step("the function to measure; without it the last %%speedbench cell"),
 )
 def panel(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show the panel."""
     _, model = namespace.find_model(names, arguments.model)
     optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
     found = arguments.step and namespace.find_function(names, arguments.step)
@@ -226,7 +219,6 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     switch("--force", "write over an existing FILE"),
 )
 def code(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show the plan in force, or what apply would do; one that was tuned since comes first."""
     name, context, plan = namespace.planned_for(names, session, arguments.model)
     note = ""
     if context is None:

@@ -42,7 +42,6 @@ def last_cell(session: Session) -> MeasuredCell:
     options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
-    """Advise, or with --try compare the step with and without a piece of advice."""
     asked, last = (arguments.step, arguments.model, arguments.loader), session.last_advice
     is_known = last is not None and (last.asked == asked or not any(asked))
     if not (arguments.wanted and is_known):
@@ -97,7 +96,6 @@ def _over_batches(names: Names, name: str, loader: str | None) -> Any:
     options.RESULT,
 )
 def verify(names: Names, session: Session, arguments: Namespace) -> None:
-    """Train with and without a plan, and show the curves."""
     from speedkit_jupyter.tuning.api import verifier_of
 
     accuracy = options.accuracy_of(names, arguments)
@@ -152,7 +150,6 @@ def _plan(session: Session, step: Step) -> Any:
     options.RESULT,
 )
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
-    """Measure the settings of a DataLoader with a step."""
     from speedkit_jupyter.loading.tuner import LoaderTuner
 
     known = [arguments.loader] if arguments.loader else list(namespace.loaders(names))
@@ -198,7 +195,6 @@ def _sizes(text: str) -> tuple[int, int]:
     options.RESULT,
 )
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
-    """Measure batch size by batch size."""
     from speedkit_jupyter.batching.sweep import sweep_of
 
     loader, data = namespace.find_loader(names, arguments.loader), None

@@ -97,7 +97,6 @@ class Benchmark:
         self.budget = Budget(self.budget_s, within=within)
 
     def result(self) -> Comparison:
-        """Return what is known so far."""
         sampler = self._sampler
         return Comparison(
             tuple(self._records),
@@ -115,7 +114,6 @@ class Benchmark:
         )
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:

@@ -62,11 +62,9 @@ class Timer:
         self.budget_s = seconds("budget_s", self.budget_s)
 
     def result(self) -> Timing:
-        """Return what is known so far."""
         return self.timing
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return bool(self.timing.all_runs)
 
     def run(self) -> Generator[Progress, None, None]:

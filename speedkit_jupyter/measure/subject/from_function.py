@@ -22,14 +22,12 @@ from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     import torch
 
 
-@hide_internal_frames
 @interruptible
 def benchmark(
     step: Callable[..., object],
