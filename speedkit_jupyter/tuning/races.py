@@ -25,9 +25,9 @@ BEHIND = 1.1
 # A proof ends when the plan's interval is at most PRECISE of its median, or PRECISE_GAIN of its
 # gain: the second digit of a threefold speed-up matters little.
 PRECISE, PRECISE_GAIN = 0.05, 0.1
-# A search needs about this many steps, and a proof so many rounds: of the baseline, a plan and the
-# parts of it, which together take PROVEN times the baseline's step.
-ENOUGH_STEPS, PROOF_ROUNDS, PROVEN = 60, 10, 1.5
+# A search needs about this many steps, and a proof so many rounds: of the baseline and a plan,
+# which takes ALONE of its step, or PROVEN with its parts.
+ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
@@ -35,7 +35,7 @@ DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
 SLACK = 1.3
 # The most candidates of one race; each takes CANDIDATE_S, however short the step is. A race may
 # take this share of the budget, and leaves that share of it for the proof.
-MOST_CANDIDATES, CANDIDATE_S, RACE, PROOF = 5, 0.06, 0.2, 0.35
+MOST_CANDIDATES, CANDIDATE_S, RACE, PROOF = 5, 0.06, 0.25, 0.35
 
 
 class Grid(Policy):
@@ -240,7 +240,7 @@ class Allowance(budget.Budget):
     @property
     def race_s(self) -> float:
         """Seconds that a race may take: what it leaves is enough for a proof."""
-        left_s = self.left_s - max(SLACK * self.proof_s(), PROOF * self.seconds)
+        left_s = self.left_s - max(SLACK * self.proof_s(ALONE), PROOF * self.seconds)
         return min(RACE * self.seconds, max(left_s, 0.0))
 
     def ahead(self) -> str:

@@ -191,7 +191,7 @@ class Search:
                     for plan in asked:
                         known.tried.pop(plan.name, None)
             known.left = [plan for plan in known.left if known.is_new(plan)]
-            if budget.proof_s() > budget.left_s:  # nothing more could be proven
+            if budget.proof_s(races.ALONE) > budget.left_s:  # nothing more could be proven
                 break
         if names := [plan.name for plan in known.left]:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
@@ -262,7 +262,7 @@ class Search:
             if best.name == BASELINE.name:
                 break
             if best.name != leads.name:
-                near = self._worth_trying(self._quick(best, best.neighbours(singles)))
+                near = self._worth_trying(self._near(best, best.neighbours(singles)))
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
@@ -270,10 +270,19 @@ class Search:
             asked = [leads, *new]
         return leads
 
-    def _quick(self, plan: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
-        """Return those that need not be compiled anew where the plan itself is compiled."""
-        known = {} if self._pool is None else self._pool.runners
-        return [one for one in others if not (plan.costly and one.costly) or one.name in known]
+    def _near(self, plan: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+        """Return those that lack the weakest part first; what would be compiled anew, though the
+        plan itself is compiled, is left out.
+        """
+        warm = {} if self._pool is None else self._pool.runners
+        speedups = {row.record.name: row.ratio.median for row in self.known.rows()}
+
+        def gain_of_what_it_lacks(other: Candidate) -> float:
+            gone = plan.values.keys() - other.values.keys()
+            return min((speedups.get(plan.part(name).name, 1.0) for name in gone), default=math.inf)
+
+        quick = [one for one in others if not (plan.costly and one.costly) or one.name in warm]
+        return sorted(quick, key=gain_of_what_it_lacks)
 
     def _best_of(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
         """Return the best by its gain whose parts pay; of equals that of fewest parts."""
@@ -297,7 +306,7 @@ class Search:
         """
         known, budget, plans = self.known, self.budget, [whole]
         if with_parts:
-            others = [*self._quick(whole, whole.without_each()), *self._rivals()]
+            others = [*self._near(whole, whole.without_each()), *self._rivals()]
             plans += self._that_fit(whole, others)
         known.tried |= {plan.name: plan for plan in plans}
         policy = races.Proof(plans, self.aim, budget.steps_are_long)

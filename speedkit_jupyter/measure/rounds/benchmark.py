@@ -47,6 +47,8 @@ MOST_GROWN_S = 600.0
 LIMITS_S = 0.8
 # A variant that is so many times slower is the first that is left out where time is short.
 FAR = 2.0
+# A check that decides a search may overdraw its budget by this share, so that rounds prove more.
+OVERDRAWN = 0.15
 # Rounds that show nothing but how fast a variant is about.
 FEW_ROUNDS = 3
 
@@ -256,7 +258,8 @@ class Benchmark:
             # What is proven is always checked: it takes more rounds than these.
             few_s = FEW_ROUNDS * sum(runner.usual_s for runner in runners)
             one_s = min(self._checks_s(runners[:2]), budget.left_s - few_s)
-            reserve_s = max(min(self._checks_s(runners), spare_s), one_s, 0.0)
+            over_s = OVERDRAWN * budget.seconds if self._policy.proves else 0.0
+            reserve_s = max(max(min(self._checks_s(runners), spare_s), one_s) - over_s, 0.0)
         budget.reserved_s += reserve_s
         try:
             least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_minimal else 0.0
