@@ -28,7 +28,7 @@ FAR_ROUNDS = 3
 # A part that lowers precision, or compiles for seconds at every start, has to bring this much.
 WORTH_IT = 1.02
 # A part that seems to bring this much is not idle, even after few rounds.
-MUCH = 1.05
+MUCH = 1.02
 
 
 @dataclass(frozen=True)

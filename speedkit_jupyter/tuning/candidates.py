@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from speedkit_jupyter import optimizations
@@ -29,7 +30,7 @@ class Candidate:
         """Whether it takes seconds before it runs."""
         return any(optimizations.named(name).costly for name in self.values)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The words of a variant, joined by plus."""
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"

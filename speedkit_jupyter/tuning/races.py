@@ -33,9 +33,9 @@ ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
 # What surrounds blocks, and other processes, may take so much of a proof beside its steps.
 SLACK = 1.3
-# The most candidates of one race; each takes CANDIDATE_S, however short the step is. A race may
-# take this share of the budget, and leaves that share of it for the proof.
-MOST_CANDIDATES, CANDIDATE_S, RACE, PROOF = 5, 0.06, 0.25, 0.35
+# The most candidates of one race. Each takes about FASTER of the baseline's seconds, CANDIDATE_S at
+# least. A race may take RACE of the budget, and leaves PROOF of it.
+MOST_CANDIDATES, FASTER, CANDIDATE_S, RACE, PROOF = 5, 0.7, 0.06, 0.25, 0.3
 
 
 class Grid(Policy):
@@ -234,7 +234,8 @@ class Allowance(budget.Budget):
 
     def room(self) -> int:
         """Return how many candidates a race can take beside the baseline."""
-        least_s = max(self.step_s * (budget.APART + self._block * RACE_ROUNDS), CANDIDATE_S)
+        steps = FASTER * (budget.APART + self._block * RACE_ROUNDS)
+        least_s = max(self.step_s * steps, CANDIDATE_S)
         return max(min(int(self.race_s / least_s), MOST_CANDIDATES), 0)
 
     @property

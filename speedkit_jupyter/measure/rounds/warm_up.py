@@ -16,7 +16,7 @@ from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.support.exceptions import StepError
 
 # All of it takes at most this part of the budget.
-SHARE = 0.1
+SHARE = 0.05
 # A first step of so many times the usual and this share of the budget tells a search enough.
 HOPELESS, HOPELESS_SHARE = 30.0, 0.1
 # It ends when two neighbouring steps differ by less than this and the last one compiled nothing, or
@@ -114,7 +114,7 @@ class WarmUp:
                 expected_s = runner.worst_s
             later_s = spent - record.first_call_s
             is_over = later_s > SHARE * budget.seconds / self.variants and not compiled
-            is_alike = calls > 2 and not compiled and abs(now - last) < STABLE * last
+            is_alike = calls > 1 and not compiled and abs(now - last) < STABLE * last
             may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
             waits = may_be_disturbed and later_s < IN_THE_WAY * budget.seconds
             if not (skipped or waits) and (is_alike or is_over or calls > MOST_STEPS):

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,8 @@ def check_free(name: str) -> None:
         raise StepError(f"--save {name}: this is a variant's name already")
 
 
-def words() -> dict[str, dict[str, Any]]:
+@cache
+def words() -> Mapping[str, dict[str, Any]]:
     """Return every word that names a change: `bf16`, `compile`, `sdpa:math` and their like."""
     return {
         word: {optimization.name: value}
