@@ -39,7 +39,7 @@ def tune(
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
-    `budget_s` are the seconds for it all, beside compiling; without one 20 s, or 120 steps where
+    `budget_s` are the seconds for it all, beside compiling; without one 10 s, or 60 steps where
     these take longer. With `steps` the objective is the total time of this many steps, compiling
     included; with `objective` "memory" the peak of a step, which may cost no accuracy, and time up
     to `within` times. A plan that was learned for this very step is only checked again, unless the
