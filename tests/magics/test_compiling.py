@@ -172,14 +172,13 @@ def test_a_part_that_cannot_be_compiled_is_left_out_with_its_line_and_remedy(cel
 
 
 @pytest.mark.slow
-def test_without_a_working_compiler_training_goes_on_and_says_so_once(cells, monkeypatch):
+def test_without_a_working_compiler_training_goes_on_and_says_so_once(cells):
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", ("/nowhere/g++",))
-    monkeypatch.setattr(config, "force_disable_caches", True)
+    broken = config.patch({"cpp.cxx": ("/nowhere/g++",), "force_disable_caches": True})
     cells.run("model = Net()")
     cells.run("%speedkit apply model --compile true")
-    with pytest.warns(UserWarning, match="No working C\\+\\+ compiler") as told:
+    with broken, pytest.warns(UserWarning, match="No working C\\+\\+ compiler") as told:
         assert "True" in cells.run("print(moved(model))")
     assert len([one for one in told if "torch.compile failed" in str(one.message)]) == 1
     assert "the model runs as before" in cells.run("print(ctx.plan['compile'].reason)")
