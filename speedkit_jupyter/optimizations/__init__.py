@@ -19,6 +19,7 @@ from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
+from speedkit_jupyter.optimizations.malloc import Malloc
 from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
@@ -42,6 +43,7 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
+    Malloc(),
     FusedKernels(),
     ActivationCheckpointing(),
     Int8(),

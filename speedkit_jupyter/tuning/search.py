@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from speedkit_jupyter.machines import heap
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
@@ -94,6 +95,7 @@ class Search:
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._pool: Pool | None = None
+        self._beside = BASELINE  # what is part of every plan that is tried
         self._budget_s, self.budget = budget_s, races.Allowance(budget_s)
 
     def result(self) -> Tuning:
@@ -143,9 +145,10 @@ class Search:
         budget.follow(first.usual_s, first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
+        facts = [replace(one, fresh_bytes=first.fresh_bytes) for one in seen.facts]
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
-        return seen._replace(task=task)
+        return seen._replace(task=task, facts=facts)
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
@@ -175,6 +178,7 @@ class Search:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         tuning, known, budget = self.tuning, self.known, self.budget
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
+        self._beside = next((one for one in singles if "malloc" in one.values), BASELINE)
         waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
         known.left, proven = [*waiting.values()], set[str]()
         if self._goes_on:
@@ -221,12 +225,14 @@ class Search:
         start = strongest(cheap)
         compiled = [start.joined(single) for single in costly[:1]]
         alone = [start.part(name) for name in start.values]
-        return self._worth_trying(
-            [start, *compiled, *alone, *start.neighbours(cheap), *cheap, *costly]
-        )
+        near = start.neighbours(cheap)
+        # The few plans that there is time for where steps are long: what may be the best itself.
+        rest = [*near, *alone] if self.budget.steps_are_long else [*alone, *near]
+        return self._worth_trying([start, *compiled, *rest, *cheap, *costly])
 
     def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
         """Return each once that is consistent and can pay; note why the others can't."""
+        plans = [plan + self._beside for plan in plans]
         able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
         steps, seconds = self.tuning.steps, self._budget_s or math.inf
         steps_s = math.inf if steps is None else steps * self.budget.step_s
@@ -253,7 +259,10 @@ class Search:
                 return asked[0]
             allowance, within = self.budget, self.aim.within
             policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
-            comparison = yield from self._benchmark(title, asked, policy)
+            # Where each plan keeps memory the baseline does too: to toggle that is slow, and noisy.
+            is_kept = all("malloc" in plan.values for plan in asked)
+            with heap.kept() if is_kept else nullcontext():
+                comparison = yield from self._benchmark(title, asked, policy)
             best = self._best_of(comparison, asked)
             for plan in asked:
                 if plan.name != best.name:

@@ -106,8 +106,9 @@ def _row(
     kind = devices.kind_of(there.device.type)
     dtype = torch.float64 if wide and (kind is None or kind.has_float64) else None
     norms = [torch.linalg.vector_norm(x, dtype=dtype) ** 2 for x in (difference, second)]
-    product = (difference * second).sum(dtype=dtype)
-    return torch.stack([*norms, product, difference.sum(dtype=dtype)])
+    shift = difference.sum(dtype=dtype)
+    product = difference.mul_(second).sum(dtype=dtype)
+    return torch.stack([*norms, product, shift])
 
 
 def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:

@@ -355,7 +355,7 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         rows[name].sums, rows[name].error = part, error
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
-        rows[name].is_finite = bool(mine.isfinite().any()) if is_own else math.isfinite(part.off)
+        rows[name].is_finite = _has_finite(mine) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
         whole = total(every)
         rows[""] = Row("gradients", whole.size, error=whole.deviation(LEAST_GRADIENT))
@@ -383,6 +383,11 @@ def _is_exact(value: Any) -> bool:
     if value is None or isinstance(value, str):
         return False
     return not (value.is_floating_point() or value.is_complex())
+
+
+def _has_finite(value: Any) -> bool:
+    """Return whether any element is; a sum is far cheaper than to ask of each."""
+    return bool(value.sum().isfinite()) or bool(value.isfinite().any())
 
 
 def _of_way(part: Sums, tensor: Any, way: float) -> Sums:

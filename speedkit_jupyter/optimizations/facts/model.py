@@ -24,6 +24,8 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 if TYPE_CHECKING:
     import torch
 
+# glibc hands tensors of this size back to the system as soon as they are freed.
+LARGE_BYTES = 32 << 20
 Compiled = Literal["no", "in place", "wrapper", "script"]
 # Gradient checkpointing as Hugging Face models bring it along.
 OwnCheckpointing = Literal["none", "off", "on"]
@@ -59,6 +61,8 @@ class Facts:
     precision: str = "fp32"  # filled in while planning, as the next two
     passed_by: str = ""  # an active entry that compiled code would skip
     quantized: str = ""  # the entry whose quantized weights are multiplied
+    # What a step gets anew from the system: gradients of LARGE_BYTES, until a step was measured.
+    fresh_bytes: int = 0
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
@@ -116,6 +120,11 @@ class Facts:
             block_kinds=len(set(map(shapes, repeated))),
             block_parameters=sum(
                 p.numel() for block in repeated for p in block.parameters() if not is_lazy(p)
+            ),
+            fresh_bytes=sum(
+                p.nbytes
+                for p in parameters
+                if p.requires_grad and not is_lazy(p) and p.nbytes >= LARGE_BYTES
             ),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
