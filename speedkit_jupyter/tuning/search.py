@@ -397,7 +397,8 @@ class Search:
                     if here:  # turns that were given up
                         budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s
-                    if not is_known and len(times_s) >= races.RACE_ROUNDS:
+                    # Where memory is kept the step is not the user's.
+                    if not (is_known or heap.is_kept()) and len(times_s) >= races.RACE_ROUNDS:
                         is_known = True
                         budget.follow(median(times_s), bool(benchmark.result().busy))
         finally:

@@ -288,8 +288,10 @@ def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[in
     length = max(1, math.ceil((THROUGHPUT_BLOCK_S if throughput else BLOCK_S) / shortest_s))
     if runners and runners[0].step_s < LONG_S:
         return max(1, math.ceil(LEAD_IN_S / shortest_s)), max(BLOCK_STEPS, length)
-    # The first step gets what another variant's block has handed back to the system.
-    return int(any("malloc" in runner.record.applied for runner in runners)), length
+    # The first step gets what another variant's block has handed back to the system; what is kept
+    # settles in two.
+    toggles = any("malloc" in runner.record.applied for runner in runners)
+    return (2 if heap.is_kept() else 1) if toggles else 0, length
 
 
 def statuses(comparison: Comparison) -> tuple[VariantStatus, ...]:
