@@ -199,7 +199,12 @@ def in_use() -> Iterator[None]:
 
 def _chosen(name: str) -> str | None:
     value, usual = os.environ.get(name), torch_private.usual_cache_folder()
-    return None if value is None or (usual and Path(value).is_relative_to(usual)) else value
+    if value is None or (usual and Path(value).is_relative_to(usual)):
+        return None
+    # torch writes Triton's, with the number of a device, once it compiles for that.
+    folder = os.environ.get(FOLDER)
+    is_torchs = name == TRITON_FOLDER and folder and Path(value).parent == Path(folder, "triton")
+    return None if is_torchs else value
 
 
 def _choose(name: str, value: str | None) -> None:
