@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.machines import devices
 
@@ -28,6 +28,8 @@ LEFT_OF_ZERO = 1e-4
 LEAST_GRADIENT = 1e-12
 # Squares that are added up in float32 are added up again in float64 where they are no larger.
 LEAST_SQUARE = 1e-30
+# A parameter that is off by so many roundings of its dtype is where it should be.
+STORED = 4.0
 
 
 class Deviation(NamedTuple):
@@ -117,3 +119,19 @@ def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
     mean = math.sqrt(whole.square / max(whole.size, 1))
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0
     return [part.deviation(least) for part in parts]
+
+
+def has_finite(value: Any) -> bool:
+    """Return whether any element is; a sum is far cheaper than to ask of each."""
+    return bool(value.sum().isfinite()) or bool(value.isfinite().any())
+
+
+def of_way(part: Sums, tensor: Any, way: float) -> Sums:
+    """Return them relative to how far it went, without what its dtype rounds."""
+    import torch
+
+    eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
+    if not math.isfinite(part.off):
+        return part
+    off = max(0.0, math.sqrt(part.off) - STORED * eps * math.sqrt(part.square))
+    return Sums(part.size, off * off, way * way)
