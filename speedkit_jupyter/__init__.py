@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.config import SpeedConfig as SpeedConfig
     from speedkit_jupyter.plans.context import SpeedContext as SpeedContext
     from speedkit_jupyter.plans.context import restore_all as restore_all
+    from speedkit_jupyter.plans.own_kernels import optimization as optimization
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
     from speedkit_jupyter.profiling.api import profile as profile
@@ -57,6 +58,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "plans.applying": "apply_speedups autocast_context sdp_context",
     "plans.config": "SpeedConfig",
     "plans.context": "SpeedContext restore_all",
+    "plans.own_kernels": "optimization",
     "plans.planning": "Plan plan",
     "profiling.api": "profile",
     "support.exceptions": "ConfigError SpeedKitError StepError",
