@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.kernels.attention import AttentionPattern as AttentionPattern
     from speedkit_jupyter.kernels.attention import attention as attention
+    from speedkit_jupyter.kernels.graphs import make_graphed_step as make_graphed_step
     from speedkit_jupyter.loading.tuner import tune_loader as tune_loader
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
@@ -49,6 +50,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "checking.api": "check",
     "codegen.forms": "code",
     "kernels.attention": "AttentionPattern attention",
+    "kernels.graphs": "make_graphed_step",
     "loading.tuner": "tune_loader",
     "machines.hardware": "Hardware",
     "measure.subject.from_function": "benchmark",
