@@ -3,8 +3,8 @@
 Patterns by lengths, trained and without gradients, against SDPA with a dense mask (`causal` with
 `is_causal`, soft-cap with products and a softmax) and against compiled FlexAttention (on CPUs only
 without gradients). Masks by hand are made once, outside of what is timed. All run interleaved in
-shuffled rounds; "by the rule" is before a CPU measures a shape by itself. Each row has times, peak memory of a step beside inputs and masks, and the error
-against float64.
+shuffled rounds; "by the rule" is before a CPU measures a shape by itself. Each row has times, peak
+memory of a step beside inputs and masks, and the error against float64.
 
     python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,1024] [--table]
 
