@@ -1,4 +1,4 @@
-"""The optimizations. CATALOG's order is the order of deciding and applying."""
+"""The optimizations. CATALOG's order is the order of deciding and applying; a user may add some."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from speedkit_jupyter.optimizations.sparsity import Sparsity
 from speedkit_jupyter.optimizations.tf32 import Tf32
 from speedkit_jupyter.optimizations.threads import Threads
 
-CATALOG: tuple[Optimization, ...] = (
+CATALOG: list[Optimization] = [
     Device(),
     Threads(),
     Allocator(),
@@ -54,7 +54,7 @@ CATALOG: tuple[Optimization, ...] = (
     CudaGraphs(),
     Compile(),
     Inference(),
-)
+]
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]
 
 

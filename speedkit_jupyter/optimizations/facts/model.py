@@ -53,6 +53,8 @@ class Facts:
     lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
     rewritable: tuple[tuple[str, str], ...] = ()  # kind and path of each module for `rewrites`
+    # How many modules of each class.
+    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)
     model_type: str = ""  # transformers' word for the model
     block_names: tuple[str, ...] = ()  # of the repeated blocks that are not compiled yet
     blocks_of_torch: bool = False  # their forward is torch's own
@@ -131,6 +133,7 @@ class Facts:
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
+            classes=Counter(map(type, modules)),
             model_type=_model_type(inner),
             block_names=tuple(blocks),
             blocks_of_torch=any(
