@@ -53,7 +53,7 @@ def _row(result: Rollout, one: Trial) -> Row:
         ratio(found.median) if found else "",
         between(found.low, found.high) if found else "",
         drifted(one.drift) if one.drift else "",
-        one.why_not or ("taken" if is_taken else "kept" if found else "the loop as it is"),
+        one.why_not or ("the loop as it is" if not found else "taken" if is_taken else "kept"),
     )
     is_bad = one.why_not.startswith(("failed", "drifts"))
     return Row(cells, "good" if is_taken and found else "bad" if is_bad else "plain")
@@ -62,7 +62,13 @@ def _row(result: Rollout, one: Trial) -> Row:
 def _words(result: Rollout) -> list[str]:
     if not result.trials:
         return ["Nothing was measured: `tune=True` looks for a faster way."]
-    return [
+    words = [
         "Drift is the largest distance from float32 over the steps, as a share of the state's "
         f"norm, of the first samples; {share(result.tolerance)} is allowed (tolerance=)."
     ]
+    if (result.rounding or 0.0) > result.tolerance:
+        words.append(
+            "These states are chaotic: one rounding in float32 moves them by "
+            f"{share(result.rounding or 0.0)}. What computes in float32 may drift by twice that."
+        )
+    return words

@@ -35,7 +35,8 @@ TRAINED = ("Dropout", "BatchNorm", "SyncBatchNorm", "LazyBatchNorm", "AlphaDropo
 class Rollout(Shown):
     """The last `state` after `steps` of the steps that were `asked`, and how they were made.
 
-    `seconds` are those of the steps, with compiling. `trials` are the ways that were measured.
+    `seconds` are those of the steps, with compiling. `trials` are the ways that were measured, and
+    `rounding` is how far one rounding of the first state comes from float32 in as many steps.
     """
 
     state: torch.Tensor
@@ -45,6 +46,7 @@ class Rollout(Shown):
     steps: int = 0
     seconds: float = 0.0
     trials: list[Trial] = field(default_factory=list)
+    rounding: float | None = None
     environment: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,7 +73,7 @@ class Rollout(Shown):
         return [one.to_dict() for one in self.trials]
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("asked", "steps", "seconds", "tolerance", "environment")
+        names = ("asked", "steps", "seconds", "tolerance", "rounding", "environment")
         plain = {name: getattr(self, name) for name in names}
         return {"way": self.way.name, "shape": [*self.state.shape], **plain, "trials": self.rows()}
 
@@ -127,6 +129,7 @@ def rollout(
         for one in choice.run():
             tell(Progress(one.done, f"tuning: {one.text}"))
         result.trials, program = choice.trials, choice.program
+        result.rounding = max(choice.rounding.errors)
         result.way = Way(choice.best.way.words, choice.best.way.micro_batch or chosen.micro_batch)
         program.way = result.way
     program = program or Program(operator, rule, chosen)

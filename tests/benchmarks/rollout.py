@@ -26,7 +26,7 @@ from speedkit_jupyter.rollouts.programs import Program, Way, way_of
 from speedkit_jupyter.support import units
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-POLICIES = {"autoregressive": "autoregressive", "residual": ("residual", 0.01),
+POLICIES = {"autoregressive": "autoregressive", "residual": ("residual", 0.002),
             "convex": ("convex", 0.1)}  # fmt: skip
 TOLERANCE = 0.01
 
@@ -97,7 +97,7 @@ def measured(
     choice = Choice(net, rule, x, steps, TOLERANCE, budget_s)
     for _ in choice.run():
         pass
-    tuned = Rollout(x, steps, choice.best.way, TOLERANCE, trials=choice.trials)
+    tuned = Rollout(x, steps, choice.best.way, TOLERANCE, steps, trials=choice.trials)
     ways = [*cumulative(), tuned.way]
     programs = [Program(net, rule, way) for way in ways]
     block = max(int(0.05 / max(tuned.trials[0].step_s or 1.0, 1e-6)), 1)

@@ -194,6 +194,17 @@ def test_tuning_refuses_what_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.best.way == Way()
 
 
+def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chaotic map: no two machines agree on its states, and bf16 is no excuse."""
+    monkeypatch.setattr(Choice, "_candidates", lambda self: iter(()))
+    choice = choice_of(lambda x: 3.9 * x * (1 - x), torch.rand(2, 8), steps=200)
+    for _ in choice.run():
+        pass
+    assert max(choice.rounding.errors) > 0.1
+    assert choice._allowed(way_of("compile", None)) > 0.1
+    assert choice._allowed(way_of("bf16+compile", None)) == 0.01
+
+
 def test_tuning_refuses_micro_batches_of_samples_that_depend_on_each_other() -> None:
     choice = choice_of(lambda x: x - x.mean(0) + 1, torch.randn(4, 3), budget_s=5)
     choice._candidates = lambda: iter([lambda way: Way(way.words, 1)])  # type: ignore[method-assign]
