@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
     from speedkit_jupyter.profiling.api import profile as profile
+    from speedkit_jupyter.rollouts.api import rollout as rollout
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.support.exceptions import StepError as StepError
@@ -63,6 +64,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "plans.own_kernels": "optimization",
     "plans.planning": "Plan plan",
     "profiling.api": "profile",
+    "rollouts.api": "rollout",
     "support.exceptions": "ConfigError SpeedKitError StepError",
     "tuning.api": "tune verify",
     "tuning.learning": "tuned",
