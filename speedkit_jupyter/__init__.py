@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.context import restore_all as restore_all
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
+    from speedkit_jupyter.processes.launching import launch as launch
     from speedkit_jupyter.profiling.api import profile as profile
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
@@ -58,6 +59,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "plans.config": "SpeedConfig",
     "plans.context": "SpeedContext restore_all",
     "plans.planning": "Plan plan",
+    "processes.launching": "launch",
     "profiling.api": "profile",
     "support.exceptions": "ConfigError SpeedKitError StepError",
     "tuning.api": "tune verify",
