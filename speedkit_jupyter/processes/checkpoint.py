@@ -17,10 +17,10 @@ class Checkpoint:
     def save(self, step: int, model: Any, *optimizers: Any) -> None:
         """Write the state after `step` steps. It counts once all of it is written."""
         import torch.distributed as dist
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         unfinished, done = Path(self.folder, "unfinished"), Path(self.folder, f"step-{step}")
-        dcp.save(_states(model, optimizers), checkpoint_id=unfinished)
+        save(_states(model, optimizers), checkpoint_id=unfinished)
         if not dist.is_initialized() or dist.get_rank() == 0:
             shutil.rmtree(done, ignore_errors=True)
             unfinished.rename(done)
@@ -31,14 +31,14 @@ class Checkpoint:
 
     def load(self, model: Any, *optimizers: Any) -> int:
         """Put the last state into these; return its step, or 0 where nothing is saved."""
-        import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
 
         last = max(self._saved(), key=_step, default=None)
         if last is None:
             return 0
         states = _states(model, optimizers)
-        dcp.load(states, checkpoint_id=last)
+        load(states, checkpoint_id=last)
         set_state_dict(
             model, optimizers, model_state_dict=states["model"], optim_state_dict=states["optim"]
         )

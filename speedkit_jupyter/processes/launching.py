@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import symtable
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,7 @@ class Launch:
     stays: Sequence[str] = ()
     returned: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, say: Callable[[str], object]) -> Iterator[list[Printed]]:
+    def run(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
         """Run it; yield what each rank prints, then put rank 0's results into the notebook.
 
         A killed rank starts all anew as often as `restarts` says.
@@ -50,7 +50,7 @@ class Launch:
                     raise
                 messages.important(f"{error.args[0].partition(';')[0]}: starting again")
 
-    def _once(self, say: Callable[[str], object]) -> Iterator[list[Printed]]:
+    def _once(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
         self.size = self.size or getattr(workers.current(), "size", None)
         running, _ = workers.started(self.size, say)
         if self.rank is not None and not 0 <= self.rank < running.size:

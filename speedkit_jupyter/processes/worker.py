@@ -94,11 +94,11 @@ def begin(place: Place) -> int:
 
 def serve(host: str) -> int:
     """Open the rendezvous on a free port, in rank 0; return the port."""
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     worker = _WORKERS[0]
     size = worker.place.size
-    worker.store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+    worker.store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
     return int(worker.store.port)
 
 
@@ -106,6 +106,7 @@ def join(host: str, port: int, generation: int) -> None:
     """Meet the other ranks in a new process group; whatever group there was is left."""
     import torch
     import torch.distributed as dist
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     worker = _WORKERS[0]
     place = worker.place
@@ -113,10 +114,10 @@ def join(host: str, port: int, generation: int) -> None:
         with suppress(RuntimeError):
             dist.destroy_process_group()
     if worker.store is None:
-        worker.store = dist.TCPStore(host, port, place.size, wait_for_workers=False)
+        worker.store = TCPStore(host, port, place.size, wait_for_workers=False)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
     worker.sockets = {one.fd for one in _connections()}
-    store = dist.PrefixStore(f"group {generation}", worker.store)
+    store = PrefixStore(f"group {generation}", worker.store)
     nccl = place.backend == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else None
     dist.init_process_group(
@@ -161,9 +162,8 @@ def run(parcel: Parcel, source: str, assigned: Sequence[str], gathers: bool) -> 
 
 
 def _shell() -> Any:
-    from IPython import get_ipython  # only in an engine, which is IPython's kernel
-
-    return get_ipython()
+    """Return the engine's own shell: an engine is IPython's kernel."""
+    return sys.modules["IPython"].get_ipython()
 
 
 # --- objects ---
@@ -176,8 +176,9 @@ def _taken(parcel: Parcel, space: dict[str, Any]) -> dict[str, Any]:
     space.update(sent)
     new = {name: value for name, value in space.items() if before.get(name) is not value}
     stateful = {name: value for name, value in new.items() if merging.has_state(value)}
-    is_known = {name: name in before for name in stateful}
-    if all(is_known.values()) and all(merging.fits(before[n], new[n]) for n in stateful):
+    # What a function was passed is reached by its arguments, not by name: there all is new.
+    are_known = all(name in before and name[:1] != "_" for name in stateful)
+    if are_known and all(merging.fits(before[name], one) for name, one in stateful.items()):
         for name, value in stateful.items():
             state = merging.State(value.state_dict(), getattr(value, "training", None))
             merging.put_state(before[name], state)

@@ -11,7 +11,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +173,7 @@ class Workers:
 
     def run(
         self, ranks: Sequence[int], *arguments: Any
-    ) -> Iterator[tuple[list[Printed], list[Outcome]]]:
+    ) -> Generator[tuple[list[Printed], list[Outcome]], None, None]:
         """Run a cell on these ranks; yield what they print, and at last their outcomes.
 
         Raises RankError with the first error, RankLost for a killed process, KeyboardInterrupt:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.optimizations.facts.group import processes_of
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
@@ -59,6 +60,9 @@ class Facts:
     precision: str = "fp32"  # filled in while planning, as the next two
     passed_by: str = ""  # an active entry that compiled code would skip
     quantized: str = ""  # the entry whose quantized weights are multiplied
+    processes: int = 1  # of torch.distributed's group
+    hosts: int = 1  # that they run on
+    launcher: str = ""  # a framework that wraps the model itself, or what wraps it already
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
@@ -132,6 +136,7 @@ class Facts:
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
             flags=flags.snapshot(),
+            **processes_of(layered),
         )
 
 
