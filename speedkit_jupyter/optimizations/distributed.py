@@ -125,17 +125,17 @@ class Distributed(Optimization):
             )
         reshard = decision.details.get("reshard", True)
         kinds = " ".join(f'"{name}",' for name in facts.block_classes)
-        more = ", mesh=mesh" if decision.value == "hybrid" else ""
+        mesh_word = ", mesh=mesh" if decision.value == "hybrid" else ""
         lines = [
             f"for block in [m for m in model.modules() if type(m).__name__ in ({kinds})]:",
-            f"    fully_shard(block, reshard_after_forward={reshard}{more})",
+            f"    fully_shard(block, reshard_after_forward={reshard}{mesh_word})",
         ] * bool(kinds)
-        lines.append(f"fully_shard(model, reshard_after_forward={reshard}{more})")
-        if more:
+        lines.append(f"fully_shard(model, reshard_after_forward={reshard}{mesh_word})")
+        if mesh_word:
             device, hosts = facts.device_type, decision.details["hosts"]
             shape = f"({hosts}, dist.get_world_size() // {hosts})"
             lines.insert(0, f'mesh = init_device_mesh("{device}", {shape})')
-        mesh = ("from torch.distributed.device_mesh import init_device_mesh",) * bool(more)
+        mesh = ("from torch.distributed.device_mesh import init_device_mesh",) * bool(mesh_word)
         shard = "from torch.distributed.fsdp import fully_shard"
         return Snippet(
             imports=("import torch.distributed as dist", shard, *mesh),
@@ -231,8 +231,9 @@ class Copies(Call):
         import torch
 
         # Evaluation may run on one rank alone: it exchanges nothing.
-        trains = self._wrapped is not None and torch.is_grad_enabled() and self.acts()
-        return self._wrapped(*args, **kwargs) if trains else self.below(*args, **kwargs)
+        if self._wrapped is None or not torch.is_grad_enabled() or not self.acts():
+            return self.below(*args, **kwargs)
+        return self._wrapped(*args, **kwargs)
 
     def end(self) -> None:
         """Give the gradients memory of their own, and let go of what averages them."""

@@ -91,7 +91,7 @@ class Sharded:
 def _is_of(value: Any, parameter: Any) -> bool:
     """Return whether a part of an optimizer's state has a number for each of the parameter's."""
     shape = getattr(value, "shape", None)
-    return shape == parameter.shape and parameter.dim() > 0
+    return bool(shape == parameter.shape and parameter.dim() > 0)
 
 
 def _split(tensor: Any, part: Any) -> Any:
