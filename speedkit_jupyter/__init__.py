@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.own_kernels import optimization as optimization
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
+    from speedkit_jupyter.processes.launching import launch as launch
     from speedkit_jupyter.profiling.api import profile as profile
     from speedkit_jupyter.rollouts.api import rollout as rollout
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
@@ -63,6 +64,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "plans.context": "SpeedContext restore_all",
     "plans.own_kernels": "optimization",
     "plans.planning": "Plan plan",
+    "processes.launching": "launch",
     "profiling.api": "profile",
     "rollouts.api": "rollout",
     "support.exceptions": "ConfigError SpeedKitError StepError",

@@ -11,6 +11,7 @@ from speedkit_jupyter.optimizations.compile import Compile
 from speedkit_jupyter.optimizations.cuda_graphs import CudaGraphs
 from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
+from speedkit_jupyter.optimizations.distributed import Distributed
 from speedkit_jupyter.optimizations.float8 import Float8
 from speedkit_jupyter.optimizations.fused_kernels import FusedKernels
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
@@ -51,6 +52,7 @@ CATALOG: list[Optimization] = [
     Float8(),
     Mx(),
     Sparsity(),
+    Distributed(),
     CudaGraphs(),
     Compile(),
     Inference(),

@@ -165,6 +165,15 @@ class SpeedContext:
         acting = self._acting
         return acting._around["sdpa"]() if acting.active else nullcontext()
 
+    def sharded(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
+        """Return the loader for this rank: all ranks together see each sample once an epoch.
+
+        Each rank's batches are as large as before, so a step takes that many from every rank.
+        """
+        from speedkit_jupyter.optimizations.properties.data import sharded
+
+        return sharded(loader)
+
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
         """A GradScaler on the model's device; a disabled one passes everything through."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from speedkit_jupyter.optimizations.facts.group import processes_of
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
@@ -65,6 +66,9 @@ class Facts:
     quantized: str = ""  # the entry whose quantized weights are multiplied
     # What a step gets anew from the system: gradients of LARGE_BYTES, until a step was measured.
     fresh_bytes: int = 0
+    processes: int = 1  # of torch.distributed's group
+    hosts: int = 1  # that they run on
+    launcher: str = ""  # a framework that wraps the model itself, or what wraps it already
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
@@ -144,6 +148,7 @@ class Facts:
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
             flags=flags.snapshot(),
+            **processes_of(layered),
         )
 
 
