@@ -251,6 +251,35 @@ def forget_builds() -> None:
         cache.cache_clear()
 
 
+# max-autotune: Inductor's own hooks around the search for the fastest kernel.
+
+
+def on_autotuning(
+    choose: Callable[[list[Any]], list[Any]], measured: Callable[..., None]
+) -> Callable[[], None]:
+    """Let `choose` say which kernels are timed, and give `measured` the timings; returns what ends
+    that. Raises AttributeError or ImportError in a torch without these hooks.
+    """
+    module = import_module(f"{COMPILERS[1]}.select_algorithm")
+    cache = module.get_algorithm_selector_cache()
+    hooks = ((cache.preprocessing_fns, choose), (cache.feedback_saver_fns, measured))
+    module.add_preprocessing_fn(choose)
+    module.add_feedback_saver(measured)
+
+    def remove() -> None:
+        for every, hook in hooks:
+            if hook in every:
+                every.remove(hook)
+
+    return remove
+
+
+def is_library_kernel(choice: Any) -> bool:
+    """Return whether a kernel on offer is a library's, not one that Inductor generates."""
+    kind = _found(f"{COMPILERS[1]}.select_algorithm", "ExternKernelCaller")
+    return isinstance(choice, kind)
+
+
 # Inductor's cache: the folder that torch writes into its variable where nobody has, once loaded.
 
 
