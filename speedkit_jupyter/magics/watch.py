@@ -1,6 +1,6 @@
 """What is said about torch.compile while a cell runs and after it. Importing this loads no torch.
 
-Nothing happens in cells before Dynamo is loaded, which is what `torch.compile` loads first.
+Nothing is said in cells before Dynamo is loaded, which is what `torch.compile` loads first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextvars import Context, copy_context
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.magics.idle import IdleImport
 from speedkit_jupyter.support import messages, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -40,12 +41,14 @@ class Watch:
         self._shell = shell
         self._line: LiveLine | None = None
         self._told: set[Finding] = set()
+        self._idle = IdleImport()
         self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
         for name, call in self._events.items():
             shell.events.register(name, call)
 
     def end(self) -> None:
         """Watch no further cell."""
+        self._idle.pause()
         if self._line is not None:
             self._line.end(False)
         for name, call in self._events.items():
@@ -55,6 +58,7 @@ class Watch:
             history().end()
 
     def _before(self, info: Any = None) -> None:
+        self._idle.pause()
         # A cell that is about to compile loads Dynamo anyway.
         if "torch" in sys.modules and COMPILES.search(str(getattr(info, "raw_cell", ""))):
             torch_private.dynamo_config()
@@ -69,6 +73,7 @@ class Watch:
             line.end(bool(getattr(result, "success", False)))
         if torch_private.is_dynamo_loaded():
             self._tell()
+        self._idle.begin()
 
     def _tell(self) -> None:
         from IPython.display import display

@@ -11,7 +11,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.machines import compile_cache, devices, flags
+from speedkit_jupyter.machines import compile_cache, devices, flags, probes
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
@@ -134,6 +134,9 @@ class Compile(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
+            if _is_inductor(decision) and sys.platform == "linux" and probes.cxx():
+                if next(target.model.parameters()).device.type == "cpu":
+                    compile_cache.build_headers_ahead()
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
