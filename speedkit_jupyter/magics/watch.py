@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.magics.idle import IdleImport
 from speedkit_jupyter.support import messages, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.units import seconds
 
 if TYPE_CHECKING:
     from speedkit_jupyter.compiling.history import Finding, History
+    from speedkit_jupyter.plans.context import SpeedContext
 
 # What takes less is not worth a line, nor an estimate for the next time.
 LEAST_S = 1.0
@@ -129,27 +131,40 @@ class LiveLine:
             if ProgressLine.is_open:
                 return
             self._line = ProgressLine(f"compiling {self._history.subject}")
-            self._expected_s = self._known()
+            self._expected_s = _known(self._history.subject)
         self._line.show(compiling_progress(self._history.seconds, self._expected_s))
-
-    def _known(self) -> float | None:
-        from speedkit_jupyter.support import database
-
-        with suppress(SpeedKitError):
-            return database.compile_seconds(self._name())
-        return None
 
     def _remember(self) -> None:
         from speedkit_jupyter.support import database
 
         if not self._history.recompiled:
             with suppress(SpeedKitError):
-                database.keep_compile_seconds(self._name(), self._history.seconds)
+                database.keep_compile_seconds(_name(self._history.subject), self._history.seconds)
 
-    def _name(self) -> str:
-        from speedkit_jupyter.machines.hardware import Hardware
-        from speedkit_jupyter.plans.planning import describe
 
-        hardware = Hardware.current()
-        device = next((one.kind for one in hardware.accelerators), "cpu")
-        return f"{self._history.subject}; {describe(hardware, device)}, torch {hardware.torch}"
+def last_time(context: SpeedContext) -> str:
+    """Return a line that says how long an applied plan took to compile the last time; empty where
+    it compiles nothing, or that is not known.
+    """
+    from speedkit_jupyter.compiling.history import subject_of
+
+    code = context.target.memo.compiled_call
+    known_s = code and _known(subject_of(next(code.parts.every())))
+    return f"The last time compiling it took {seconds(known_s)}" if known_s else ""
+
+
+def _known(subject: str) -> float | None:
+    from speedkit_jupyter.support import database
+
+    with suppress(SpeedKitError):
+        return database.compile_seconds(_name(subject))
+    return None
+
+
+def _name(subject: str) -> str:
+    from speedkit_jupyter.machines.hardware import Hardware
+    from speedkit_jupyter.plans.planning import describe
+
+    hardware = Hardware.current()
+    device = next((one.kind for one in hardware.accelerators), "cpu")
+    return f"{subject}; {describe(hardware, device)}, torch {hardware.torch}"
