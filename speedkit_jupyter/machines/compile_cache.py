@@ -15,8 +15,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from speedkit_jupyter.machines import probes
 from speedkit_jupyter.machines.flags import OVERRIDES, Switch, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import database, messages, torch_private
+from speedkit_jupyter.support.exceptions import in_a_line
 
 # Beyond this the files that were not used for longest go; a transformer takes a few MiB.
 MOST_BYTES = 2 * 2**30
@@ -142,6 +145,13 @@ def prepare() -> Path | None:
     return folder
 
 
+def has_bundles() -> bool:
+    """Return whether a plan that compiles was learned on this machine."""
+    with suppress(OSError):
+        return any((place() / BUNDLES).iterdir())
+    return False
+
+
 # Once in a process: plans are applied often while they are measured.
 _warn_once = cache(messages.warn)
 
@@ -218,7 +228,7 @@ def _choose(name: str, value: str | None) -> None:
 
 
 def try_instructions(folder: Path) -> None:
-    """Build a small library for each set of vector instructions, and keep it in the folder.
+    """Build a small library for all of the CPU's vector instructions, and keep it in the folder.
 
     torch asks the same in each process, by compiling for seconds. This is once for a compiler, on
     Linux and x86; elsewhere torch asks.
@@ -233,13 +243,31 @@ def try_instructions(folder: Path) -> None:
             source, library = Path(here, "trial.cpp"), Path(here, TRIAL)
             source.write_text(TRIAL_CODE)
             files = ["-shared", "-fPIC", "-fopenmp", "-o", str(library), str(source)]
-            for flags in options:
-                command = [compiler, *flags.split(), *files]
-                subprocess.run(command, capture_output=True, check=True, timeout=TRIAL_S)
+            command = [compiler, *" ".join(options).split(), *files]
+            subprocess.run(command, capture_output=True, check=True, timeout=TRIAL_S)
             ctypes.CDLL(str(library))  # fails where programs can't be run from this folder
             os.replace(library, folder / TRIAL)
     except (OSError, subprocess.SubprocessError) as error:
         messages.debug(f"torch looks for vector instructions itself: {error}")
+
+
+@cache
+def build_headers_ahead() -> threading.Thread:
+    """Begin to build torch's C++ headers in a thread, once in a process, and return the thread.
+
+    They take a second core for seconds, in which Dynamo traces; the first kernel waits for them.
+    """
+    torch_private.inductor_codecache()  # imported here: two threads must not import it at once
+
+    def build() -> None:
+        try:
+            torch_private.build_headers()
+        except Exception as error:  # the first kernel tries again, and says why
+            messages.debug(f"C++ headers were not built ahead: {in_a_line(error)}")
+
+    thread = threading.Thread(target=copy_context().run, args=(build,), daemon=True)
+    thread.start()
+    return thread
 
 
 def write(path: Path, content: bytes) -> None:

@@ -27,6 +27,7 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.compile import Compile, expected_s
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
@@ -38,8 +39,8 @@ from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, 
 from speedkit_jupyter.tuning.choosing import best_of, near_ones, rivals, that_fit
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
-# Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
-# less.
+# Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
+# less than what it is expected to take, which is this where no rule is known.
 COMPILE_S = 20.0
 # So many races choose: one of what the machine suggests, the others of what is near its best.
 MOST_RACES = 3
@@ -93,6 +94,7 @@ class Search:
         self._pool: Pool | None = None
         self._beside = BASELINE  # what is part of every plan that is tried
         self._budget_s, self.budget = budget_s, races.Allowance(budget_s)
+        self._compile_s = COMPILE_S
 
     def result(self) -> Tuning:
         return self.tuning
@@ -178,6 +180,7 @@ class Search:
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         tuning, known, budget = self.tuning, self.known, self.budget
+        self._compile_s = max(expected_s(one, Compile.default) or COMPILE_S for one in facts)
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
         self._beside = next((one for one in singles if "malloc" in one.values), BASELINE)
         waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
@@ -237,8 +240,9 @@ class Search:
         able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
         steps, seconds = self.tuning.steps, self._budget_s or math.inf
         steps_s = math.inf if steps is None else steps * self.budget.step_s
-        if steps_s <= COMPILE_S:
-            why = f"{steps} steps take {steps_s:.1f} s, compiling alone takes longer"
+        if steps_s <= self._compile_s:
+            alone = f"compiling alone takes about {self._compile_s:.0f} s"
+            why = f"{steps} steps take {steps_s:.1f} s, {alone}"
         elif seconds < COMPILE_S:
             short = f"{few_digits(seconds)} s are less than what compiling takes"
             why = f"{short}: --budget 30 tries it"

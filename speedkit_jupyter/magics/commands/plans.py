@@ -16,6 +16,7 @@ from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.options import Names, Option, command, switch
+from speedkit_jupyter.magics.watch import last_time
 from speedkit_jupyter.measure.subject.variants import words as variants
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.optimizations.base.optimization import Optimization
@@ -136,7 +137,7 @@ def show_applied(
     variable = session.keep(name, context)
     document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
-    display(document.and_lines([taken, loaded]))
+    display(document.and_lines([taken, loaded, last_time(context)]))
 
 
 @command("put everything back")
