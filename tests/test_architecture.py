@@ -24,6 +24,7 @@ LAYERS = (
     (
         "tuning",
         "profiling",
+        "autotune",
         "compiling",
         "loading",
         "batching",
