@@ -227,7 +227,7 @@ class Search:
         cheap = [single for single in singles if not single.costly]
         costly = [single for single in singles if single.costly]
         start = strongest(cheap)
-        compiled = [start.joined(single) for single in costly[:1]]
+        compiled = [start.joined(single) for single in costly]  # on GPUs its graphs, too
         alone = [start.part(name) for name in start.values]
         near = start.neighbours(cheap)
         # The few plans that there is time for where steps are long: what may be the best itself.
