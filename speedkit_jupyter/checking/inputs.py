@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,6 @@ SIZES: dict[str, Any] = {
     "xlarge": (8, 32, 2048, 128),
 }
 GIVEN = "given"
-# Below this length matrices of length by length are no large part of the memory.
-SHORT = 128
 # Weights differ by so much from call to call, as in training: what a candidate kept of them shows.
 WEIGHTS_MOVE = 0.1
 SAME = "inputs gave the same numbers twice: draw them anew, and set no seed inside"
@@ -35,47 +32,41 @@ class Inputs:
     """Draws the inputs of `reference` from `source`, a function or an example."""
 
     def __init__(self, source: Any, reference: Callable[..., Any], weights: Values) -> None:
-        self._names = _parameter_names(reference)
+        parameters = _parameters(getattr(reference, "forward", reference))
+        self._names = [one.name for one in parameters]
         self._weights = {name: value.detach().clone() for name, value in weights.items()}
         self._moving = {n for n, t in weights.items() if t.requires_grad and t.is_floating_point()}
-        self._source: Callable[..., Any] = (
-            source if callable(source) else lambda: tree_map(_resampled, source)
-        )
-        self.takes_size = callable(source) and _takes_argument(source)
+        self._source = source
+        needed = [
+            p for p in _parameters(source) if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+        ]
+        self.takes_size = callable(source) and bool(needed)
 
     def draw(self, seed: int, size: Any) -> Drawn:
         """Return new ones."""
         import torch
 
         torch.manual_seed(seed)
-        value = self._source(size) if self.takes_size else self._source()
+        if callable(self._source):
+            value = self._source(size) if self.takes_size else self._source()
+        else:
+            value = tree_map(_resampled, self._source)
         value = (value,) if isinstance(value, torch.Tensor) else value
         if not isinstance(value, Mapping | list | tuple):
             kind = type(value).__name__
             raise ArgumentError(f"inputs must give tensors in a tuple or a dict, not {kind}")
+        more = (f"input_{at}" for at in range(len(self._names), len(value)))
         by_keyword = isinstance(value, Mapping)
-        if isinstance(value, Mapping):
-            arguments = dict(value)
-        else:
-            more = (f"input_{at}" for at in range(len(self._names), len(value)))
-            arguments = dict(zip([*self._names, *more], value, strict=False))
-        weights = {
-            name: value * (1 + WEIGHTS_MOVE * torch.randn_like(value))
-            if name in self._moving
-            else value
-            for name, value in self._weights.items()
-        }
+        arguments = dict(value if by_keyword else zip([*self._names, *more], value, strict=False))
+        weights = dict(self._weights)
+        for name in self._moving:
+            weights[name] = weights[name] * (1 + WEIGHTS_MOVE * torch.randn_like(weights[name]))
         return Drawn(arguments, by_keyword, weights=weights)
 
     def check_fresh(self, first: Drawn, second: Drawn) -> None:
         """Raise ArgumentError if two calls have the same numbers, but for what is constant."""
-        pairs = [
-            (a, b)
-            for (_, a), (_, b) in zip(
-                inputs_of(first.arguments), inputs_of(second.arguments), strict=True
-            )
-            if a.is_floating_point() and a.numel() > 1 and len(a.unique()) > 1
-        ]
+        both = zip(inputs_of(first.arguments), inputs_of(second.arguments), strict=True)
+        pairs = [(a, b) for (_, a), (_, b) in both if a.is_floating_point() and len(a.unique()) > 1]
         if pairs and all(a.shape == b.shape and are_equal(a, b) for a, b in pairs):
             raise ArgumentError(SAME)
 
@@ -91,20 +82,6 @@ def cotangents(seed: int, outputs: Mapping[str, torch.Tensor]) -> Values:
     }
 
 
-def growth(size: Any, before: Any) -> float | None:
-    """Return at most how many times as much one size needs, if work grows with the length squared.
-
-    What a short one needs is mostly linear. None where sizes are no shapes.
-    """
-    shapes = (size, before)
-    if not all(isinstance(s, tuple) and all(isinstance(n, int) for n in s) for s in shapes):
-        return None
-    length, length_before = (shape[-2] if len(shape) > 1 else 1 for shape in shapes)
-    is_short = length_before < SHORT
-    longer = 1.0 if is_short else max(length / length_before, 1.0)
-    return float(math.prod(size) / math.prod(before) * longer)
-
-
 def _resampled(value: Any) -> Any:
     """Return other numbers from those of a floating-point tensor; anything else as it is."""
     import torch
@@ -117,16 +94,8 @@ def _resampled(value: Any) -> Any:
     return flat[torch.randint(flat.numel(), flat.shape, device=flat.device)].reshape(value.shape)
 
 
-def _parameter_names(function: Any) -> list[str]:
+def _parameters(function: Any) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(getattr(function, "forward", function)).parameters)
-    except (TypeError, ValueError):  # written in C
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # written in C, or an example
         return []
-
-
-def _takes_argument(function: Callable[..., Any]) -> bool:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    return any(one.default is one.empty and one.kind < one.VAR_POSITIONAL for one in parameters)

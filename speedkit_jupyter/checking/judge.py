@@ -6,13 +6,15 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
 from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows, written_inputs
-from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Side, Taken
-from speedkit_jupyter.checking.inputs import Inputs, cotangents, growth
+from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Here, Taken, Values, inputs_of
+from speedkit_jupyter.checking.inputs import Inputs, cotangents
+from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Agreement, SizeCheck
 from speedkit_jupyter.checking.truth import Truth
 from speedkit_jupyter.measure.checks import rounding
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
+Side = Here | Elsewhere
 # Calls at each size that are compared with float64, each on other inputs.
 FULL = 3
 # A call in float64 with its controls takes at most so many times the memory and, with all else that
 # is compared, so many times the seconds of one of the reference.
 COPIES, CALLS = 8, 30
+# Below this length matrices of length by length are no large part of the memory.
+SHORT = 128
 # So much of a call does not grow with its size.
 CALL_S = 2e-3
 # A block has no more calls than this, each on inputs of its own, which lie in memory at once.
@@ -55,8 +60,8 @@ class Judge:
         self._candidate, self._reference, self._truth = candidate, reference, truth
         self._inputs, self._budget_s = inputs, budget_s
         self._random = random.SystemRandom()  # no candidate knows what comes
-        self._like: dict[str, torch.Tensor] = {}  # outputs that gradients go through
-        self._last: tuple[Any, float, int] = (None, 0.0, 0)  # size, its seconds and bytes
+        self._like: Values = {}  # outputs that gradients go through
+        self._last: tuple[Any, float, int] | None = None  # size, its seconds and bytes
         self._relays_s: list[float] = []
 
     @property
@@ -86,15 +91,22 @@ class Judge:
         return found
 
     def _too_large(self, size: Any, left_s: float) -> str:
-        """Return why a size is not begun, by what the last one took; empty if it is."""
-        before, took_s, took_bytes = self._last
-        times = growth(size, before) if before is not None else None
-        if times is None:
+        """Return why a size is not begun, by what the last one took; empty if it is.
+
+        Work may grow with the length squared; what a short one needs is mostly linear.
+        """
+        if self._last is None or not all(map(_is_shape, (size, self._last[0]))):
             return ""
+        before, took_s, took_bytes = self._last
+        length, length_before = (shape[-2] if len(shape) > 1 else 1 for shape in (size, before))
+        times = math.prod(size) / math.prod(before) * max(length / max(length_before, SHORT), 1.0)
+        needed_s, needed_bytes = (
+            CALLS * times * max(took_s - CALL_S, 0.0),
+            COPIES * times * took_bytes,
+        )
         free = free_bytes(self._device)
-        needed_s = CALLS * times * max(took_s - CALL_S, 0.0)
-        if free is not None and COPIES * times * took_bytes > free:
-            return f"needs about {bytes_(COPIES * times * took_bytes)}, and {bytes_(free)} are free"
+        if free is not None and needed_bytes > free:
+            return f"needs about {bytes_(needed_bytes)}, and {bytes_(free)} are free"
         if needed_s > left_s:
             return f"takes about {seconds(needed_s)}, and {seconds(left_s)} are left (the budget)"
         return ""
@@ -124,7 +136,8 @@ class Judge:
         explained = Explained(one.precision)
         for number in range(FULL):
             drawn = self._draw(one.size)
-            found = self._tried(one, lambda: _called(self._candidate, drawn, bool(number % 2)))  # noqa: B023
+            call = partial(_called, self._candidate, drawn, reuse=bool(number % 2))
+            found = self._tried(one, call)
             own = _called(self._reference, drawn)
             if found is not None:
                 one.faults += form_faults(found, own, drawn)
@@ -139,8 +152,6 @@ class Judge:
 
     def _begin(self, one: SizeCheck) -> Taken:
         """Learn from the reference what a size is like, and whether it is steady."""
-        for side in (self._reference, self._candidate):
-            side.expect({})
         self._like = {}
         first = self._draw(one.size)
         self._inputs.check_fresh(first, self._draw(one.size))
@@ -153,8 +164,7 @@ class Judge:
         one.precision = rounding.lowest(*rounding.of_dtypes(t.dtype for t in tensors))
         self._reference.prepare([replace(first, cotangents=cotangents(0, self._like))])
         took_s = min(clock.timed(self._reference.run, self._device) for _ in range(2))
-        if self._reference.is_apart:
-            took_s = max(took_s - clock.timed(self._reference.relay, self._device), 0.0)
+        took_s -= clock.timed(self._reference.relay, self._device)
         needed = one.reference.memory = self._reference.memory()
         self._last = one.size, took_s, needed.peak_bytes or needed.state_bytes
         return own
@@ -179,19 +189,17 @@ class Judge:
 
     def _time(self, one: SizeCheck, budget_s: float, explained: Explained, own: Taken) -> None:
         """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
-        layout = {n: t for n, t in own.values.items() if not n.startswith((INPUT, BUFFER))}
-        for side in (self._reference, self._candidate):
-            side.expect(layout)
+        expected = {n: t for n, t in own.values.items() if not n.startswith((INPUT, BUFFER))}
         self._interruptions, begun_s = clock.Interruptions(), clock.now()
-        calls, looks, self._relays_s = 1, tuple[int, ...](), []
+        calls, looks = 1, tuple[int, ...]()
         for number in range(MOST_ROUNDS + 1):  # the first tells how many calls make a block
             start_s = clock.now()
             drawn = [self._draw(one.size) for _ in range(calls)]
-            self._round(one, drawn, explained, reuse=bool(number % 2))
+            self._round(one, drawn, explained, expected, reuse=bool(number % 2))
             if one.faults:
                 return
             if number == 0:
-                calls = _calls(one, drawn[0], layout)
+                calls = _calls(one, drawn[0], expected)
                 for record in (one.reference, one.candidate):
                     record.times_s, record.waited_s = [], []
                 self._relays_s = []
@@ -206,24 +214,28 @@ class Judge:
                 break
 
     def _round(
-        self, one: SizeCheck, drawn: Sequence[Drawn], explained: Explained, reuse: bool
+        self,
+        one: SizeCheck,
+        drawn: Sequence[Drawn],
+        explained: Explained,
+        expected: Values,
+        reuse: bool,
     ) -> None:
         """Time a block of both, in random order, and compare each call's results."""
         sides = [(one.reference, self._reference), (one.candidate, self._candidate)]
         taken: dict[str, list[Taken]] = {}
         for record, side in self._random.sample(sides, 2):
-            side.prepare(drawn, reuse)
-            if side is self._reference:
-                taken[record.name] = self._timed(side, record, len(drawn))
-            else:
-                got = self._tried(one, lambda: self._timed(side, record, len(drawn)))  # noqa: B023
-                taken[record.name] = got or []
-        relay_s = median(self._relays_s) if self._relays_s else 0.0
-        for record in (one.reference, one.candidate) if not one.faults else ():
-            call_s = record.times_s[-1]
-            record.times_s[-1] = max(call_s - relay_s / len(drawn), LEAST_SHARE * call_s)
+            side.prepare(drawn, reuse, expected)
+            block = partial(self._timed, side, record, len(drawn))
+            is_own = side is self._reference
+            taken[record.name] = block() if is_own else self._tried(one, block) or []
+        if one.faults:
+            return
+        for record, _ in sides:
+            call_s, relay_s = record.times_s[-1], median(self._relays_s) / len(drawn)
+            record.times_s[-1] = max(call_s - relay_s, LEAST_SHARE * call_s)
         found = [fault for each in taken["candidate"] for fault in each.faults]
-        for mine, theirs in zip(taken["candidate"], taken["reference"], strict=False):
+        for mine, theirs in zip(taken["candidate"], taken["reference"], strict=True):
             every = rows(mine.values, theirs.values).items()
             excess = [explained.excess(name, row, BOTH) for name, row in every]
             found += [f"in a timed round {words}" for times, words in excess if times > 1]
@@ -235,12 +247,15 @@ class Judge:
         block_s = clock.timed(side.run, self._device)
         waited_s = self._interruptions.seconds(block_s)
         found = side.take()
-        if side.is_apart:  # both, so that neither process rests longer
-            relay_s = clock.timed(side.relay, self._device)
-            self._relays_s += [relay_s] if side is self._reference else []
+        relay_s = clock.timed(side.relay, self._device)  # of both, so that neither rests longer
+        self._relays_s += [relay_s] if side is self._reference else []
         record.times_s.append(block_s / calls)
         record.waited_s.append(waited_s / calls)
         return found
+
+
+def _is_shape(size: Any) -> bool:
+    return isinstance(size, tuple) and all(isinstance(number, int) for number in size)
 
 
 def _called(side: Side, drawn: Drawn, reuse: bool = False) -> Taken:
@@ -250,9 +265,9 @@ def _called(side: Side, drawn: Drawn, reuse: bool = False) -> Taken:
     return side.take(full=True)[0]
 
 
-def _calls(one: SizeCheck, drawn: Drawn, layout: Mapping[str, torch.Tensor]) -> int:
+def _calls(one: SizeCheck, drawn: Drawn, expected: Values) -> int:
     """Return how many calls a block has, by the first, untimed one."""
     shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
-    tensors = [*layout.values(), *(v for v in drawn.arguments.values() if hasattr(v, "nbytes"))]
+    tensors = [*expected.values(), *(t for _, t in inputs_of(drawn.arguments))]
     most = MOST_BLOCK_BYTES // max(4 * sum(t.nbytes for t in tensors), 1)
     return int(max(1, min(math.ceil(BLOCK_S / max(shortest_s, 1e-7)), most, MOST_CALLS)))

@@ -7,14 +7,13 @@ memory that both share before it answers, so an answer that comes too early has 
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import accumulate, islice
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
@@ -31,18 +30,9 @@ if TYPE_CHECKING:
 
 # An answer that takes longer is not waited for, but on Windows.
 PATIENCE_S = 300.0
-CALLS, RESULTS = "calls.pt", "results.pt"
-GIVEN, GAVE = "given.bin", "gave.bin"
 # Where a file is memory: elsewhere the system's own folder for such files does.
 IN_MEMORY = "/dev/shm"
-# Every tensor begins at a multiple of this.
-ALIGNED = 64
-Layout = list[tuple[str, str, list[int]]]  # names, dtypes, shapes
-
-
-def layout_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> Layout:
-    """Return what memory for them is to be like."""
-    return [(name, str(t.dtype)[6:], list(t.shape)) for name, t in tensors]
+CALLS, RESULTS = "calls.pt", "results.pt"
 
 
 def _blank(value: Any) -> Any:
@@ -51,117 +41,100 @@ def _blank(value: Any) -> Any:
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
 
 
-def shared(file: Path, layout: Layout, calls: int) -> list[Values]:
-    """Return tensors in memory that both processes see, for each call."""
+def _shared(folder: Path, kind: str, like: Sequence[Values]) -> list[Values]:
+    """Return tensors like these, in files that both processes map: their memory is one."""
     import torch
 
-    sizes = [math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape in layout]
-    steps = [-(-size // ALIGNED) * ALIGNED for size in sizes]
-    length, begins = max(calls * sum(steps), ALIGNED), accumulate(steps * calls, initial=0)
-    memory = torch.from_file(str(file), shared=True, size=length, dtype=torch.uint8)
-    tensors = (
-        (name, memory[begin : begin + size].view(getattr(torch, dtype)).reshape(shape))
-        for (name, dtype, shape), size, begin in zip(
-            layout * calls, sizes * calls, begins, strict=False
-        )
-    )
-    return [dict(islice(tensors, len(layout))) for _ in range(calls)]
+    def mapped(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        options: Any = {"size": max(tensor.numel(), 1), "dtype": tensor.dtype}
+        memory = torch.from_file(str(folder / name), shared=True, **options)
+        return memory[: tensor.numel()].reshape(tensor.shape)
+
+    return [
+        {n: mapped(f"{kind}-{call}-{at}", t) for at, (n, t) in enumerate(values.items())}
+        for call, values in enumerate(like)
+    ]
+
+
+def _copy(sources: Sequence[Values], targets: Sequence[Values]) -> None:
+    """Write the values of each call where both have one."""
+    for source, target in zip(sources, targets, strict=True):
+        for name in target.keys() & source.keys():
+            target[name].copy_(source[name].detach())
 
 
 class Elsewhere:
-    """A side in a process of its own. Close it, or leave its `with`."""
-
-    is_apart = True
+    """A side in a process of its own, which does what `Here` does. It ends with its `with`."""
 
     def __init__(self, word: str, gradients: bool) -> None:
-        folder = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
-        self._folder = tempfile.TemporaryDirectory(dir=folder, prefix="speedkit-")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, self._folder.name, word, str(int(gradients))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._layout: Layout = []
-        self._inputs: list[torch.Tensor] = []
-        self._places: list[torch.Tensor] = []
-        try:
-            self.shapes = {name: tuple(size) for name, size in self._answer()["shapes"]}
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as stack:
+            place = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None
+            folder = tempfile.TemporaryDirectory(dir=place, prefix="speedkit-")
+            self._folder = Path(stack.enter_context(folder))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(self._folder), word, str(int(gradients))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.callback(self._process.communicate)
+            stack.callback(self._process.kill)
+            self.shapes = {name: tuple(size) for name, size in self._answer()["shapes"].items()}
+            self._stack = stack.pop_all()
 
     def __enter__(self) -> Elsewhere:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._stack.close()
 
-    def close(self) -> None:
-        """End the process, and give back the memory."""
-        self._process.kill()
-        self._process.communicate()
-        self._folder.cleanup()
-
-    def expect(self, values: Values) -> None:
-        """Share memory for values of these shapes and dtypes from the next `prepare` on."""
-        self._layout = layout_of(values.items())
-
-    def prepare(self, drawn: Sequence[Drawn], reuse: bool = False) -> None:
-        """Give it the next inputs, and memory for what they lead to."""
+    def prepare(
+        self, drawn: Sequence[Drawn], reuse: bool = False, expected: Values | None = None
+    ) -> None:
+        """Give it the next calls, and memory for values like those `expected` of each."""
         import torch
 
-        path = Path(self._folder.name)
-        self._inputs = [t.detach() for one in drawn for _, t in inputs_of(one.arguments)]
-        given = layout_of(inputs_of(drawn[0].arguments))
-        places = shared(path / GIVEN, given, len(drawn))
-        self._places = [tensor for one in places for tensor in one.values()]
-        # It learns the numbers when the clock runs.
-        blank = [replace(one, arguments=tree_map(_blank, dict(one.arguments))) for one in drawn]
-        torch.save([vars(one) for one in blank], path / CALLS)
-        self._gave = shared(path / GAVE, self._layout, len(drawn))
+        self._inputs = [dict(inputs_of(one.arguments)) for one in drawn]
+        self._given = _shared(self._folder, "given", self._inputs)
+        self._gave = _shared(self._folder, "gave", [expected or {}] * len(drawn))
         for tensor in (t for one in self._gave for t in one.values()):
             tensor.zero_()
-        self._ask("prepare", reuse=reuse, given=given, gave=self._layout)
+        # It learns the numbers when the clock runs.
+        blank = [replace(one, arguments=tree_map(_blank, dict(one.arguments))) for one in drawn]
+        layout = {name: tensor.to("meta") for name, tensor in (expected or {}).items()}
+        torch.save(([vars(one) for one in blank], layout), self._folder / CALLS)
+        self._ask("prepare", reuse=reuse)
 
     def run(self) -> None:
         """Give it the inputs; it computes and writes down the results."""
-        self._fill()
+        _copy(self._inputs, self._given)
         self._ask("run")
         # At once: what comes late is not what was timed.
         self._read = [{name: t.clone() for name, t in one.items()} for one in self._gave]
 
     def relay(self) -> None:
         """Do all that `run` does but computing."""
-        self._fill()
+        _copy(self._inputs, self._given)
         self._ask("relay")
-
-    def _fill(self) -> None:
-        for place, tensor in zip(self._places, self._inputs, strict=True):
-            place.copy_(tensor)
 
     def take(self, full: bool = False) -> list[Taken]:
         """Read what it computed."""
         import torch
 
-        found = self._ask("take", full=full)
+        faults = [str(one) for one in self._ask("take", full=full)["faults"]]
         if full:
-            kept = torch.load(Path(self._folder.name) / RESULTS, weights_only=True)
-            return [Taken(**one) for one in kept]
-        faults = [str(one) for one in found["faults"]]
+            return [Taken(**one) for one in torch.load(self._folder / RESULTS, weights_only=True)]
         return [Taken(values, faults=faults * (at == 0)) for at, values in enumerate(self._read)]
 
     def memory(self) -> Memory:
         """Return what it needs, by its own account."""
-        return Memory(*self._ask("memory")["memory"])
+        return Memory(**self._ask("memory"))
 
     def _ask(self, work: str, **more: Any) -> dict[str, Any]:
         assert self._process.stdin
-        try:
+        with suppress(BrokenPipeError):  # the answer says why
             self._process.stdin.write(json.dumps({"work": work, **more}) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # the answer says why
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
@@ -182,63 +155,48 @@ class Elsewhere:
 
 
 class Server:
-    """The other process: answers one line of JSON with another."""
+    """The other process: each method answers the one of its name of `Elsewhere`."""
 
-    def __init__(self, folder: str, word: str, gradients: bool) -> None:
+    def __init__(self, folder: str, word: str, gradients: str) -> None:
         self._folder = Path(folder)
-        self._side = Here(loaded(word), gradients, Watch())
-        self._targets: list[Values] = []
-        self._sources: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.shapes = list(self._side.shapes.items())
+        self.side = Here(loaded(word), gradients == "1", Watch())
 
-    def prepare(self, reuse: bool, given: Layout, gave: Layout) -> None:
+    def prepare(self, reuse: bool) -> None:
         """Read what the next calls are, but for the numbers of their inputs."""
         import torch
 
-        drawn = [Drawn(**one) for one in torch.load(self._folder / CALLS, weights_only=True)]
-        self._side.prepare(drawn, reuse)
-        self._targets = shared(self._folder / GAVE, gave, len(drawn))
-        places = shared(self._folder / GIVEN, given, len(drawn))
-        own = [t.data for one in self._side.given for _, t in inputs_of(one)]
-        self._sources = list(zip(own, (t for one in places for t in one.values()), strict=True))
+        calls, expected = torch.load(self._folder / CALLS, weights_only=True)
+        self.side.prepare([Drawn(**one) for one in calls], reuse)
+        self._inputs = [{n: t.data for n, t in inputs_of(one)} for one in self.side.given]
+        self._given = _shared(self._folder, "given", self._inputs)
+        self._gave = _shared(self._folder, "gave", [expected] * len(calls))
 
     def run(self) -> None:
         """Take the inputs, compute, and write down the results."""
-        self._fill()
-        self._side.run()
-        self._deliver()
+        _copy(self._given, self._inputs)
+        self.side.run()
+        _copy(self.side.results, self._gave)
 
     def relay(self) -> None:
-        """Take the inputs and write down the results."""
-        self._fill()
-        self._deliver()
-
-    def _fill(self) -> None:
-        for tensor, place in self._sources:
-            tensor.copy_(place)
-
-    def _deliver(self) -> None:
-        for target, values in zip(self._targets, self._side.results(), strict=False):
-            for name, place in target.items():
-                if name in values:
-                    place.copy_(values[name].detach())
+        """Take the inputs, and write down the last results."""
+        _copy(self._given, self._inputs)
+        _copy(self.side.results, self._gave)
 
     def take(self, full: bool) -> dict[str, Any]:
         """Return what is wrong; if `full`, write down all that the calls left."""
         import torch
 
-        taken = self._side.take(full)
+        taken = self.side.take(full)
         if full:
             torch.save([vars(one) for one in taken], self._folder / RESULTS)
         return {"faults": [fault for one in taken for fault in one.faults]}
 
     def memory(self) -> dict[str, Any]:
         """Return its peak and state."""
-        found = self._side.memory()
-        return {"memory": [found.peak_bytes, found.state_bytes]}
+        return vars(self.side.memory())
 
 
-def serve(folder: str, word: str, gradients: str) -> None:
+def serve(*words: str) -> None:
     """Answer until the input ends; what the function prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -248,17 +206,16 @@ def serve(folder: str, word: str, gradients: str) -> None:
         answers.flush()
 
     try:
-        server = Server(folder, word, gradients == "1")
+        server = Server(*words)
+        answer({"shapes": server.side.shapes})
+        for line in sys.stdin:
+            asked = json.loads(line)
+            try:
+                answer(getattr(server, asked.pop("work"))(**asked) or {})
+            except BaseException as error:
+                answer({"error": in_a_line(error)})
     except BaseException as error:
         answer({"error": in_a_line(error)})
-        return
-    answer({"shapes": server.shapes})
-    for line in sys.stdin:
-        asked = json.loads(line)
-        try:
-            answer(getattr(server, asked.pop("work"))(**asked) or {})
-        except BaseException as error:
-            answer({"error": in_a_line(error)})
 
 
 if __name__ == "__main__":

@@ -32,18 +32,16 @@ class Watch:
     def __init__(self, reference: Any = None) -> None:
         import torch
 
-        scope = getattr(reference, "__globals__", None)
-        module = sys.modules.get(type(reference).__module__)
-        scope = vars(module) if scope is None and module is not None else scope or {}
-        self._before: list[tuple[str, Mapping[str, Any], Callable[[str, Any], None], Any]] = [
-            (f"{one.__name__}.", vars(one), partial(setattr, one), _callables(vars(one)))
-            for one in _owners()
+        module = sys.modules.get(type(reference).__module__, builtins)
+        scope = getattr(reference, "__globals__", vars(module))
+        owners: list[tuple[str, Mapping[str, Any], Callable[[str, Any], None]]] = [
+            *((f"{one.__name__}.", vars(one), partial(setattr, one)) for one in _owners()),
+            ("the reference's ", scope, scope.__setitem__),
         ]
-        self._before.append(("the reference's ", scope, scope.__setitem__, _callables(scope)))
+        self._before = [(*owner, _callables(owner[1])) for owner in owners]
         functions = [one for one in (reference, *scope.values()) if inspect.isfunction(one)]
         self._codes = [(one, one.__code__) for one in functions]
-        self._switches = flags.snapshot()
-        self._grad = torch.is_grad_enabled()
+        self._switches, self._grad = flags.snapshot(), torch.is_grad_enabled()
         # Of what was replaced before, only that of functions written in C can be told.
         self._late = [one for one in CLOCKS if type(getattr(time, one)) is not type(time.sleep)]
 
@@ -89,11 +87,9 @@ def _callables(names: Mapping[str, Any]) -> dict[str, Any]:
     """Return its functions, classes and other descriptors as they are written, and constants."""
     found = {}
     for name, value in names.items():
-        if name in UNWATCHED:
-            continue
-        if callable(value) or isinstance(value, staticmethod | classmethod | property):
-            found[name] = value
-        elif name.isupper() and isinstance(value, int | float | tuple | dict):
+        is_code = callable(value) or isinstance(value, staticmethod | classmethod | property)
+        is_constant = name.isupper() and isinstance(value, int | float | tuple | dict)
+        if name not in UNWATCHED and (is_code or is_constant):
             found[name] = dict(value) if isinstance(value, dict) else value
     return found
 
