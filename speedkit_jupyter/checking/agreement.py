@@ -1,4 +1,5 @@
-"""Whether values agree with their reference: tensor by tensor, and in their worst row.
+"""Whether values agree with the truth, which is the reference in float64: each tensor, and its
+worst row.
 
 `measure.checks` says what a dtype's rounding explains; here its limits of outputs hold for
 gradients too, since a single function has fewer places where rounding is decisive than a net has.
@@ -7,23 +8,27 @@ gradients too, since a single function has fewer places where rounding is decisi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.checking.calls import (
     BUFFER,
     GRADIENT,
     INPUT,
     Drawn,
+    Here,
     Taken,
     Values,
     are_equal,
     inputs_of,
 )
+from speedkit_jupyter.measure.checks import reference, rounding
 from speedkit_jupyter.measure.checks.deviations import NOTHING, Deviation, sums, total
-from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.tolerance import TERMS, beyond_limit
+from speedkit_jupyter.support.torch_private import tree_map
 
 if TYPE_CHECKING:
     import torch
@@ -47,19 +52,46 @@ class Row:
     size: int = 0
 
 
-@dataclass
 class Explained:
-    """What rounding explains, by name: the largest deviations of the reference and controls."""
+    """The truth of calls of one size, and what rounding explains: for each tensor the largest
+    deviation of the reference, which is `side`, and of its controls.
+    """
 
-    precision: str
-    rows: dict[str, Row] = field(default_factory=dict)
+    def __init__(self, side: Here, precision: str) -> None:
+        self.precision, self._side = precision, side
+        self._wide = partial(reference.in_float64, [side.function] if side.state else [])
+        self.rows: dict[str, Row] = {}
 
-    def add(self, found: dict[str, Row]) -> None:
-        """Let it explain what one more run deviates by."""
+    def truth(self, drawn: Drawn, own: Taken) -> Values:
+        """Return what a call gives in float64, or its `own` values where that can't be run."""
+        wide = _widened(drawn)
+        found = self._run(wide, self._wide)
+        truth = found if found is not None and _shapes(found) == _shapes(own) else own
+        self._add(rows(own.values, truth.values))
+        for to_nearest in (False, True):
+            control = partial(rounding.rounded, self.precision, to_nearest)
+            is_plain = self.precision == "fp32"
+            run = self._run(drawn, control) if is_plain else self._run(wide, self._wide, control)
+            if run is not None and _shapes(run) == _shapes(truth):
+                self._add(rows(run.values, truth.values))
+        return truth.values
+
+    def _run(
+        self, drawn: Drawn, *around: Callable[[], AbstractContextManager[Any]]
+    ) -> Taken | None:
+        """Return what the reference gives; None where the surroundings don't allow it."""
+        with suppress(Exception), ExitStack() as stack:
+            self._side.prepare([drawn])
+            for surrounding in around:
+                stack.enter_context(surrounding())
+            self._side.run()
+            return self._side.take(full=True)[0]
+        return None
+
+    def _add(self, found: dict[str, Row]) -> None:
         for name, row in found.items():
             known = self.rows.setdefault(name, Row())
-            pairs = zip(known.deviation, row.deviation, strict=True)
-            known.deviation = Deviation(*(max(a, b) for a, b in pairs))
+            known.deviation = Deviation(*map(max, known.deviation, row.deviation))
             known.worst_row = max(known.worst_row, row.worst_row)
             known.differing = max(known.differing, row.differing)
 
@@ -72,7 +104,7 @@ class Explained:
             return (row.differing / most if most else math.inf), words
         control = Deviation(*(times * one for one in known.deviation))
         excess, words = beyond_limit(row.deviation, row.size, control, "output", self.precision)
-        least = 2 * unit(self.precision) * (TERMS if self.precision == "fp32" else 1.0)
+        least = 2 * rounding.unit(self.precision) * (TERMS if self.precision == "fp32" else 1.0)
         most = ROW * times * known.worst_row + least
         in_row = math.inf if math.isnan(row.worst_row) else row.worst_row / most
         if in_row > max(excess, 1.0):
@@ -81,30 +113,44 @@ class Explained:
         return excess, f"{name} {words}"
 
 
+def _shapes(taken: Taken) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in taken.values.items()}
+
+
+def _widened(drawn: Drawn) -> Drawn:
+    """Return it in float64."""
+
+    def wide(value: Any) -> Any:
+        is_float = hasattr(value, "is_floating_point") and value.is_floating_point()
+        return value.double() if is_float else value
+
+    arguments = tree_map(wide, dict(drawn.arguments))
+    return replace(drawn, arguments=arguments, cotangents=tree_map(wide, drawn.cotangents))
+
+
 def rows(values: Values, reference: Values) -> dict[str, Row]:
     """Compare what both have, or one has: a gradient that is missing stands for zeros."""
-    pairs = {name: (values.get(name), one) for name, one in reference.items()}
-    extra = values.keys() - pairs.keys()
-    pairs |= {name: (values[name], None) for name in extra if name.startswith(GRADIENT)}
-    floats = {name: pair for name, pair in pairs.items() if _are_floating(pair)}
+    extra = [n for n in values if n.startswith(GRADIENT) and n not in reference]
+    pairs = {name: (values.get(name), reference.get(name)) for name in (*reference, *extra)}
+    floats = {name: pair for name, pair in pairs.items() if all(map(_is_floating, pair))}
     parts = dict(zip(floats, sums(list(floats.values())), strict=True))
     gradients = total([part for name, part in parts.items() if name.startswith(GRADIENT)])
     least = SMALL * math.sqrt(gradients.square / max(gradients.size, 1))
     found = {}
-    for name, pair in pairs.items():
+    for name, (one, other) in pairs.items():
         if name in parts:
             part = parts[name]
             floor = least if name.startswith(GRADIENT) and math.isfinite(least) else 0.0
             typical = max(math.sqrt(part.square / max(part.size, 1)), floor)
-            worst_row = _worst_row(*pair, typical)
+            worst_row = _worst_row(one, other, typical)
             found[name] = Row(part.deviation(floor), worst_row, 0, part.size)
-        elif pair[0] is not None and pair[1] is not None:
-            found[name] = Row(differing=int((pair[0] != pair[1]).sum()), size=pair[1].numel())
+        elif one is not None and other is not None:
+            found[name] = Row(differing=int((one != other).sum()), size=other.numel())
     return found
 
 
-def _are_floating(pair: Sequence[torch.Tensor | None]) -> bool:
-    return all(one is None or one.is_floating_point() or one.is_complex() for one in pair)
+def _is_floating(one: torch.Tensor | None) -> bool:
+    return one is None or one.is_floating_point() or one.is_complex()
 
 
 def _worst_row(tensor: torch.Tensor | None, reference: torch.Tensor | None, mean: float) -> float:
@@ -124,11 +170,10 @@ def form_faults(found: Taken, own: Taken, drawn: Drawn) -> list[str]:
     """Return what differs in form from what the reference gives: names, shapes, dtypes, classes,
     shared memory, infinite numbers where it has finite ones.
     """
-    faults = list(found.faults)
     needed = {name for name in own.values if not name.startswith((GRADIENT, BUFFER))}
-    missing = sorted(needed - found.values.keys())
+    faults = [*found.faults]
+    faults += [f"{name} is missing" for name in sorted(needed - found.values.keys())]
     extra = sorted(found.classes.keys() - own.classes.keys())
-    faults += [f"{name} is missing" for name in missing]
     faults += [f"{name} is one result too many" for name in extra]
     for name, value in found.values.items():
         if (expected := own.values.get(name)) is None:
@@ -143,7 +188,7 @@ def form_faults(found: Taken, own: Taken, drawn: Drawn) -> list[str]:
                 faults.append(f"{name} has the {what} {mine}, not {theirs}")
         if value.shape == expected.shape and (~value.isfinite() & expected.isfinite()).any():
             faults.append(f"{name} has NaN or infinite numbers where the reference has none")
-    aliases = sorted(set(found.aliases) - set(own.aliases))
+    aliases = [name for name in found.aliases if name not in own.aliases]
     faults += [f"{name} shares memory with an input" for name in aliases]
     written = written_inputs(own, drawn)
     extra = [name for name in written_inputs(found, drawn) if name not in written]

@@ -8,11 +8,10 @@ from typing import Any
 
 from speedkit_jupyter.checking.calls import GRADIENT, Here
 from speedkit_jupyter.checking.inputs import GIVEN, SIZES, Inputs
-from speedkit_jupyter.checking.judge import Judge
+from speedkit_jupyter.checking.judge import Judge, Side
 from speedkit_jupyter.checking.loading import is_word, loaded, located
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Check, SizeCheck
-from speedkit_jupyter.checking.truth import Truth
 from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.checks.tolerance import UNDETERMINED
 from speedkit_jupyter.measure.results.record import environment
@@ -56,34 +55,31 @@ def check(
 
     seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
     arguments.flag("gradients", gradients)
-    are_words = [is_word(one) for one in (candidate, reference)]
-    if any(are_words) and not all(are_words):
+    is_apart = is_word(candidate)
+    if is_word(reference) != is_apart:
         raise ArgumentError("name both by file, as in kernels.py:softmax, or neither")
-    for one in (candidate, reference, inputs):
-        if is_word(one):
-            located(str(one))
+    for one in filter(is_word, (candidate, reference, inputs)):
+        located(str(one))
+    function = _callable("reference", reference)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(_devices()))
-        function = _callable("reference", reference)
+        stack.enter_context(torch.random.fork_rng(devices))
         truth = stack.enter_context(Here(function, gradients))
-        sides: list[Here | Elsewhere] = []
-        for label, one in (("reference", reference), ("candidate", candidate)):
-            if all(are_words):
-                side: Any = Elsewhere(str(one), gradients)
-            else:
-                watch = Watch(function) if label == "candidate" else None
-                side = Here(_callable(label, one), gradients, watch)
-            sides.append(stack.enter_context(side))
-        own, other = sides
+        own: Side = Elsewhere(str(reference), gradients) if is_apart else Here(function, gradients)
+        stack.enter_context(own)
+        if is_apart:
+            other: Side = Elsewhere(str(candidate), gradients)
+        else:
+            other = Here(_callable("candidate", candidate), gradients, Watch(function))
+        stack.enter_context(other)
         is_alike = own.shapes == other.shapes
         source = loaded(inputs) if is_word(inputs) else inputs
         drawn = Inputs(source, function, truth.state if is_alike else {})
-        judge = Judge(other, own, Truth(truth), drawn, seconds)
+        judge = Judge(other, own, truth, drawn, seconds)
         found = judge.run(_sizes(sizes, drawn.takes_size))
         where = environment(truth.device)
     remarks = (*([] if is_alike else [OTHER_WEIGHTS]), *_not_compared(found, gradients))
-    names = _name(candidate), _name(reference)
-    return Check(*names, tuple(found), all(are_words), where, remarks)
+    return Check(_name(candidate), _name(reference), tuple(found), is_apart, where, remarks)
 
 
 def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
@@ -120,9 +116,3 @@ def _sizes(asked: Any, takes_size: bool) -> dict[str, Any]:
         if name not in SIZES:
             raise ArgumentError(f"there is no size {name!r}.{did_you_mean(name, SIZES)}")
     return {name: size for name, size in SIZES.items() if name in names}
-
-
-def _devices() -> list[int]:
-    import torch
-
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -16,7 +16,6 @@ from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Here, Taken, V
 from speedkit_jupyter.checking.inputs import Inputs, cotangents
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Agreement, SizeCheck
-from speedkit_jupyter.checking.truth import Truth
 from speedkit_jupyter.measure.checks import rounding
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, planned_looks
@@ -55,7 +54,7 @@ class Judge:
     """Judges the candidate by the reference, for `budget_s` seconds at all sizes together."""
 
     def __init__(
-        self, candidate: Side, reference: Side, truth: Truth, inputs: Inputs, budget_s: float
+        self, candidate: Side, reference: Side, truth: Here, inputs: Inputs, budget_s: float
     ) -> None:
         self._candidate, self._reference, self._truth = candidate, reference, truth
         self._inputs, self._budget_s = inputs, budget_s
@@ -66,7 +65,7 @@ class Judge:
 
     @property
     def _device(self) -> torch.device:
-        return self._truth.side.device
+        return self._truth.device
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
         """Check each size, the smallest first. What the reference itself raises goes on."""
@@ -133,7 +132,7 @@ class Judge:
         """Compare some calls with float64; returns what rounding explains, and a right result."""
         begun_s = clock.now()
         own = self._begin(one)
-        explained = Explained(one.precision)
+        explained = Explained(self._truth, one.precision)
         for number in range(FULL):
             drawn = self._draw(one.size)
             call = partial(_called, self._candidate, drawn, reuse=bool(number % 2))
@@ -175,7 +174,7 @@ class Judge:
         """Compare a call with float64, and keep the worst that was seen of each tensor."""
         worst = {each.name: each for each in one.agreements}
         written = written_inputs(own, drawn)
-        for name, row in rows(found.values, self._truth.values(drawn, own, explained)).items():
+        for name, row in rows(found.values, explained.truth(drawn, own)).items():
             if name.startswith(INPUT) and name not in written:
                 continue
             excess, words = explained.excess(name, row)
@@ -200,8 +199,7 @@ class Judge:
                 return
             if number == 0:
                 calls = _calls(one, drawn[0], expected)
-                for record in (one.reference, one.candidate):
-                    record.times_s, record.waited_s = [], []
+                one.reference, one.candidate = one.reference.anew(), one.candidate.anew()
                 self._relays_s = []
                 continue
             now_s = clock.now()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record, ratio_of
-from speedkit_jupyter.measure.results.statistics import ERROR, Ratio, spread
+from speedkit_jupyter.measure.results.statistics import ERROR, Ratio
 
 
 @dataclass
@@ -52,7 +53,7 @@ class SizeCheck:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; what is infinite or unknown is None."""
-        ratio, agreements = self.ratio, [vars(one) for one in self.agreements]
+        ratio = self.ratio
         bounded = ratio if ratio and ratio.is_bounded else None
         values: dict[str, Any] = {
             "name": self.name,
@@ -66,15 +67,14 @@ class SizeCheck:
             "high": bounded and bounded.high,
         }
         for one in (self.reference, self.candidate):
-            values[f"{one.name}_s"] = spread(one.times_s).median_s if one.times_s else None
+            values[f"{one.name}_s"] = median(one.times_s) if one.times_s else None
             values[f"{one.name}_peak_bytes"] = one.memory and one.memory.peak_bytes
             values[f"{one.name}_times_s"] = one.times_s
-        finite = [{name: _finite(value) for name, value in one.items()} for one in agreements]
-        return {**values, "faults": self.faults, "agreements": finite}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        agreements = [
+            {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in vars(one).items()}
+            for one in self.agreements
+        ]
+        return {**values, "faults": self.faults, "agreements": agreements}
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,5 +111,5 @@ class Check(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one for each size, without lists."""
-        rows = [one.to_dict() for one in self.sizes]
-        return [{n: v for n, v in row.items() if not isinstance(v, list)} for row in rows]
+        sizes = self.to_dict()["sizes"]
+        return [{n: v for n, v in one.items() if not isinstance(v, list)} for one in sizes]

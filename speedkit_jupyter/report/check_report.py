@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from speedkit_jupyter.checking.result import Check, SizeCheck
 from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Row, Section, Table, Tone
+from speedkit_jupyter.report.elements import BLANK, Row, Section, Table
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
 COLUMNS = (
-    "size",
-    "result",
-    "reference",
-    "candidate",
-    "speed-up",
-    INTERVAL,
-    "peak memory",
-    "off by",
+    *("size", "result", "reference", "candidate"),
+    *("speed-up", INTERVAL, "peak memory", "off by"),
 )
 TENSORS = ("tensor", "off by", "rounding explains", "of its limit")
 OFF = "“off by” is the norm of the difference to float64, over the norm."
@@ -43,34 +39,33 @@ def check_report(found: Check) -> Document:
         "\n".join(found.faults),
         Table(COLUMNS, [_row(one) for one in found.sizes], COLUMNS[2:6], wraps=("result",)),
         "\n".join([*skipped, *found.remarks, *([] if found.isolated else [HERE]), OFF]),
-        *map(_tensors, checked[-1:]),
+        *(_tensors(one) for one in checked[-1:]),
     ]
     return Document(headline, content, found.to_dict())
 
 
 def _tensors(one: SizeCheck) -> Section:
     """Return how far each tensor of a size is off."""
-    numbers = [(each.name, each.distance, each.explained, each.excess) for each in one.agreements]
-    rows = [(name, *(f"{number:.2g}" for number in few)) for name, *few in numbers]
+    rows = [
+        (each.name, f"{each.distance:.2g}", f"{each.explained:.2g}", f"{each.excess:.2g}")
+        for each in one.agreements
+    ]
     return Section(Table(TENSORS, rows, TENSORS[1:]), f"Each tensor at `{one.name}`", folded=True)
 
 
 def _row(one: SizeCheck) -> Row:
-    tone: Tone = "quiet" if one.skipped else "bad" if one.faults else "good"
     name = f"{one.name} {'×'.join(map(str, one.size))}" if isinstance(one.size, tuple) else one.name
     if one.skipped:
-        return Row((name, "skipped", *[BLANK] * 6), tone)
-    speed, worst = one.ratio, one.worst
-    values = one.to_dict()
-    times = [values[f"{side}_s"] for side in ("reference", "candidate")]
-    peaks = [values[f"{side}_peak_bytes"] for side in ("reference", "candidate")]
+        return Row((name, "skipped", *[BLANK] * 6), "quiet")
+    speed, worst, sides = one.ratio, one.worst, (one.reference, one.candidate)
+    peaks = [side.memory.peak_bytes if side.memory else None for side in sides]
     cells = (
         name,
         "wrong" if one.faults else f"right, {speed.verdict}" if speed else "right",
-        *(BLANK if each is None else seconds(each) for each in times),
+        *(seconds(median(side.times_s)) if side.times_s else BLANK for side in sides),
         ratio(speed.median) if speed else BLANK,
         between(speed.low, speed.high) if speed else BLANK,
         " → ".join(BLANK if each is None else size(each) for each in peaks),
         f"{worst.distance:.2g}" if worst else BLANK,
     )
-    return Row(cells, tone)
+    return Row(cells, "bad" if one.faults else "good")
