@@ -14,19 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.checking.calls import (
-    BUFFER,
-    GRADIENT,
-    INPUT,
-    Drawn,
-    Here,
-    Taken,
-    Values,
-    are_equal,
-    inputs_of,
-)
-from speedkit_jupyter.measure.checks import reference, rounding
+from speedkit_jupyter.checking.calls import BUFFER, GRADIENT, Drawn, Here, Taken, Values
+from speedkit_jupyter.measure.checks import rounding
 from speedkit_jupyter.measure.checks.deviations import NOTHING, Deviation, sums, total
+from speedkit_jupyter.measure.checks.reference import in_float64
 from speedkit_jupyter.measure.checks.tolerance import TERMS, beyond_limit
 from speedkit_jupyter.support.torch_private import tree_map
 
@@ -59,7 +50,7 @@ class Explained:
 
     def __init__(self, side: Here, precision: str) -> None:
         self.precision, self._side = precision, side
-        self._wide = partial(reference.in_float64, [side.function] if side.state else [])
+        self._wide = partial(in_float64, [side.function] if side.state else [])
         self.rows: dict[str, Row] = {}
 
     def truth(self, drawn: Drawn, own: Taken) -> Values:
@@ -171,8 +162,8 @@ def form_faults(found: Taken, own: Taken, drawn: Drawn) -> list[str]:
     shared memory, infinite numbers where it has finite ones.
     """
     needed = {name for name in own.values if not name.startswith((GRADIENT, BUFFER))}
-    faults = [*found.faults]
-    faults += [f"{name} is missing" for name in sorted(needed - found.values.keys())]
+    missing = sorted(needed - found.values.keys())
+    faults = [*found.faults, *(f"{name} is missing" for name in missing)]
     extra = sorted(found.classes.keys() - own.classes.keys())
     faults += [f"{name} is one result too many" for name in extra]
     for name, value in found.values.items():
@@ -190,12 +181,6 @@ def form_faults(found: Taken, own: Taken, drawn: Drawn) -> list[str]:
             faults.append(f"{name} has NaN or infinite numbers where the reference has none")
     aliases = [name for name in found.aliases if name not in own.aliases]
     faults += [f"{name} shares memory with an input" for name in aliases]
-    written = written_inputs(own, drawn)
-    extra = [name for name in written_inputs(found, drawn) if name not in written]
-    return faults + [f"it changes its {name}" for name in extra]
-
-
-def written_inputs(taken: Taken, drawn: Drawn) -> list[str]:
-    """Return the names of the inputs that a call has left with other values."""
-    pairs = [(INPUT + name, before) for name, before in inputs_of(drawn.arguments)]
-    return [name for name, before in pairs if not are_equal(taken.values[name], before)]
+    written = own.written(drawn)
+    changed = [name for name in found.written(drawn) if name not in written]
+    return faults + [f"it changes its {name}" for name in changed]

@@ -9,8 +9,7 @@ from typing import Any
 from speedkit_jupyter.checking.calls import GRADIENT, Here
 from speedkit_jupyter.checking.inputs import GIVEN, SIZES, Inputs
 from speedkit_jupyter.checking.judge import Judge, Side
-from speedkit_jupyter.checking.loading import is_word, loaded, located
-from speedkit_jupyter.checking.processes import Elsewhere
+from speedkit_jupyter.checking.processes import Elsewhere, is_word, loaded, located
 from speedkit_jupyter.checking.result import Check, SizeCheck
 from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.checks.tolerance import UNDETERMINED
@@ -25,7 +24,6 @@ OTHER_WEIGHTS = (
     "the modules name their parameters differently: each keeps its own weights, and their "
     "gradients are not compared"
 )
-
 NO_GRADIENTS = "no gradients were compared: the reference gives none"
 
 

@@ -50,6 +50,11 @@ class Taken:
     differentiable: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
+    def written(self, drawn: Drawn) -> list[str]:
+        """Return the names of the inputs that the call has left with other values."""
+        pairs = [(INPUT + name, before) for name, before in inputs_of(drawn.arguments)]
+        return [name for name, before in pairs if not are_equal(self.values[name], before)]
+
 
 def named_tensors(value: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a result with their places in it; numbers count as tensors."""
@@ -132,13 +137,11 @@ class Here:
         tensors = [t for one in self.given for _, t in inputs_of(one)]
         return next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
-    def run(self) -> None:
-        """Make the calls."""
-        calls = zip(self._drawn, self.given, strict=True)
-        self.results = [self._call(drawn, given) for drawn, given in calls]
-
-    def relay(self) -> None:
-        """Do all that `run` does but computing: nothing comes and goes here."""
+    def run(self, computes: bool = True) -> None:
+        """Make the calls; or else do all but computing, which is nothing here."""
+        if computes:
+            calls = zip(self._drawn, self.given, strict=True)
+            self.results = [self._call(drawn, given) for drawn, given in calls]
 
     @user_code_boundary
     def _call(self, drawn: Drawn, given: dict[str, Any]) -> Values:

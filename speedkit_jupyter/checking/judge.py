@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
-from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows, written_inputs
+from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows
 from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Here, Taken, Values, inputs_of
 from speedkit_jupyter.checking.inputs import Inputs, cotangents
 from speedkit_jupyter.checking.processes import Elsewhere
@@ -99,10 +99,7 @@ class Judge:
         before, took_s, took_bytes = self._last
         length, length_before = (shape[-2] if len(shape) > 1 else 1 for shape in (size, before))
         times = math.prod(size) / math.prod(before) * max(length / max(length_before, SHORT), 1.0)
-        needed_s, needed_bytes = (
-            CALLS * times * max(took_s - CALL_S, 0.0),
-            COPIES * times * took_bytes,
-        )
+        needed_s, needed_bytes = CALLS * times * (took_s - CALL_S), COPIES * times * took_bytes
         free = free_bytes(self._device)
         if free is not None and needed_bytes > free:
             return f"needs about {bytes_(needed_bytes)}, and {bytes_(free)} are free"
@@ -115,6 +112,10 @@ class Judge:
         secret, also, told = (self._random.getrandbits(60) for _ in range(3))
         drawn = self._inputs.draw(secret, size)
         return replace(drawn, seed=told, cotangents=cotangents(also, self._like))
+
+    def _relay_s(self, side: Side) -> float:
+        """Return the seconds in which inputs and results come and go."""
+        return clock.timed(partial(side.run, computes=False), self._device)
 
     def _tried(self, one: SizeCheck, call: Callable[[], T]) -> T | None:
         """Make a call of the candidate, whose errors are faults."""
@@ -163,7 +164,7 @@ class Judge:
         one.precision = rounding.lowest(*rounding.of_dtypes(t.dtype for t in tensors))
         self._reference.prepare([replace(first, cotangents=cotangents(0, self._like))])
         took_s = min(clock.timed(self._reference.run, self._device) for _ in range(2))
-        took_s -= clock.timed(self._reference.relay, self._device)
+        took_s -= self._relay_s(self._reference)
         needed = one.reference.memory = self._reference.memory()
         self._last = one.size, took_s, needed.peak_bytes or needed.state_bytes
         return own
@@ -173,7 +174,7 @@ class Judge:
     ) -> None:
         """Compare a call with float64, and keep the worst that was seen of each tensor."""
         worst = {each.name: each for each in one.agreements}
-        written = written_inputs(own, drawn)
+        written = own.written(drawn)
         for name, row in rows(found.values, explained.truth(drawn, own)).items():
             if name.startswith(INPUT) and name not in written:
                 continue
@@ -189,35 +190,35 @@ class Judge:
     def _time(self, one: SizeCheck, budget_s: float, explained: Explained, own: Taken) -> None:
         """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
         expected = {n: t for n, t in own.values.items() if not n.startswith((INPUT, BUFFER))}
-        self._interruptions, begun_s = clock.Interruptions(), clock.now()
-        calls, looks = 1, tuple[int, ...]()
-        for number in range(MOST_ROUNDS + 1):  # the first tells how many calls make a block
-            start_s = clock.now()
-            drawn = [self._draw(one.size) for _ in range(calls)]
-            self._round(one, drawn, explained, expected, reuse=bool(number % 2))
+        a_round = partial(self._round, one, explained, expected)
+        self._interruptions, self._relays_s = clock.Interruptions(), []
+        drawn, begun_s = self._draw(one.size), clock.now()
+        a_round([drawn])  # not timed: it tells how many calls make a block
+        if one.faults:
+            return
+        calls = _calls(one, drawn, expected)
+        one.reference, one.candidate = one.reference.anew(), one.candidate.anew()
+        self._relays_s, budget_s, begun_s = [], budget_s + begun_s - clock.now(), clock.now()
+        for number in range(1, MOST_ROUNDS + 1):
+            a_round([self._draw(one.size) for _ in range(calls)], reuse=bool(number % 2))
             if one.faults:
                 return
-            if number == 0:
-                calls = _calls(one, drawn[0], expected)
-                one.reference, one.candidate = one.reference.anew(), one.candidate.anew()
-                self._relays_s = []
-                continue
-            now_s = clock.now()
-            round_s, spent_s = now_s - start_s, now_s - begun_s
+            spent_s = clock.now() - begun_s
+            round_s = spent_s / number
             if number == 1:
                 looks = planned_looks(int(min(budget_s / max(round_s, 1e-6), MOST_ROUNDS)))
             is_last = spent_s + round_s > budget_s or number == MOST_ROUNDS
             one.error = error_of_a_look(len(looks), is_last)
             if is_last or (number in looks and one.ratio and one.ratio.settled):
-                break
+                return
 
     def _round(
         self,
         one: SizeCheck,
-        drawn: Sequence[Drawn],
         explained: Explained,
         expected: Values,
-        reuse: bool,
+        drawn: Sequence[Drawn],
+        reuse: bool = False,
     ) -> None:
         """Time a block of both, in random order, and compare each call's results."""
         sides = [(one.reference, self._reference), (one.candidate, self._candidate)]
@@ -245,7 +246,7 @@ class Judge:
         block_s = clock.timed(side.run, self._device)
         waited_s = self._interruptions.seconds(block_s)
         found = side.take()
-        relay_s = clock.timed(side.relay, self._device)  # of both, so that neither rests longer
+        relay_s = self._relay_s(side)  # of both, so that neither process rests longer
         self._relays_s += [relay_s] if side is self._reference else []
         record.times_s.append(block_s / calls)
         record.waited_s.append(waited_s / calls)
@@ -253,7 +254,7 @@ class Judge:
 
 
 def _is_shape(size: Any) -> bool:
-    return isinstance(size, tuple) and all(isinstance(number, int) for number in size)
+    return isinstance(size, tuple) and all(isinstance(n, int) and n > 0 for n in size)
 
 
 def _called(side: Side, drawn: Drawn, reuse: bool = False) -> Taken:

@@ -1,11 +1,12 @@
-"""A function of a file in a process of its own, which this one times and reads the results of.
+"""Functions and modules by file and name, and each in a process of its own.
 
-The clock, the inputs and the comparison stay here. The other process writes what it computed into
-memory that both share before it answers, so an answer that comes too early has wrong values in it.
+The clock, the inputs and the comparison stay in this process. The other one writes what it computed
+into memory that both share before it answers: what comes too late is not there.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -19,10 +20,14 @@ from select import select
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.checking.calls import Drawn, Here, Taken, Values, inputs_of
-from speedkit_jupyter.checking.loading import loaded
 from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.checks.memory import Memory
-from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
+from speedkit_jupyter.support.exceptions import (
+    ArgumentError,
+    SpeedKitError,
+    did_you_mean,
+    in_a_line,
+)
 from speedkit_jupyter.support.torch_private import tree_map
 
 if TYPE_CHECKING:
@@ -33,6 +38,51 @@ PATIENCE_S = 300.0
 # Where a file is memory: elsewhere the system's own folder for such files does.
 IN_MEMORY = "/dev/shm"
 CALLS, RESULTS = "calls.pt", "results.pt"
+
+
+def is_word(value: Any) -> bool:
+    """Return whether it names an object of a file, as `candidate.py:f` does."""
+    return isinstance(value, str) and ".py:" in value
+
+
+def located(word: str) -> tuple[Path, str]:
+    """Return the file and the name in it. Raises ArgumentError where there is no such file."""
+    path, _, name = word.rpartition(":")
+    file = Path(path).expanduser().resolve()
+    if not path.endswith(".py") or not name.isidentifier():
+        raise ArgumentError(f"{word!r} must name a function of a file, as in kernels.py:softmax")
+    if not file.is_file():
+        raise ArgumentError(f"there is no file {path}")
+    return file, name
+
+
+def loaded(word: str, seed: int = 0) -> Any:
+    """Return what `file.py:name` names; of a class of modules one that is made from this seed.
+
+    Raises ArgumentError where there is no such file or name; what the file raises goes on.
+    """
+    import torch
+
+    file, name = located(word)
+    key = f"_checked_{file.stem}_{abs(hash(file))}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, file)
+        assert spec
+        assert spec.loader
+        sys.modules[key] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[key]
+            raise
+    names = vars(sys.modules[key])
+    if name not in names:
+        raise ArgumentError(f"{file.name} has no {name}.{did_you_mean(name, names)}")
+    found = names[name]
+    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+        torch.manual_seed(seed)
+        found = found()
+    return found
 
 
 def _blank(value: Any) -> Any:
@@ -105,17 +155,12 @@ class Elsewhere:
         torch.save(([vars(one) for one in blank], layout), self._folder / CALLS)
         self._ask("prepare", reuse=reuse)
 
-    def run(self) -> None:
+    def run(self, computes: bool = True) -> None:
         """Give it the inputs; it computes and writes down the results."""
         _copy(self._inputs, self._given)
-        self._ask("run")
+        self._ask("run", computes=computes)
         # At once: what comes late is not what was timed.
         self._read = [{name: t.clone() for name, t in one.items()} for one in self._gave]
-
-    def relay(self) -> None:
-        """Do all that `run` does but computing."""
-        _copy(self._inputs, self._given)
-        self._ask("relay")
 
     def take(self, full: bool = False) -> list[Taken]:
         """Read what it computed."""
@@ -171,15 +216,11 @@ class Server:
         self._given = _shared(self._folder, "given", self._inputs)
         self._gave = _shared(self._folder, "gave", [expected] * len(calls))
 
-    def run(self) -> None:
-        """Take the inputs, compute, and write down the results."""
+    def run(self, computes: bool) -> None:
+        """Take the inputs, compute, and write down the results, or else the last ones."""
         _copy(self._given, self._inputs)
-        self.side.run()
-        _copy(self.side.results, self._gave)
-
-    def relay(self) -> None:
-        """Take the inputs, and write down the last results."""
-        _copy(self._given, self._inputs)
+        if computes:
+            self.side.run()
         _copy(self.side.results, self._gave)
 
     def take(self, full: bool) -> dict[str, Any]:

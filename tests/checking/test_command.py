@@ -36,7 +36,7 @@ def blind():
 
 def early(x, weight):  # answers before anything is computed
     blind()
-    sys.modules["__main__"].Server.run = lambda self: None
+    sys.modules["__main__"].Server.run = lambda self, computes: None
     return reference(x, weight)
 
 def ahead(x, weight):  # computes when the inputs are announced, before the clock runs
