@@ -92,12 +92,13 @@ def _blank(value: Any) -> Any:
 
 
 def _shared(folder: Path, kind: str, like: Sequence[Values]) -> list[Values]:
-    """Return tensors like these, in files that both processes map: their memory is one."""
+    """Return zeros like these tensors, in files that both processes map: their memory is one."""
     import torch
 
     def mapped(name: str, tensor: torch.Tensor) -> torch.Tensor:
         options: Any = {"size": max(tensor.numel(), 1), "dtype": tensor.dtype}
         memory = torch.from_file(str(folder / name), shared=True, **options)
+        memory.zero_()  # nothing of before, and no page is touched first while the clock runs
         return memory[: tensor.numel()].reshape(tensor.shape)
 
     return [
@@ -147,8 +148,6 @@ class Elsewhere:
         self._inputs = [dict(inputs_of(one.arguments)) for one in drawn]
         self._given = _shared(self._folder, "given", self._inputs)
         self._gave = _shared(self._folder, "gave", [expected or {}] * len(drawn))
-        for tensor in (t for one in self._gave for t in one.values()):
-            tensor.zero_()
         # It learns the numbers when the clock runs.
         blank = [replace(one, arguments=tree_map(_blank, dict(one.arguments))) for one in drawn]
         layout = {name: tensor.to("meta") for name, tensor in (expected or {}).items()}
