@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speedkit_jupyter.checking.calls import Drawn, Values, are_equal, inputs_of
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.torch_private import tree_map
-
-if TYPE_CHECKING:
-    import torch
 
 # Shapes by name: batch, heads, length, head_dim. One row, an odd length, and what models have.
 SIZES: dict[str, Any] = {
@@ -37,10 +34,9 @@ class Inputs:
         self._weights = {name: value.detach().clone() for name, value in weights.items()}
         self._moving = {n for n, t in weights.items() if t.requires_grad and t.is_floating_point()}
         self._source = source
-        needed = [
-            p for p in _parameters(source) if p.default is p.empty and p.kind < p.VAR_POSITIONAL
-        ]
-        self.takes_size = callable(source) and bool(needed)
+        self.takes_size = any(
+            p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in _parameters(source)
+        )
 
     def draw(self, seed: int, size: Any) -> Drawn:
         """Return new ones."""
@@ -69,17 +65,6 @@ class Inputs:
         pairs = [(a, b) for (_, a), (_, b) in both if a.is_floating_point() and len(a.unique()) > 1]
         if pairs and all(a.shape == b.shape and are_equal(a, b) for a, b in pairs):
             raise ArgumentError(SAME)
-
-
-def cotangents(seed: int, outputs: Mapping[str, torch.Tensor]) -> Values:
-    """Return random gradients of these outputs."""
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        name: torch.randn(t.shape, generator=generator).to(t.device, t.dtype)
-        for name, t in outputs.items()
-    }
 
 
 def _resampled(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
 from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows
 from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Here, Taken, Values, inputs_of
-from speedkit_jupyter.checking.inputs import Inputs, cotangents
+from speedkit_jupyter.checking.inputs import Inputs
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Agreement, SizeCheck
 from speedkit_jupyter.measure.checks import rounding
@@ -109,9 +109,16 @@ class Judge:
 
     def _draw(self, size: Any) -> Drawn:
         """Return a call on new inputs; the seed that it is told is not that of its inputs."""
+        import torch
+
         secret, also, told = (self._random.getrandbits(60) for _ in range(3))
         drawn = self._inputs.draw(secret, size)
-        return replace(drawn, seed=told, cotangents=cotangents(also, self._like))
+        generator = torch.Generator().manual_seed(also)
+        cotangents = {
+            name: torch.randn(output.shape, generator=generator).to(output.device, output.dtype)
+            for name, output in self._like.items()
+        }
+        return replace(drawn, seed=told, cotangents=cotangents)
 
     def _relay_s(self, side: Side) -> float:
         """Return the seconds in which inputs and results come and go."""
@@ -162,7 +169,7 @@ class Judge:
         self._like = {name: own.values[name] for name in own.differentiable}
         tensors = (*own.values.values(), *first.weights.values())
         one.precision = rounding.lowest(*rounding.of_dtypes(t.dtype for t in tensors))
-        self._reference.prepare([replace(first, cotangents=cotangents(0, self._like))])
+        self._reference.prepare([self._draw(one.size)])
         took_s = min(clock.timed(self._reference.run, self._device) for _ in range(2))
         took_s -= self._relay_s(self._reference)
         needed = one.reference.memory = self._reference.memory()

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
@@ -85,12 +84,6 @@ def loaded(word: str, seed: int = 0) -> Any:
     return found
 
 
-def _blank(value: Any) -> Any:
-    import torch
-
-    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
-
-
 def _shared(folder: Path, kind: str, like: Sequence[Values]) -> list[Values]:
     """Return zeros like these tensors, in files that both processes map: their memory is one."""
     import torch
@@ -112,6 +105,12 @@ def _copy(sources: Sequence[Values], targets: Sequence[Values]) -> None:
     for source, target in zip(sources, targets, strict=True):
         for name in target.keys() & source.keys():
             target[name].copy_(source[name].detach())
+
+
+def _zeros(value: Any) -> Any:
+    import torch
+
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
 
 
 class Elsewhere:
@@ -149,9 +148,9 @@ class Elsewhere:
         self._given = _shared(self._folder, "given", self._inputs)
         self._gave = _shared(self._folder, "gave", [expected or {}] * len(drawn))
         # It learns the numbers when the clock runs.
-        blank = [replace(one, arguments=tree_map(_blank, dict(one.arguments))) for one in drawn]
+        blank = [{**vars(one), "arguments": tree_map(_zeros, one.arguments)} for one in drawn]
         layout = {name: tensor.to("meta") for name, tensor in (expected or {}).items()}
-        torch.save(([vars(one) for one in blank], layout), self._folder / CALLS)
+        torch.save((blank, layout), self._folder / CALLS)
         self._ask("prepare", reuse=reuse)
 
     def run(self, computes: bool = True) -> None:
