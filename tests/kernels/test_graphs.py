@@ -179,7 +179,7 @@ def decaying(training: Training) -> Callable[..., Any]:
 
 def counting(training: Training) -> Callable[..., Any]:
     numbers = itertools.count(1)
-    return lambda x, y: training.step(x / next(numbers), y)
+    return lambda x, y: training.step(x ** next(numbers), y)
 
 
 def accumulating(training: Training) -> Callable[..., Any]:
