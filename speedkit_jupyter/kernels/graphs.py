@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -148,9 +149,12 @@ class GraphedStep:
         self._bind(())  # so that gradients are made in the graph's own memory
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._result = self._step(*self._static)
-        if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(self._result)):
+            result = self._step(*self._static)
+        if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns something else than tensors, which would stay as it was recorded"
+        # Without its graph of autograd, which would bind plain steps to the stream of recording.
+        self._result = tree_map(lambda one: one if one is None else one.detach(), result)
+        del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
         control = _apart(again, plain)
         for name, apart in _apart(found, plain).items():
@@ -166,7 +170,7 @@ class GraphedStep:
             for static, given in zip(self._static, inputs, strict=True):
                 static.copy_(given)
         self._graph.replay()
-        return tree_map(lambda one: one if one is None else one.detach().clone(), self._result)
+        return tree_map(lambda one: one if one is None else one.clone(), self._result)
 
     def _changes(
         self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
@@ -192,13 +196,16 @@ class GraphedStep:
 
     def _state(self) -> Values:
         """Return copies of weights, buffers and optimizer state, in float64."""
-        states = [s.values() for one in self._optimizers for s in one.state.values()]
         every = {
             "weights": self._weights(),
             "buffers": (one for model in self._models for one in model.buffers()),
-            "optimizer states": (v for values in states for v in values if hasattr(v, "double")),
+            "optimizer states": (one for one in self._states() if hasattr(one, "double")),
         }
         return {name: [one.detach().double() for one in ones] for name, ones in every.items()}
+
+    def _states(self) -> list[Any]:
+        states = [state for one in self._optimizers for state in one.state.values()]
+        return [value for state in states for value in state.values()]
 
     def _weights(self) -> Iterator[torch.nn.Parameter]:
         for model in self._models:
@@ -216,10 +223,9 @@ class GraphedStep:
     def _numbers(self) -> Any:
         """Return what a replay takes from the time of recording, and not from now."""
         groups = [group for one in self._optimizers for group in one.param_groups]
-        states = [s.values() for one in self._optimizers for s in one.state.values()]
         return (
             [[v for k, v in group.items() if k != "params" and _is_plain(v)] for group in groups],
-            [id(value) for values in states for value in values],
+            [*map(id, self._states())],
             [one.data_ptr() for one in self._weights()],
             [part.training for part in self._modules],
         )
@@ -255,16 +261,11 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
     """Return by group how far it is off, as a share of the plain steps' changes."""
-    import torch
-
     apart = {}
     for name, ones in plain.items():
-        others = found[name]
-        if len(others) != len(ones):
-            apart[name] = float("inf")
-            continue
-        size = sum((float(one.square().sum()) for one in ones), 0.0)
-        pairs = zip(ones, others, strict=True)
-        off = sum((float((a.to(b.device) - b).square().sum()) for a, b in pairs), 0.0)
-        apart[name] = torch.tensor(off / size).sqrt().item() if size else (off and float("inf"))
+        pairs = zip(ones, found[name], strict=False)
+        size = sum(float(one.square().sum()) for one in ones)
+        off = sum(float((one - other).square().sum()) for one, other in pairs)
+        is_other = len(ones) != len(found[name]) or (off > 0 and not size)
+        apart[name] = math.inf if is_other else math.sqrt(off / (size or 1.0))
     return apart
