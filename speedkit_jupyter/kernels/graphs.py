@@ -136,7 +136,7 @@ class GraphedStep:
         import torch
 
         plain = self._changes(self._step, before)
-        again = self._changes(self._step, before)
+        control = _apart(self._changes(self._step, before), plain)
         before.restore()
         self._static = [one.detach().clone() for one in self._inputs]
         aside = torch.cuda.Stream()
@@ -156,7 +156,6 @@ class GraphedStep:
         self._result = tree_map(lambda one: one if one is None else one.detach(), result)
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
-        control = _apart(again, plain)
         for name, apart in _apart(found, plain).items():
             self.deviation = max(self.deviation, apart)
             if not apart <= min(max(ALLOWED, NOISE * control[name]), MOST):
@@ -185,23 +184,23 @@ class GraphedStep:
         for number in range(COMPARED):
             result = call(*(_varied(one, number) for one in self._inputs))
         changed = {
-            name: [one.double() - old for one, old in zip(ones, start[name], strict=True)]
+            name: [one - old for one, old in zip(ones, start[name], strict=True)]
             for name, ones in self._state().items()
         }
         others = {"gradients": self._gradients(), "results": tree_leaves(result)}
         return changed | {
-            name: [one.detach().double() for one in ones if isinstance(one, torch.Tensor)]
+            name: [_copy(one) for one in ones if isinstance(one, torch.Tensor)]
             for name, ones in others.items()
         }
 
     def _state(self) -> Values:
-        """Return copies of weights, buffers and optimizer state, in float64."""
+        """Return copies of weights, buffers and optimizer state."""
         every = {
             "weights": self._weights(),
             "buffers": (one for model in self._models for one in model.buffers()),
             "optimizer states": (one for one in self._states() if hasattr(one, "double")),
         }
-        return {name: [one.detach().double() for one in ones] for name, ones in every.items()}
+        return {name: [*map(_copy, ones)] for name, ones in every.items()}
 
     def _states(self) -> list[Any]:
         states = [state for one in self._optimizers for state in one.state.values()]
@@ -252,6 +251,11 @@ def _kind(inputs: Sequence[Any]) -> Any:
     return alike, torch.is_grad_enabled()
 
 
+def _copy(one: torch.Tensor) -> torch.Tensor:
+    """Return a copy that can be subtracted."""
+    return one.detach().byte() if str(one.dtype) == "torch.bool" else one.detach().clone()
+
+
 def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
     """Return other numbers of the same kind: labels stay labels."""
     if one.is_floating_point() or one.is_complex():
@@ -264,8 +268,8 @@ def _apart(found: Values, plain: Values) -> dict[str, float]:
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)
-        size = sum(float(one.square().sum()) for one in ones)
-        off = sum(float((one - other).square().sum()) for one, other in pairs)
+        size = sum(float(one.double().square().sum()) for one in ones)
+        off = sum(float((one.double() - other).square().sum()) for one, other in pairs)
         is_other = len(ones) != len(found[name]) or (off > 0 and not size)
         apart[name] = math.inf if is_other else math.sqrt(off / (size or 1.0))
     return apart

@@ -219,6 +219,21 @@ def test_what_a_graph_would_do_otherwise_is_declined_and_the_plain_step_goes_on(
 
 
 @gpu
+def test_a_step_may_return_nothing():
+    training = Training()
+    twin = copy.deepcopy(training)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        training.step(x, y)
+
+    graphed = make_graphed_step(step, *training.batch(0))
+    assert graphed(*training.batch(1)) is None
+    twin.step(*training.batch(1))
+    assert (graphed.why, graphed.replays) == ("", 1)
+    close(training.weights(), twin.weights())
+
+
+@gpu
 def test_an_optimizer_without_state_is_declined():
     training = Training()
     training.optimizer.state.clear()
