@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # A block of steps takes about BLOCK_S. Rounds end at the second number, or when the interval tells
 # the two apart after the first.
 BLOCK_S, ROUNDS = 0.03, (10, 30)
-# Float32 makes the drift's states twice, with one rounding's noise too, in this share of the budget.
+# Float32 makes the drift's states twice, once with a rounding's noise, in this share of the budget.
 REFERENCE = 0.5
 # The level of each comparison: as many are made as there are candidates, eight or so.
 ERROR = 0.05 / 8
@@ -121,12 +121,13 @@ class Choice:
         import torch
 
         is_module = isinstance(self.operator, torch.nn.Module)
-        modules = [*self.operator.modules()] if is_module else []  # type: ignore[attr-defined]
+        model: Any = self.operator
+        modules = [*model.modules()] if is_module else []
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
         words = ["bf16"] * is_low
         layout = ["channels_last"] * any(map(is_convolution, modules))
         words += layout
-        is_gelu = is_module and any(kind == "gelu" for kind, *_ in rewritable(self.operator))
+        is_gelu = is_module and any(kind == "gelu" for kind, *_ in rewritable(model))
         words += ["tanh_gelu"] * is_gelu + ["compile"]
         words += layout  # once more: compiled code reads it in another way
         words += ["bf16_states"] * is_low + ["cuda_graph"] * self.x.is_cuda
@@ -191,10 +192,10 @@ class Choice:
             for at in random.sample((0, 1), 2):
                 times[at].append(clock.timed(runs[at], device))
             if done >= max(ROUNDS[0], least_pairs(ERROR)):
-                found = paired_ratio(*times, error=ERROR)
+                found = paired_ratio(times[0], times[1], ERROR)
                 if found.verdict in ("faster", "slower"):
                     break
-        return found, *(median(each) / steps for each in times)
+        return found, median(times[0]) / steps, median(times[1]) / steps
 
     def drift_of(self, program: Program, x: torch.Tensor | None = None) -> Drift:
         """Return how far its states come away from float32, from the same start unless given."""
