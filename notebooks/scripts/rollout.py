@@ -29,7 +29,7 @@ def change(x: torch.Tensor) -> torch.Tensor:
     return sum(x.roll(by, dim) for dim in (2, 3) for by in (-1, 1)) - 4 * x  # type: ignore[no-any-return]
 
 
-def learned(width: int = 16, steps: int = 150) -> nn.Module:
+def learned(width: int = 16, steps: int = 300) -> nn.Module:
     """Return a network that has learned `change` from random fields."""
     torch.manual_seed(0)
     same = {"padding": 1, "padding_mode": "circular"}

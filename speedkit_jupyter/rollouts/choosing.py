@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 BLOCK_S, ROUNDS = 0.03, (10, 30)
 # Float32 makes the drift's states twice, once with a rounding's noise, in this share of the budget.
 REFERENCE = 0.5
+# Compiling takes longer than this, so that it is not tried for rollouts that take less in all.
+COMPILING_S = 5.0
 # The level of each comparison: as many are made as there are candidates, eight or so.
 ERROR = 0.05 / 8
 # A micro-batch keeps activations in the cache: these sizes are tried, smaller than the batch.
@@ -67,6 +69,7 @@ class Choice:
 
     `x` is the state on the operator's device. Steps are timed with the whole batch; drift is
     measured with its first samples, over the whole horizon where the budget has room for that.
+    `runs` is how many such rollouts are planned.
     """
 
     operator: Callable[..., Any]
@@ -75,6 +78,7 @@ class Choice:
     steps: int
     tolerance: float
     budget_s: float | None = None
+    runs: int = 1
     trials: list[Trial] = field(default_factory=list)
 
     def run(self) -> Generator[Progress, None, None]:
@@ -84,6 +88,7 @@ class Choice:
         runner = partial(advance, plain, self.x, 1)
         runner()
         step_s = clock.timed(runner, self.x.device)
+        all_s = self.runs * self.steps * step_s
         budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
         best = Trial(Way(), step_s=step_s)
         self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
@@ -98,6 +103,9 @@ class Choice:
             self.trials.append(trial)
             if clock.now() - begun_s - self._compiling_s > budget_s:
                 trial.why_not = "left out: the budget was spent (budget_s=)"
+                continue
+            if "compile" in way.words and all_s < COMPILING_S:
+                trial.why_not = "left out: compiling takes longer than these steps (runs=)"
                 continue
             try:
                 self._try(trial)
