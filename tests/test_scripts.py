@@ -1,9 +1,8 @@
-"""The example scripts run with few steps, from another folder too."""
+"""The example scripts run with few steps, from any folder."""
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -22,12 +21,6 @@ PRINTS = {
 }
 
 
-def run(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / f"{name}.py"), *options]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "SPEEDKIT_DATA": str(folder)}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-
-
 def test_every_script_is_tested() -> None:
     known = {file.stem for file in SCRIPTS.glob("*.py") if file.stem[0] != "_"}
     assert known == {*PRINTS, "compare"}
@@ -35,24 +28,42 @@ def test_every_script_is_tested() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTS)
-def test_a_script_runs_from_its_command_line(name: str, tmp_path: Path) -> None:
+def test_a_script_runs_with_few_steps(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     ends, options = PRINTS[name]
-    found = run(name, "--steps", "3", *options, folder=tmp_path)
-    assert ends in found.stdout, found.stderr
+    monkeypatch.chdir(tmp_path)
+    run(monkeypatch, name, "--steps", "3", *options)
+    assert ends in capsys.readouterr().out
+
+
+def run(monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> None:
+    """Run a script as `python FILE OPTIONS` does, in this process: it loads torch once for all."""
+    monkeypatch.syspath_prepend(SCRIPTS)
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
 
 
 @pytest.mark.slow
-def test_compare_times_a_script_under_each_config(tmp_path: Path) -> None:
+def test_compare_times_a_script_under_each_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = tmp_path / "train.py"
     script.write_text("import sys; assert sys.argv[1:3] == ['--lr', '1']; print(sys.argv)")
     configs = str(ROOT / "configs" / "exact.yaml")
     options = ("--script", str(script), "--configs", configs, "--rounds", "2", "--", "--lr", "1")
-    found = run("compare", *options, folder=tmp_path)
-    assert [line.split()[0] for line in found.stdout.splitlines()[1:]] == ["baseline", "exact"]
+    with pytest.raises(SystemExit, match="0"):
+        run(monkeypatch, "compare", *options)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["baseline", "exact"]
 
 
-@pytest.mark.slow
-def test_compare_names_what_is_missing(tmp_path: Path) -> None:
-    found = run("compare", "--script", "none.py", folder=tmp_path)
-    assert found.returncode == 2
-    assert "no such file: none.py" in found.stderr
+def test_compare_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, "compare", "--script", "none.py")
+    assert "no such file: none.py" in capsys.readouterr().err
