@@ -14,7 +14,7 @@ from torch import nn
 
 from speedkit_jupyter import rollout
 
-DT, SIZE = 0.1, 64
+DT, SIZE = 0.05, 128
 
 
 def fields(batch: int, size: int = SIZE) -> torch.Tensor:
@@ -29,7 +29,7 @@ def change(x: torch.Tensor) -> torch.Tensor:
     return sum(x.roll(by, dim) for dim in (2, 3) for by in (-1, 1)) - 4 * x  # type: ignore[no-any-return]
 
 
-def learned(width: int = 16, steps: int = 200) -> nn.Module:
+def learned(width: int = 16, steps: int = 500) -> nn.Module:
     """Return a network that has learned `change` from random fields."""
     torch.manual_seed(0)
     same = {"padding": 1, "padding_mode": "circular"}
@@ -39,7 +39,7 @@ def learned(width: int = 16, steps: int = 200) -> nn.Module:
     ).to(DEVICE)  # fmt: skip
     optimizer = torch.optim.Adam(operator.parameters(), lr=3e-3)
     for _ in range(steps):
-        x = fields(4, 32)
+        x = fields(4, 16)
         loss = nn.functional.mse_loss(operator(x), change(x))
         loss.backward()
         optimizer.step()

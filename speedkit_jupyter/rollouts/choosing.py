@@ -97,7 +97,7 @@ class Choice:
         candidates = [*self._candidates()]
         for number, more in enumerate(candidates):
             way = more(self._best[0].way)
-            if way == self._best[0].way:
+            if any(one.way == way for one in self.trials):
                 continue
             trial = Trial(way)
             self.trials.append(trial)
