@@ -119,13 +119,14 @@ class Program:
 
         if "compile" not in self.way.words:
             return step
+        more: dict[str, Any] = {"dynamic": False}
         if "isolate_recompiles" in signature(torch.compile).parameters:
-            return torch.compile(step, dynamic=False, isolate_recompiles=True)
-        # Each program needs a code object, and so a cache, of its own.
+            more["isolate_recompiles"] = True
+        # Elsewhere each program needs a code object, and so a cache, of its own.
         own = types.FunctionType(
             step.__code__.replace(), step.__globals__, closure=step.__closure__
         )
-        return torch.compile(own, dynamic=False)
+        return torch.compile(own, **more)  # type: ignore[no-any-return]
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the state `steps` later; `x` itself is not written to.
