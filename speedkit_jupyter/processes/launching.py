@@ -33,6 +33,7 @@ class Launch:
     rank: int | None = None
     restarts: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    step: str = ""  # code that is measured: its names go along, and nothing but the result returns
     stays: Sequence[str] = ()
     returned: dict[str, Any] = field(default_factory=dict)
 
@@ -57,6 +58,7 @@ class Launch:
             last = running.size - 1
             raise SpeedKitError(f"there is no rank {self.rank}: ranks are 0 to {last}")
         read, bound = names_of(self.source)
+        read += names_of(self.step)[0]
         sent = {name: self.names[name] for name in read if is_sent(name, self.names)} | self.extra
         parcel = packed(sent, self.names, running.is_here)
         ranks = range(running.size) if self.rank is None else [self.rank]
@@ -76,6 +78,8 @@ class Launch:
         for name, value in results.items():
             if name in self.extra or name == RETURNED:
                 self.returned[name] = value
+            elif self.step:
+                continue
             elif name in self.names:
                 self.names[name] = merging.put(self.names[name], value)
             elif not isinstance(value, merging.State):
