@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from speedkit_jupyter.measure.results.statistics import Ratio, least_rounds, paired_ratio
-from speedkit_jupyter.plans.applying import apply_speedups
+from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.processes import merging
 
 SINGLE, APART = "single", "apart"
 WORDS = (SINGLE, "ddp", "fsdp2", "hybrid")
-# A block of steps lasts so long, beside what starts and ends it.
+# A block of the slowest strategy lasts so long; all make as many steps.
 BLOCK_S = 0.05
 # Losses of float32 that differ by less are equal: sums are taken in another order.
 EQUAL = 1e-3
@@ -108,11 +108,11 @@ def race(
             shuffled = random.Random(number).sample(names, len(names))
             for name in shuffled:
                 put_back()
-                block = _block(name, step, net, optims, steps)
-                blocks += [block] * (number > 0)  # the first round warms up
-                if number == 0 and name == APART:
-                    wanted = int(BLOCK_S / max(block.step_s))
-                    steps = min(max(1, wanted), 1000)
+                blocks.append(_block(name, step, net, optims, steps))
+            if number == 0:  # it warms up, and tells how long the slowest takes
+                slowest_s = max(max(block.step_s) for block in blocks)
+                steps = max(1, int(BLOCK_S / slowest_s))
+                blocks.clear()
             over = [time.monotonic() > until_s and number >= least_rounds(len(strategies))]
             dist.broadcast_object_list(over)
             if over[0]:
@@ -184,7 +184,7 @@ def _in_force(name: str, model: Any, optimizers: Sequence[Any]) -> Iterator[None
         yield
         return
     config = SpeedConfig.from_dict({"distributed": name}).alone()
-    with apply_speedups(model, config, optimizer=list(optimizers))[1]:
+    with prepare(model, config, list(optimizers)).in_force():
         yield
 
 
