@@ -143,6 +143,11 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def forget_sharding(module: torch.nn.Module) -> None:
+    """Let `fully_shard` take a module again, which it has made parts of once."""
+    _found("torch.distributed._composable_state", "_module_state_mapping").pop(module, None)
+
+
 def loader_iterator() -> type:
     return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
 

@@ -29,6 +29,7 @@ IMPORTED = re.compile(r"from torch[\w.]* import [^\n]*\b_[a-z]")
 NAMES = {
     "_BaseDataLoaderIter", "_FrameAction", "_FrameExecStrategy",
     "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings", "_cache", "_cdata",
+    "_composable_state", "_module_state_mapping",
     "_current_autograd_node", "_disable_current_modes", "_dynamo", "_functorch",
     "_get_current_function_mode", "_get_sdp_priority_order", "_get_sequence_nr", "_inductor",
     "_int_mm", "_linear_pointwise", "_profiler_enabled", "_python_dispatch", "_pytree",
@@ -180,6 +181,16 @@ def test_autograd_tells_of_itself():
     with torch.profiler.profile():
         assert torch_private.is_profiled()
     assert not torch_private.is_profiled()
+
+
+def test_a_module_is_no_longer_known_as_sharded():
+    from torch.distributed import _composable_state as home
+
+    module = nn.Linear(1, 1)
+    home._module_state_mapping[module] = lambda: None
+    torch_private.forget_sharding(module)
+    assert module not in home._module_state_mapping
+    torch_private.forget_sharding(module)
 
 
 def test_a_loaders_iterator_has_its_class_and_its_workers_end():

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.support import torch_private
+
 if TYPE_CHECKING:
     import torch
 
@@ -119,6 +121,7 @@ def _put_back(
 ) -> None:
     """Take away what `fully_shard` has added; the user's own hooks and attributes stay."""
     module.__class__ = kind
+    torch_private.forget_sharding(module)
     for name in [name for name in vars(module) if name not in own]:
         if "fsdp" in name.lower() or "composable" in name:
             del vars(module)[name]
