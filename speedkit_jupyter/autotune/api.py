@@ -96,7 +96,7 @@ def predicting(confidence: float = 0.95, fallback: bool = True, remember: bool =
     if level is None or level > 1:
         raise ArgumentError(f"confidence must be from 0 to 1, not {arguments.shown(confidence)}")
     flags = arguments.flag("fallback", fallback), arguments.flag("remember", remember)
-    return Options(True, level, *flags, model=_CHOSEN[0] if _CHOSEN else None)
+    return Options(True, level, *flags, model=chosen())
 
 
 def start(options: Options) -> Tuner:
@@ -118,6 +118,11 @@ def off() -> None:
 def current() -> Tuner | None:
     """Return what is in force."""
     return _TUNERS[-1] if _TUNERS else None
+
+
+def chosen() -> str | None:
+    """Return the name that `use` was given last."""
+    return _CHOSEN[0] if _CHOSEN else None
 
 
 def _end(tuner: Tuner) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.support.units import count
 
 # A library's kernel, by Inductor's name for it: the operation, and which input is the left matrix.
 LIBRARY = {
@@ -150,7 +151,7 @@ def device_of(device: Any = None) -> Device:
         return Device(device.type, 1)
     name = probes.cpu_name(getattr(torch.cpu, "get_capabilities", dict)())
     threads = torch.get_num_threads()
-    return Device(f"{name} {threads} threads", threads)
+    return Device(f"{name} {count(threads, 'thread')}", threads)
 
 
 def versions(device: Device) -> str:

@@ -45,6 +45,10 @@ def unregister(shell: Any) -> None:
         from speedkit_jupyter import session
 
         session.end()
+    if "speedkit_jupyter.autotune" in sys.modules:
+        from speedkit_jupyter import autotune
+
+        autotune.off()
     shell.magics_manager.magics["line"].pop("speedkit", None)
     shell.magics_manager.magics["cell"].pop("speedbench", None)
     magics = shell.magics_manager.registry.pop("SpeedKitMagics", None)
