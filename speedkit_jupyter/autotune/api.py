@@ -57,10 +57,9 @@ def train(name: str | None = None) -> Model:
     """Learn a ranking from what is recorded of a device, by default this one, and return the model
     with how well it did on shapes that were held back. Raises SpeedKitError for too few.
     """
-    device = device_of()
-    asked = name or device.model
+    asked = name or device_of().model
     found = stored(asked)
-    own = [one for one in found if one.versions == versions(device)] or found
+    own = [one for one in found if one.versions == versions()] or found
     if not own:
         raise SpeedKitError(
             f"nothing is recorded for {asked}: `%speedkit autotune record`, then compile with "

@@ -133,9 +133,7 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
         for sizes, strides, dtype in sides
     )
     device = device_of(layout.device)
-    return Problem(
-        op, left, inputs, tuple(map(int, output)), _precision(), versions(device), device
-    )
+    return Problem(op, left, inputs, tuple(map(int, output)), _precision(), versions(), device)
 
 
 def device_of(device: Any = None) -> Device:
@@ -154,7 +152,7 @@ def device_of(device: Any = None) -> Device:
     return Device(f"{name} {count(threads, 'thread')}", threads)
 
 
-def versions(device: Device) -> str:
+def versions() -> str:
     """Return the versions of torch and Triton: timings of others say nothing here."""
     import torch
 
