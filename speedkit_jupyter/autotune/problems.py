@@ -89,6 +89,13 @@ class Search:
         """Whether more kernels were timed than a prediction leaves."""
         return len(self.timings) * 2 > len(self.offered)
 
+    def slower(self, failed: float) -> list[float]:
+        """Return how many times slower than the fastest each kernel on offer is; `failed` for
+        those that could not run.
+        """
+        best = min(self.timings.values())
+        return [self.timings.get(one, failed * best) / best for one in self.offered]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
