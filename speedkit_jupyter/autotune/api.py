@@ -57,10 +57,9 @@ def train(name: str | None = None) -> Model:
     """Learn a ranking from what is recorded of a device, by default this one, and return the model
     with how well it did on shapes that were held back. Raises SpeedKitError for too few.
     """
-    device = device_of()
-    asked = name or device.model
+    asked = name or device_of().model
     found = stored(asked)
-    own = [one for one in found if one.versions == versions(device)] or found
+    own = [one for one in found if one.versions == versions()] or found
     if not own:
         raise SpeedKitError(
             f"nothing is recorded for {asked}: `%speedkit autotune record`, then compile with "
@@ -96,7 +95,7 @@ def predicting(confidence: float = 0.95, fallback: bool = True, remember: bool =
     if level is None or level > 1:
         raise ArgumentError(f"confidence must be from 0 to 1, not {arguments.shown(confidence)}")
     flags = arguments.flag("fallback", fallback), arguments.flag("remember", remember)
-    return Options(True, level, *flags, model=_CHOSEN[0] if _CHOSEN else None)
+    return Options(True, level, *flags, model=chosen())
 
 
 def start(options: Options) -> Tuner:
@@ -118,6 +117,11 @@ def off() -> None:
 def current() -> Tuner | None:
     """Return what is in force."""
     return _TUNERS[-1] if _TUNERS else None
+
+
+def chosen() -> str | None:
+    """Return the name that `use` was given last."""
+    return _CHOSEN[0] if _CHOSEN else None
 
 
 def _end(tuner: Tuner) -> None:

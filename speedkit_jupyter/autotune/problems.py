@@ -12,6 +12,7 @@ from typing import Any
 
 from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.support.units import count
 
 # A library's kernel, by Inductor's name for it: the operation, and which input is the left matrix.
 LIBRARY = {
@@ -88,6 +89,13 @@ class Search:
         """Whether more kernels were timed than a prediction leaves."""
         return len(self.timings) * 2 > len(self.offered)
 
+    def slower(self, failed: float) -> list[float]:
+        """Return how many times slower than the fastest each kernel on offer is; `failed` for
+        those that could not run.
+        """
+        best = min(self.timings.values())
+        return [self.timings.get(one, failed * best) / best for one in self.offered]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -132,9 +140,7 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
         for sizes, strides, dtype in sides
     )
     device = device_of(layout.device)
-    return Problem(
-        op, left, inputs, tuple(map(int, output)), _precision(), versions(device), device
-    )
+    return Problem(op, left, inputs, tuple(map(int, output)), _precision(), versions(), device)
 
 
 def device_of(device: Any = None) -> Device:
@@ -150,10 +156,10 @@ def device_of(device: Any = None) -> Device:
         return Device(device.type, 1)
     name = probes.cpu_name(getattr(torch.cpu, "get_capabilities", dict)())
     threads = torch.get_num_threads()
-    return Device(f"{name} {threads} threads", threads)
+    return Device(f"{name} {count(threads, 'thread')}", threads)
 
 
-def versions(device: Device) -> str:
+def versions() -> str:
     """Return the versions of torch and Triton: timings of others say nothing here."""
     import torch
 

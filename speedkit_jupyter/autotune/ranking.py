@@ -16,6 +16,8 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 NEAR = 0.02
 # How many kernels a prediction leaves to be timed at most.
 MOST = 3
+# What counts as the time of a kernel that could not run, in times of the fastest.
+FAILED = 20.0
 # Fewer searches than this can't show that 95 % of predictions hold.
 LEAST_SEARCHES = 20
 # A size beyond what was recorded by more than this factor is not predicted.
@@ -63,16 +65,12 @@ class Ranking:
         ensemble = _sklearn("ensemble")
         import numpy as np
 
-        self._kinds = sorted({_kind(label) for one in searches for label in one.timings})
+        self._kinds = sorted({_kind(label) for one in searches for label in one.offered})
         self._ops = sorted({(one.problem.op, one.problem.inputs[0].dtype) for one in searches})
         sizes = np.array([one.problem.sizes for one in searches])
         self._low, self._high = sizes.min(0) / BEYOND, sizes.max(0) * BEYOND
-        rows = [self._features(one.problem, label) for one in searches for label in one.timings]
-        times = [
-            math.log(ms / min(one.timings.values()))
-            for one in searches
-            for ms in one.timings.values()
-        ]
+        rows = [self._features(one.problem, label) for one in searches for label in one.offered]
+        times = [math.log(slower) for one in searches for slower in one.slower(FAILED)]
         self._forest = ensemble.ExtraTreesRegressor(TREES, min_samples_leaf=2, random_state=0)
         self._forest.fit(np.array(rows), np.array(times))
 
@@ -114,6 +112,7 @@ class Ranking:
             *(one.strides[-1] == 1 for one in (left, right)),
             BYTES.get(left.dtype, 4),
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
+            not given,  # a library's
             *(_kind(label) == kind for kind in self._kinds),
             *tile,
             math.log2(tiles),
@@ -142,9 +141,9 @@ def calibrated(searches: Sequence[Search]) -> Calibration:
     for known, held_back in folds.split([*searches]):
         ranking = Ranking([searches[index] for index in known])
         for one in (searches[index] for index in held_back):
-            best = min(one.timings.values()) * (1 + NEAR)
-            guesses = [*ranking.guesses(one.problem, [*one.timings])]
-            hits = [min(one.timings[name] for name in guess.labels) <= best for guess in guesses]
+            slower = dict(zip(one.offered, one.slower(FAILED), strict=True))
+            guesses = [*ranking.guesses(one.problem, one.offered)]
+            hits = [min(map(slower.__getitem__, one.labels)) <= 1 + NEAR for one in guesses]
             agreement += [guess.agreement for guess in guesses]
             right += hits
             full = [*hits, *[True] * (MOST - len(hits))]  # all kernels hold the fastest

@@ -18,6 +18,9 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 LOG = logging.getLogger("speedkit_jupyter")
 # What a kernel on offer carries from the choice to the timings.
 NOTE = "speedkit_jupyter"
+# Fitting takes some tenths of a second, which no further block needs to spend: the forests of this
+# process, by store, model, versions and number of searches.
+_FITTED: dict[tuple[str, str, str, int], Ranking] = {}
 
 
 @dataclass
@@ -105,6 +108,13 @@ def trained(model: Model) -> Model:
     calibration = calibrated(model.searches)
     database.keep_ranking(model.name, model.versions, asdict(calibration))
     return Model(model.name, model.versions, model.searches, calibration)
+
+
+def _fitted(model: Model) -> Ranking:
+    key = (str(database.folder()), model.name, model.versions, len(model.searches))
+    if key not in _FITTED:
+        _FITTED[key] = Ranking(model.searches)
+    return _FITTED[key]
 
 
 class Tuner:
@@ -211,7 +221,7 @@ class Tuner:
                     except SpeedKitError as error:
                         LOG.warning("autotune predicts nothing: %s", error)
                         continue
-                    self._rankings[key] = ready, Ranking(ready.searches)
+                    self._rankings[key] = ready, _fitted(ready)
         return self._rankings[key]
 
     def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:

@@ -69,6 +69,18 @@ def test_inductor_says_where_it_keeps_code_and_what_the_compiler_is_asked_for():
     assert Path(torch_private.usual_cache_folder()).name.startswith("torchinductor_")
 
 
+def test_the_hooks_around_searches_come_and_go():
+    cache = import_module("torch._inductor.select_algorithm").get_algorithm_selector_cache()
+    before = [*cache.preprocessing_fns], [*cache.feedback_saver_fns]
+    remove = torch_private.on_autotuning(list, print)
+    assert cache.preprocessing_fns[-1] is list
+    assert cache.feedback_saver_fns[-1] is print
+    remove()
+    remove()
+    assert (cache.preprocessing_fns, cache.feedback_saver_fns) == before
+    assert not torch_private.is_library_kernel(object())
+
+
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
