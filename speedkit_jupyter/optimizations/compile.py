@@ -134,9 +134,10 @@ class Compile(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
-            if _is_inductor(decision) and sys.platform == "linux" and probes.cxx():
-                if next(target.model.parameters()).device.type == "cpu":
-                    compile_cache.build_headers_ahead()
+            parameter = next(target.model.parameters(), None)
+            is_cpu = parameter is None or parameter.device.type == "cpu"
+            if is_cpu and _is_inductor(decision) and sys.platform == "linux" and probes.cxx():
+                compile_cache.build_headers_ahead()
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
