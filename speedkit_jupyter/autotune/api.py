@@ -37,8 +37,8 @@ def use(name: str | None) -> str | None:
     The beginning of a name is enough: `use("NVIDIA-A100-matmul")`. Returns the whole name; raises
     ArgumentError where no model, or more than one, has it.
     """
-    _CHOSEN.clear()
     if name is None:
+        _CHOSEN.clear()
         return None
     if not isinstance(name, str):
         raise ArgumentError(f"name must be that of a model, not {arguments.shown(name)}")
@@ -49,7 +49,7 @@ def use(name: str | None) -> str | None:
         have = f"recorded are: {', '.join(known)}" if known else "none is recorded yet"
         what = "is the beginning of several models" if found else "is no recorded model"
         raise ArgumentError(f"{name!r} {what}; {have}.{did_you_mean(name, known)}")
-    _CHOSEN.append(found[0])
+    _CHOSEN[:] = found
     return found[0]
 
 

@@ -194,10 +194,9 @@ class Tuner:
                 if model.versions == problem.versions:
                     try:
                         ready = model if model.calibration else trained(model)
+                        self._rankings[key] = ready, Ranking(ready.searches)
                     except SpeedKitError as error:
                         LOG.warning("autotune predicts nothing: %s", error)
-                        continue
-                    self._rankings[key] = ready, Ranking(ready.searches)
         return self._rankings[key]
 
     def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:
