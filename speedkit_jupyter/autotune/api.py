@@ -11,7 +11,7 @@ from speedkit_jupyter.autotune.tuner import Counted, Model, Options, Tuner, stor
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
 
-# In force, innermost last: Inductor's hooks are the process's, and so is this.
+# In force, one at most: Inductor's hooks are the process's, and so is this.
 _TUNERS: list[Tuner] = []
 _CHOSEN: list[str] = []
 
@@ -37,8 +37,8 @@ def use(name: str | None) -> str | None:
     The beginning of a name is enough: `use("NVIDIA-A100-matmul")`. Returns the whole name; raises
     ArgumentError where no model, or more than one, has it.
     """
-    _CHOSEN.clear()
     if name is None:
+        _CHOSEN.clear()
         return None
     if not isinstance(name, str):
         raise ArgumentError(f"name must be that of a model, not {arguments.shown(name)}")
@@ -49,7 +49,7 @@ def use(name: str | None) -> str | None:
         have = f"recorded are: {', '.join(known)}" if known else "none is recorded yet"
         what = "is the beginning of several models" if found else "is no recorded model"
         raise ArgumentError(f"{name!r} {what}; {have}.{did_you_mean(name, known)}")
-    _CHOSEN.append(found[0])
+    _CHOSEN[:] = found
     return found[0]
 
 
@@ -82,11 +82,16 @@ def predictions(
     A recorded product is replayed. Below `confidence` all kernels are timed, unless `fallback` is
     False. `remember` keeps what is measured.
     """
-    tuner = start(predicting(confidence, fallback, remember))
+    options, before = predicting(confidence, fallback, remember), current()
+    tuner = start(options)
     try:
         yield tuner.counted
     finally:
-        _end(tuner)
+        if current() is tuner:  # else the block has put another in force, or none
+            off()
+            if before is not None:
+                before.begin()
+                _TUNERS.append(before)
 
 
 def predicting(confidence: float = 0.95, fallback: bool = True, remember: bool = True) -> Options:
@@ -101,8 +106,7 @@ def predicting(confidence: float = 0.95, fallback: bool = True, remember: bool =
 def start(options: Options) -> Tuner:
     """Put a tuner in force, in the place of the one that is."""
     tuner = Tuner(options)
-    if _TUNERS:
-        _TUNERS[-1].end()
+    off()
     tuner.begin()
     _TUNERS.append(tuner)
     return tuner
@@ -122,13 +126,3 @@ def current() -> Tuner | None:
 def chosen() -> str | None:
     """Return the name that `use` was given last."""
     return _CHOSEN[0] if _CHOSEN else None
-
-
-def _end(tuner: Tuner) -> None:
-    if tuner not in _TUNERS:
-        return  # off() was called in the block
-    was_innermost = tuner is _TUNERS[-1]
-    tuner.end()
-    _TUNERS.remove(tuner)
-    if was_innermost and _TUNERS:
-        _TUNERS[-1].begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -36,8 +36,8 @@ class Calibration:
     first 1, 2, 3 kernels hold one within 2 % of the fastest.
     """
 
-    agreement: tuple[float, ...]
-    right: tuple[float, ...]
+    agreement: tuple[float, ...] = field(repr=False)
+    right: tuple[float, ...] = field(repr=False)
     top: tuple[float, ...]
     shapes: int
 
@@ -45,14 +45,6 @@ class Calibration:
         import numpy as np
 
         return float(np.interp(agreement, self.agreement, self.right))
-
-
-@dataclass(frozen=True)
-class Guess:
-    """The first kernels of a ranking, and the share of trees that find one of them best."""
-
-    labels: tuple[str, ...]
-    agreement: float
 
 
 class Ranking:
@@ -83,8 +75,10 @@ class Ranking:
             and all(low <= size <= high for low, size, high in sizes)
         )
 
-    def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[Guess]:
-        """Yield the first kernel of the ranking, the first two, and the first three: never all."""
+    def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
+        """Yield the first, the first two, and the first three kernels of the ranking, never all:
+        each time with the share of trees that find one of these the fastest.
+        """
         import numpy as np
 
         rows = np.array([self._features(problem, label) for label in labels])
@@ -93,8 +87,8 @@ class Ranking:
         fastest = each.min(1)
         for number in range(1, min(MOST + 1, len(labels))):
             found = each[:, order[:number]].min(1)
-            first = tuple(labels[index] for index in order[:number])
-            yield Guess(first, float((found <= fastest + math.log1p(NEAR)).mean()))
+            agreement = (found <= fastest + math.log1p(NEAR)).mean()
+            yield [labels[index] for index in order[:number]], float(agreement)
 
     def _features(self, problem: Problem, label: str) -> list[float]:
         batch, m, n, k = problem.sizes
@@ -112,7 +106,7 @@ class Ranking:
             *(one.strides[-1] == 1 for one in (left, right)),
             BYTES.get(left.dtype, 4),
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
-            not given,  # a library's
+            "BLOCK_M" not in given,  # a library's
             *(_kind(label) == kind for kind in self._kinds),
             *tile,
             math.log2(tiles),
@@ -143,8 +137,8 @@ def calibrated(searches: Sequence[Search]) -> Calibration:
         for one in (searches[index] for index in held_back):
             slower = dict(zip(one.offered, one.slower(FAILED), strict=True))
             guesses = [*ranking.guesses(one.problem, one.offered)]
-            hits = [min(map(slower.__getitem__, one.labels)) <= 1 + NEAR for one in guesses]
-            agreement += [guess.agreement for guess in guesses]
+            hits = [min(map(slower.__getitem__, first)) <= 1 + NEAR for first, _ in guesses]
+            agreement += [share for _, share in guesses]
             right += hits
             full = [*hits, *[True] * (MOST - len(hits))]  # all kernels hold the fastest
             top = [number + hit for number, hit in zip(top, full, strict=True)]

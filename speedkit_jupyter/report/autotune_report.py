@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from speedkit_jupyter.autotune.tuner import Counted, Model, Tuner
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Table
-from speedkit_jupyter.support.units import count, seconds, share
+from speedkit_jupyter.support.units import seconds, share
 
 COLUMNS = ("model", "of", "searches", "a search", "fastest first", "in first 3", "confident up to")
 NONE = "Nothing is recorded yet: `%speedkit autotune record`, then compile with mode='max-autotune'"
@@ -30,25 +30,10 @@ def autotune_report(
     return Document(_headline(tuner), [*lines, *body])
 
 
-def train_report(model: Model) -> Document:
-    """Return how well a model predicts what was held back."""
-    held_back = model.calibration
-    assert held_back is not None
-    first, *_, last = held_back.top
-    headline = (
-        f"{model.name}: of {count(held_back.shapes, 'shape')} that were held back, the first 3 "
-        f"kernels hold one within 2 % of the fastest for {share(last)}, the first one for "
-        f"{share(first)}"
-    )
-    limit = f"No prediction is trusted by more than {share(held_back.right[-1])}."
-    return Document(headline, [limit])
-
-
 def counted_line(counted: Counted) -> str:
     """Return what happened to searches so far, in one line."""
     words = [
-        f"{count(counted.searched, 'search').replace('searchs', 'searches')} recorded "
-        f"({seconds(counted.searched_s)})",
+        f"{counted.searched} recorded ({seconds(counted.searched_s)})",
         f"{counted.replayed} replayed",
         f"{counted.predictions} predicted",
     ]

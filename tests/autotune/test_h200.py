@@ -65,7 +65,7 @@ def test_a_replay_leaves_one_of_the_22_kernels(lowered, name):
     timings = {one: 1.0 + index % 7 for index, one in enumerate(choices)}
     timings[choices[5]] = 0.5
     api.current()._measured(timings)
-    [kept] = database.searches(H200)
+    [kept] = database.kept("search", H200)
     assert kept.value["problem"]["op"] == name
     counted = autotune.record()  # reads what is stored
     [left] = lowered(*PRODUCTS[name])
@@ -137,6 +137,7 @@ def test_a_model_is_named_by_the_beginning_of_its_name(lowered):
     assert api.chosen() == H200
     with pytest.raises(ArgumentError, match=r"no recorded model; recorded are: NVIDIA-H200-matmul"):
         autotune.use("NVIDIA-A100-matmul")
+    assert api.chosen() == H200  # the error leaves it in force
     autotune.use(None)
     assert api.chosen() is None
 

@@ -9,7 +9,7 @@ from IPython.display import display
 from speedkit_jupyter.autotune import api
 from speedkit_jupyter.magics import options
 from speedkit_jupyter.magics.options import Names, Option, switch
-from speedkit_jupyter.report.autotune_report import autotune_report, train_report
+from speedkit_jupyter.report.autotune_report import autotune_report
 from speedkit_jupyter.session import Session
 
 ACTIONS = ("status", "record", "train", "predictions", "off")
@@ -27,12 +27,11 @@ share = options.number(float, "a share from 0 to 1", 0.0, 1.0)
 def autotune(names: Names, session: Session, arguments: Namespace) -> None:
     """Put one of them in force, and say what was recorded and saved."""
     action, remember = arguments.action, not arguments.no_remember
-    if action == "train":
-        display(train_report(api.train(arguments.model)))
-        return
     if arguments.model:
         api.use(arguments.model)
-    if action == "record":
+    if action == "train":
+        api.train(api.chosen())
+    elif action == "record":
         api.record(remember)
     elif action == "predictions":
         api.start(api.predicting(arguments.confidence, not arguments.no_fallback, remember))
