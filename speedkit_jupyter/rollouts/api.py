@@ -153,8 +153,10 @@ def _check(operator: Any, x0: Any) -> None:
 
     if not callable(operator):
         raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
-    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point() or not x0.ndim:
+    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point():
         raise ArgumentError("x0 must be a tensor of floating-point numbers: (batch, …)")
+    if not x0.ndim or not x0.numel():
+        raise ArgumentError(f"x0 must have a dimension and elements, not {tuple(x0.shape)}")
     modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
     for module in modules:
         if module.training and type(module).__name__.startswith(TRAINED):

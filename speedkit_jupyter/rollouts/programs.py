@@ -137,7 +137,8 @@ class Program:
         import torch
 
         with torch.inference_mode():
-            state = x.to(self._states or x.dtype)
+            # A copy, since an operator may write to what it is given.
+            state = x.to(self._states or x.dtype, copy=True)
             if "cuda_graph" in self.way.words and x.is_cuda:
                 graph, buffer = self._graph(state)
                 buffer.copy_(state)
