@@ -140,7 +140,8 @@ class Program:
             # A copy, since an operator may write to what it is given.
             state = x.to(self._states or x.dtype, copy=True)
             if "cuda_graph" in self.way.words and x.is_cuda:
-                graph, buffer = self._graph(state)
+                with torch.cuda.device(state.device):
+                    graph, buffer = self._graph(state)
                 buffer.copy_(state)
                 for _ in range(steps):
                     graph.replay()
