@@ -69,9 +69,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, command: str, options: Iterable[Option]) -> None:
         self.about: dict[str, Option] = {}
         super().__init__(prog=command, add_help=False, allow_abbrev=False)
+        self.extend(options)
+
+    def extend(self, options: Iterable[Option]) -> None:
+        """Take further options; those that it has already stay as they are."""
         for option in options:
-            action = self.add_argument(*option.names, **option.more)
-            self.about[action.dest] = option
+            if option.names[0] not in self._option_string_actions:
+                action = self.add_argument(*option.names, **option.more)
+                self.about[action.dest] = option
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"invalid (.+?) value", r"no \1", message)
@@ -246,6 +251,9 @@ SPEEDBENCH = (
     Option("--within", "TIMES", "for memory: how many times slower it may get", type=_factor),
     Option("--steps", "NUMBER", "with --tune: the least time for so many", type=whole_number),
     listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
+    Option(
+        "--processes", "NUMBER", "compare single,ddp,fsdp2,hybrid on workers", type=whole_number
+    ),
     Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
     Option("-p", "DIGITS", "timing: digits to show (3)", type=_digits),

@@ -105,3 +105,36 @@ class ProgressLine:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[K{line[:width]}")
             sys.stderr.flush()
+
+
+class Updated:
+    """A report that is replaced by later ones in its place; where only text is shown, the last one
+    is shown at the end.
+    """
+
+    def __init__(self, first: Document) -> None:
+        self._last, self._drawn_s = first, 0.0
+        self._handle: Any = None
+        self._drawn: Document | None = None
+
+    def __enter__(self) -> Updated:
+        classes = type(get_ipython()).__mro__
+        if any(cls.__module__.startswith("ipykernel.") for cls in classes):
+            self._handle = display(self._last, display_id=True)
+        return self
+
+    def show(self, document: Document) -> None:
+        """Show this one from now on; it is drawn at most some times a second."""
+        self._last, now = document, time.monotonic()
+        if self._handle is not None and now - self._drawn_s > INTERVAL_S:
+            self._drawn_s, self._drawn = now, document
+            self._handle.update(document)
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        if self._handle is None:
+            display(self._last)
+        elif self._drawn is not self._last:
+            self._handle.update(self._last)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 STOPPED = "stopped; everything is as before"
-MAGICS = ("%speedkit", "%%speedbench")
+MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
 IDENTIFIER = "speedkit"
 
 
@@ -45,8 +45,17 @@ def unregister(shell: Any) -> None:
         from speedkit_jupyter import session
 
         session.end()
+    if "speedkit_jupyter.processes.workers" in sys.modules:
+        from speedkit_jupyter.processes import workers
+
+        workers.stop()
+    if "speedkit_jupyter.autotune" in sys.modules:
+        from speedkit_jupyter import autotune
+
+        autotune.off()
     shell.magics_manager.magics["line"].pop("speedkit", None)
-    shell.magics_manager.magics["cell"].pop("speedbench", None)
+    for name in ("speedkit", "speedbench"):
+        shell.magics_manager.magics["cell"].pop(name, None)
     magics = shell.magics_manager.registry.pop("SpeedKitMagics", None)
     if magics is not None:
         magics.watch.end()
@@ -60,12 +69,12 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     # What shows a panel; given by the package, since magics and widgets know nothing of each other.
     open_panel: Any = None
 
-    @magic.line_magic  # type: ignore[untyped-decorator]
+    @magic.line_cell_magic  # type: ignore[untyped-decorator]
     @magic.needs_local_scope  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
-    def speedkit(self, line: str, local_ns: Any = None) -> None:
+    def speedkit(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
-        from speedkit_jupyter.magics.commands import selected
+        from speedkit_jupyter.magics.commands import cell_command, selected
 
         shell: Any = self.shell
         space = shell.user_ns
@@ -73,6 +82,9 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         command, rest = shown(shell, "%speedkit", lambda: selected(line))
         run, parsed = hide_internal_frames(command.run), command.parse_line
         title = f"%speedkit {command.name}"
+        if cell is not None:
+            title = f"%{title}"
+            run = partial(shown(shell, title, lambda: cell_command(command.name)), source=cell)
         shown(shell, title, lambda: run(names, self._session(), parsed(rest)))
 
     @magic.cell_magic  # type: ignore[untyped-decorator]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import flags, heap
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
@@ -88,6 +88,7 @@ class SpeedContext:
         """Plan for a model in its original state. `made` are the optimizers that the measured code
         will make, perhaps none: such a context is for measuring and looks for no others.
         """
+        heap.settle()  # as in every process that is measured
         self.config = config
         self.target = Target(model, optimizers, search=made is None, made=tuple(made or ()))
         self.notes = self.target.notes
@@ -163,6 +164,15 @@ class SpeedContext:
     def _sdpa(self) -> AbstractContextManager[Any]:
         acting = self._acting
         return acting._around["sdpa"]() if acting.active else nullcontext()
+
+    def sharded(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
+        """Return the loader for this rank: all ranks together see each sample once an epoch.
+
+        Each rank's batches are as large as before, so a step takes that many from every rank.
+        """
+        from speedkit_jupyter.optimizations.properties.data import sharded
+
+        return sharded(loader)
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:

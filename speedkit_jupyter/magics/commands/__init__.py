@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Callable
 
 from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.magics import options
-from speedkit_jupyter.magics.commands import compiling, kept, plans, steps
+from speedkit_jupyter.magics.commands import autotune, compiling, kept, plans, processes, steps
 from speedkit_jupyter.magics.options import Command, Names, Option
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.exceptions import did_you_mean
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 COMMANDS: dict[str, Command] = {
     entry.name: entry
@@ -27,11 +29,14 @@ COMMANDS: dict[str, Command] = {
         steps.batch,
         steps.verify,
         compiling.compile,
+        autotune.autotune,
         kept.tuned,
         plans.catalog,
         plans.explain,
         plans.code,
         plans.panel,
+        processes.processes,
+        processes.launch,
         kept.history,
         kept.cache,
         kept.config,
@@ -50,6 +55,13 @@ def selected(line: str) -> tuple[Command, str]:
         hint = did_you_mean(name, COMMANDS)
         raise UsageError(f"unknown subcommand {name!r}.{hint} See %speedkit help")
     return COMMANDS[name], line.removeprefix(name)
+
+
+def cell_command(name: str) -> Callable[..., None]:
+    """Return what runs a `%%speedkit` cell of that name; raises UsageError."""
+    if name not in processes.CELLS:
+        raise UsageError(f"{name} takes no cell: write %speedkit {name}")
+    return hide_internal_frames(processes.CELLS[name])
 
 
 # --- help ---
@@ -74,6 +86,7 @@ def help_page(topic: str | None = None) -> Document:
         return Table(("option", "what it does"), parser.described(), wraps=("option",))
 
     names = {name: f"%speedkit {name}" for name in COMMANDS} | {SPEEDBENCH: "%%speedbench"}
+    names |= {name: f"%%speedkit {name}" for name in processes.CELLS}
     magics = {names[name]: entry.summary for name, entry in COMMANDS.items()} | BENCHES
     if topic is not None:
         body = described(topic) or "It has no options."

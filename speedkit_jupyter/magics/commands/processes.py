@@ -1,0 +1,137 @@
+"""%speedkit processes and %%speedkit launch: workers that stay, and cells that all of them run."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from contextlib import closing
+from typing import Any
+
+from IPython import get_ipython
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from speedkit_jupyter.magics.options import Names, Option, command, whole_number
+from speedkit_jupyter.magics.progress import Updated
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.processes_report import printed_report, race_report, workers_report
+from speedkit_jupyter.session import Session
+from speedkit_jupyter.support.units import count
+
+WITHOUT = "%speedkit launch runs a cell: write %%speedkit launch, and the code below"
+
+
+@command(
+    "workers for %%speedkit launch: start, status, stop",
+    Option(
+        "action",
+        "ACTION",
+        "(status)",
+        nargs="?",
+        choices=("status", "start", "stop"),
+        default="status",
+    ),
+    Option("number", "NUMBER", "for start: how many (2)", nargs="?", type=whole_number),
+    Option("--profile", "NAME", "ipyparallel's profile that starts them: slurm, ssh, mpi"),
+)
+def processes(names: Names, session: Session, arguments: Namespace) -> None:
+    from speedkit_jupyter.processes import workers
+
+    if arguments.action != "start" and (arguments.number or arguments.profile):
+        raise UsageError(f"{arguments.action}: NUMBER and --profile belong to start")
+    if arguments.action == "stop":
+        stopped = workers.stop()
+        display(Document(f"Stopped {count(stopped, 'worker')}" if stopped else "No workers run"))
+        return
+    shown = Updated(workers_report(workers.current()))
+    if arguments.action == "start":
+        say = lambda text: shown.show(Document(f"{text} …"))  # noqa: E731
+        with shown:
+            running, _ = workers.started(arguments.number, say, arguments.profile)
+            shown.show(workers_report(running))
+    else:
+        shown.end()
+
+
+@command(
+    "run the cell below on all workers; what it names goes along, rank 0's results return",
+    Option(
+        "-n", "NUMBER", "how many workers; starts them (those that run, or 2)", type=whole_number
+    ),
+    Option("--rank", "RANK", "only this one; nothing returns", type=int),
+    Option("--checkpoint", "DIR", "gives the cell `checkpoint`, with save() and load()"),
+    Option(
+        "--restarts", "NUMBER", "how often a killed rank starts all anew (0)", type=whole_number
+    ),
+)
+def launch(names: Names, session: Session, arguments: Namespace) -> None:
+    raise UsageError(WITHOUT)
+
+
+def launch_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
+    """Run a cell on the workers, and show what each prints while it runs."""
+    from speedkit_jupyter.processes.checkpoint import Checkpoint
+    from speedkit_jupyter.processes.launching import Launch
+
+    shell: Any = get_ipython()
+    code = shell.transform_cell(source)
+    if not code.strip():
+        raise UsageError("the cell is empty: write what the workers run")
+    shell.compile.ast_parse(code)  # raises SyntaxError here, not in each worker
+    extra = {}
+    if arguments.checkpoint:
+        extra["checkpoint"] = Checkpoint(os.path.abspath(arguments.checkpoint))
+    run = Launch(code, names, arguments.n, arguments.rank, arguments.restarts or 0, extra)
+    with Updated(Document("Launching")) as shown:
+        printed = []
+        with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+            for printed in states:
+                shown.show(printed_report(_title(run, "Running"), printed))
+        shown.show(printed_report(_title(run, "Ran"), printed, run.stays))
+
+
+def _title(run: Any, verb: str) -> str:
+    where = f"rank {run.rank}" if run.rank is not None else count(run.size or 0, "worker")
+    return f"{verb} on {where}"
+
+
+RACE = "{} = __import__('importlib').import_module('speedkit_jupyter.processes.race').race(*{!r})"
+
+
+def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Namespace) -> Any:
+    """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows where `-o` asks."""
+    from speedkit_jupyter.magics.cell import step_of_cell
+    from speedkit_jupyter.processes import race
+    from speedkit_jupyter.processes.launching import RETURNED, Launch
+
+    names: Names = shell.user_ns
+    words = dict.fromkeys((race.SINGLE, *arguments.compare.split(",")))
+    if unknown := [word for word in words if word not in race.WORDS]:
+        raise UsageError(f"--processes compares {','.join(race.WORDS)}, not {unknown[0]!r}")
+    step = step_of_cell(shell, cell, arguments)
+    if len(step.models) != 1:
+        raise UsageError(f"--processes is about one model; the cell uses {len(step.models)}")
+    model, *optimizers = (_name_of(names, one) for one in (*step.models, *step.optimizers))
+    source = shell.transform_cell(cell.source)
+    given = (source, model, optimizers, [*words], arguments.budget or DEFAULT_S)
+    run = Launch(RACE.format(RETURNED, given), names, arguments.processes, step=source)
+    with Updated(Document("Launching")) as shown:
+        with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+            for _ in states:
+                shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
+        found = race.rows(run.returned[RETURNED], [*words], run.size or 1)
+        shown.show(race_report(found, run.size or 1))
+    if arguments.v:
+        names[arguments.v] = found
+    return found if arguments.o else None
+
+
+def _name_of(names: Names, value: Any) -> str:
+    for name, one in list(names.items()):
+        if one is value and name[:1] != "_":
+            return name
+    raise UsageError(f"give the {type(value).__name__} of the cell a name of the notebook")
+
+
+CELLS = {"launch": launch_cell}

@@ -1,0 +1,243 @@
+"""The model over several processes: a copy in each, or a part of it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.optimizations.base.options import Fields, Flag
+from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
+from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
+from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around
+from speedkit_jupyter.optimizations.properties.sharding import Sharded, is_sharded
+from speedkit_jupyter.support.units import count, size
+
+if TYPE_CHECKING:
+    import torch
+
+# Weights, gradients and Adam's two moments in float32.
+BYTES_PER_PARAMETER = 16
+# Of a device's memory; the rest is for activations.
+SHARE_OF_MEMORY = 0.5
+ONE = "one process: %%speedkit launch or torchrun starts more"
+
+
+class Distributed(Optimization):
+    """Copies (`ddp`), parts (`fsdp2`), or parts within a host and copies across (`hybrid`).
+
+    Every rank has to apply and restore it.
+    """
+
+    name = "distributed"
+    effect = Effect.ROUNDING
+    excludes = frozenset({"compile", "cuda_graphs"})
+    summary = "each process trains on its own samples, and gradients are averaged over all"
+    helps = "machines with several GPUs, and models that are too large for one"
+    risk = (
+        "the batch of a step is that of all processes together; communication may cost more than "
+        "the processes gain; all ranks have to apply and restore it"
+    )
+    undone = "full, plain parameters, gradients and optimizer state in the same objects"
+    page = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+
+    class Options(Fields):
+        """`reshard` frees gathered weights after the forward pass; `static_graph` is for `ddp`."""
+
+        strategy: Literal["auto", False, "ddp", "fsdp2", "hybrid"] = "auto"
+        reduce: Literal["auto", "bf16"] = "auto"
+        reshard: Flag = True
+        bucket_view: Flag = True
+        static_graph: Flag = False
+
+    def changes(self) -> dict[str, Any]:
+        return {f"{self.name}:{word}": word for word in ("ddp", "fsdp2", "hybrid")}
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        asked, options = request.word, request.value
+        if asked is False:
+            return request.leave(False, asked=True)
+        if facts.processes < 2:
+            return request.decline(False, ONE)
+        obstacle = _obstacle(facts)
+        if obstacle:
+            return request.decline(False, obstacle)
+        if asked == "hybrid" and facts.hosts < 2:
+            return request.decline(False, "hybrid is for several hosts; this is one: fsdp2")
+        details = {name: getattr(options, name) for name in ("reduce", "reshard", "bucket_view")}
+        details |= {"static_graph": options.static_graph, "hosts": facts.hosts}
+        hint = f"{facts.processes} times the samples a step; loader = ctx.sharded(loader)"
+        if asked != "auto":
+            rule = f"over {count(facts.processes, 'rank')}"
+            return request.obey(asked, rule, details=details, hint=hint)
+        value, rule = _by_memory(hardware, facts)
+        return request.apply(value, rule, details=details, hint=hint)
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        import torch.distributed as dist
+
+        if not (decision.value and dist.is_available() and dist.is_initialized()):
+            yield
+            return
+        if decision.value == "ddp":
+            copies = Copies(target.model, decision.details, target.only_in)
+            with CALLS.overriding([(target.model, copies)]):
+                try:
+                    yield
+                finally:
+                    copies.end()
+            return
+        blocks = [*repeated_blocks(target.model), target.model]
+        with Sharded(blocks, target.live_optimizers(), **_sharding(decision, target.model)):
+            yield
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+            return {}
+        now = "ddp" if around(target.model, Copies) else is_sharded(target.model) and "parts"
+        if planned:
+            now = "parts" if planned.value in ("fsdp2", "hybrid") else planned.value
+        return {"model.distributed": now or "no"}
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        start = "dist.init_process_group()  # under torchrun"
+        if form != "torch":  # its launcher and its own arguments do it
+            return Snippet(comment=f"start it with {form}'s own launcher")
+        if decision.value == "ddp":
+            more = {"gradient_as_bucket_view": decision.details.get("bucket_view", True)}
+            if decision.details.get("static_graph"):
+                more["static_graph"] = True
+            wrap = f"model = {call('DistributedDataParallel', 'model', **more)}"
+            imported = "from torch.nn.parallel import DistributedDataParallel"
+            return Snippet(
+                imports=("import torch.distributed as dist", imported),
+                setup=(start,),
+                model=(wrap,),
+            )
+        reshard = decision.details.get("reshard", True)
+        kinds = " ".join(f'"{name}",' for name in facts.block_classes)
+        mesh_word = ", mesh=mesh" if decision.value == "hybrid" else ""
+        lines = [
+            f"for block in [m for m in model.modules() if type(m).__name__ in ({kinds})]:",
+            f"    fully_shard(block, reshard_after_forward={reshard}{mesh_word})",
+        ] * bool(kinds)
+        lines.append(f"fully_shard(model, reshard_after_forward={reshard}{mesh_word})")
+        if mesh_word:
+            device, hosts = facts.device_type, decision.details["hosts"]
+            shape = f"({hosts}, dist.get_world_size() // {hosts})"
+            lines.insert(0, f'mesh = init_device_mesh("{device}", {shape})')
+        mesh = ("from torch.distributed.device_mesh import init_device_mesh",) * bool(mesh_word)
+        shard = "from torch.distributed.fsdp import fully_shard"
+        return Snippet(
+            imports=("import torch.distributed as dist", shard, *mesh),
+            setup=(start,),
+            model=tuple(lines),
+        )
+
+
+def _obstacle(facts: Facts) -> str:
+    if facts.launcher:
+        return f"{facts.launcher} spreads the model over the processes already"
+    if facts.lazy:
+        return "parameters have no shape yet: call the model once"
+    if facts.compiled != "no":
+        return "the model is compiled: apply it to the plain model"
+    if len(facts.devices) > 1:
+        return f"the model lies on {', '.join(facts.devices)}"
+    return "" if facts.parameters else "the model has no parameters"
+
+
+def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
+    """Return copies where they fit, else parts, with the numbers that decide."""
+    gpu = hardware.accelerator(facts.device)
+    on_host = max(1, facts.processes // facts.hosts)
+    memory = gpu.memory_bytes if gpu else hardware.cpu.memory_bytes // on_host
+    needs, room = facts.parameters * BYTES_PER_PARAMETER, int(memory * SHARE_OF_MEMORY)
+    if not room or needs <= room:
+        return "ddp", f"training state of {size(needs)} fits into each rank ({size(room)})"
+    too_large = f"training state of {size(needs)} is more than half of a rank's {size(memory)}"
+    if facts.hosts > 1 and needs <= room * on_host:
+        return "hybrid", f"{too_large}; one host holds it: parts within a host, copies across"
+    return "fsdp2", f"{too_large}: each of {facts.processes} holds a part"
+
+
+def _sharding(decision: Decision, model: torch.nn.Module) -> dict[str, Any]:
+    """Return the arguments of `fully_shard`."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    details = decision.details
+    kind = next(model.parameters()).device.type
+    ranks, hosts = dist.get_world_size(), details.get("hosts", 1)
+    shape = (hosts, ranks // hosts) if decision.value == "hybrid" else (ranks,)
+    names = ("replicate", "shard")[-len(shape) :]
+    reduced = torch.bfloat16 if details.get("reduce") == "bf16" else None
+    return {
+        "mesh": init_device_mesh(kind, shape, mesh_dim_names=names),
+        "reshard_after_forward": details.get("reshard", True),
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduced),
+    }
+
+
+class Copies(Call):
+    """The calls of a model that is the same on every rank: `DistributedDataParallel` around the
+    calls below averages the gradients. The model stays what the user calls.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, details: Mapping[str, Any], only_in: int | None
+    ) -> None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        super().__init__(module, None, only_in)
+        outer = weakref.ref(self)
+
+        class Below(torch.nn.Module):
+            """The model as its own layer below: DDP calls this one."""
+
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                layer = outer()
+                assert layer is not None
+                return layer.below(*args, **kwargs)
+
+        shim = Below()
+        shim.model = module
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            self._wrapped = None
+            return
+        self._wrapped = DistributedDataParallel(
+            shim,
+            gradient_as_bucket_view=details.get("bucket_view", True),
+            static_graph=details.get("static_graph", False),
+        )
+        if details.get("reduce") == "bf16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+            self._wrapped.register_comm_hook(None, bf16_compress_hook)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        # Evaluation may run on one rank alone: it exchanges nothing.
+        if self._wrapped is None or not torch.is_grad_enabled() or not self.acts():
+            return self.below(*args, **kwargs)
+        return self._wrapped(*args, **kwargs)
+
+    def end(self) -> None:
+        """Give the gradients memory of their own, and let go of what averages them."""
+        self._wrapped = None
+        for parameter in () if self.module is None else self.module.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()

@@ -1,0 +1,141 @@
+"""A model in parts on every rank by `fully_shard`, and full again, in the same objects."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support import torch_private
+
+if TYPE_CHECKING:
+    import torch
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether some parameter is a part of a tensor that lies on several ranks."""
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(one, DTensor) for one in model.parameters())
+
+
+class Sharded:
+    """A block in which modules, the whole model last, are sharded, and optimizers step their parts.
+
+    Every rank enters and leaves it. Values that are trained in it are kept.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        **arguments: Any,
+    ) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._arguments = arguments
+        # The user's parameters, empty meanwhile, by the names that the model has for them.
+        self._originals: dict[str, torch.nn.Parameter] = {}
+        self._before: list[tuple[Any, type, dict[str, Any], dict[str, set[Any]]]] = []
+
+    def __enter__(self) -> None:
+        import torch
+        from torch.distributed.fsdp import fully_shard
+
+        modules = [module for one in self._modules if (module := one()) is not None]
+        model = modules[-1]
+        self._originals = dict(model.named_parameters(remove_duplicate=False))
+        self._before = [_surface(module) for module in model.modules()]
+        for module in modules:
+            fully_shard(module, **self._arguments)
+        parts = dict(model.named_parameters(remove_duplicate=False))
+        pairs = {id(old): (old, parts[name]) for name, old in self._originals.items()}
+        for old, part in pairs.values():
+            if old.grad is not None:
+                part.grad = _split(old.grad, part)
+        self._repoint(pairs, lambda state, part: _split(state, part))
+        for old, _ in pairs.values():
+            old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
+
+    def __exit__(self, *error: object) -> None:
+        model = self._modules[-1]()
+        if model is None:
+            return
+        parts = dict(model.named_parameters(remove_duplicate=False))
+        pairs = {id(parts[name]): (parts[name], old) for name, old in self._originals.items()}
+        for part, old in pairs.values():
+            old.data = _whole(part).detach()
+            old.grad = None if part.grad is None else _whole(part.grad).detach()
+        self._repoint(pairs, lambda state, old: _whole(state))
+        for reference, kind, own, hooks in self._before:
+            if (module := reference()) is not None:
+                _put_back(module, kind, own, hooks)
+        for name, old in self._originals.items():
+            owner, _, last = name.rpartition(".")
+            model.get_submodule(owner)._parameters[last] = old
+        self._originals, self._before = {}, []
+        gc.collect()  # torch's state of a sharded module refers to itself
+
+    def _repoint(self, pairs: dict[int, tuple[Any, Any]], converted: Any) -> None:
+        """Have the optimizers step the second of each pair, with the state of the first."""
+        for optimizer in filter(None, (one() for one in self._optimizers)):
+            for group in optimizer.param_groups:
+                group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]
+            for old, new in pairs.values():
+                if (state := optimizer.state.pop(old, None)) is not None:
+                    is_whole = {name: _is_of(value, old) for name, value in state.items()}
+                    for name, value in state.items():
+                        state[name] = converted(value, new) if is_whole[name] else value
+                    optimizer.state[new] = state
+
+
+def _is_of(value: Any, parameter: Any) -> bool:
+    """Return whether a part of an optimizer's state has a number for each of the parameter's."""
+    shape = getattr(value, "shape", None)
+    return bool(shape == parameter.shape and parameter.dim() > 0)
+
+
+def _split(tensor: Any, part: Any) -> Any:
+    """Return this rank's part of a tensor that all ranks have, laid out as `part` is."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
+
+
+def _whole(tensor: Any) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _surface(module: torch.nn.Module) -> tuple[Any, type, dict[str, Any], dict[str, set[Any]]]:
+    """Return a module's class, attributes and the keys of its hooks."""
+    own = dict(vars(module))
+    hooks = {name: {*held} for name, held in own.items() if "_hooks" in name}
+    return weakref.ref(module), type(module), own, hooks
+
+
+def _put_back(
+    module: torch.nn.Module, kind: type, own: dict[str, Any], hooks: dict[str, set[Any]]
+) -> None:
+    """Take away what `fully_shard` has added; the user's own hooks and attributes stay."""
+    module.__class__ = kind
+    torch_private.forget_sharding(module)
+    for name in [name for name in vars(module) if name not in own]:
+        if "fsdp" in name.lower() or "composable" in name:
+            del vars(module)[name]
+    gone = {
+        key
+        for name, keys in hooks.items()
+        for key, hook in vars(module)[name].items()
+        if key not in keys and _is_torchs(hook)
+    }
+    for name in hooks:
+        for key in gone:  # a hook's number is its own in all of them
+            vars(module)[name].pop(key, None)
+
+
+def _is_torchs(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    return str(getattr(function, "__module__", "")).startswith("torch.distributed")

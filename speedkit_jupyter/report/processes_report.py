@@ -1,0 +1,77 @@
+"""What the workers are, and what each of them prints while a cell runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speedkit_jupyter.processes.race import SINGLE, Row
+from speedkit_jupyter.processes.workers import Printed, Workers
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
+from speedkit_jupyter.support.units import between, count, ratio, share, size
+
+EQUALITY = {True: "(equal)", False: "(other)", None: ""}
+HOW = (
+    "Throughput counts the batches of all processes. Waiting is the share of a step for "
+    "communication that computing does not hide; state is what a rank holds of parameters, "
+    "gradients and optimizer state. Every rank had the same batch, so the losses have to be equal."
+)
+NONE = "No workers run: `%speedkit processes start 2` starts two"
+
+
+def workers_report(workers: Workers | None) -> Document:
+    """Return each rank with its process, state and memory."""
+    if workers is None:
+        return Document(NONE)
+    rows = [
+        (f"rank {rank}", f"process {pid}", size(used) if used else "on another host")
+        for rank, (pid, used) in enumerate(zip(workers.pids, workers.memory_bytes(), strict=True))
+    ]
+    headline = f"{count(workers.size, 'worker')} connected by {workers.backend}"
+    return Document(headline, [Table(("", "", "resident memory"), rows)])
+
+
+def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] = ()) -> Document:
+    """Return what the ranks have printed: rank 0's open, the others' folded."""
+    several = len(printed) > 1
+    sections = [
+        Section(Code(text), f"rank {one.rank}", folded=several and one.rank > 0)
+        for one in printed
+        if (text := _text(one))
+    ]
+    names = ", ".join(f"`{name}`" for name in stays)
+    kept = f"Stays in the workers, for later cells: {names}" if stays else ""
+    return Document(title, [*sections, kept])
+
+
+COLUMNS = ("", "throughput", "95 % interval", "efficiency", "waiting", "skew", "state", "loss")
+
+
+def race_report(found: Sequence[Row], ranks: int) -> Document:
+    """Return what several processes are worth beside one, and what to do."""
+    others = [row for row in found if row.strategy != SINGLE]
+    best = max(others, key=lambda row: row.times.low, default=None)
+    if best is None or best.times.low <= 1 or best.is_equal is False:
+        headline = f"Leave it at one process: {ranks} are not proven faster"
+    else:
+        interval = between(best.times.low, best.times.high)
+        headline = f"{ranks} processes ({best.strategy}) are {ratio(best.times.median)}, {interval}"
+    rows = [
+        (
+            row.strategy,
+            ratio(row.times.median),
+            BLANK if row.strategy == SINGLE else between(row.times.low, row.times.high),
+            share(row.efficiency.median),
+            share(row.waiting),
+            share(row.skew),
+            size(row.memory_bytes),
+            BLANK if row.loss is None else f"{row.loss:.5g} {EQUALITY[row.is_equal]}".strip(),
+        )
+        for row in found
+    ]
+    return Document(headline, [Table(COLUMNS, rows), HOW])
+
+
+def _text(printed: Printed) -> str:
+    outputs = [str(one.get("text/plain", "")) for one in printed.outputs]
+    return "\n".join(filter(None, [printed.text.rstrip(), *outputs]))

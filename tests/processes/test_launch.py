@@ -1,0 +1,135 @@
+"""Real workers: two processes, gloo. One set serves all tests, and some end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import launch
+from speedkit_jupyter.processes import workers
+from speedkit_jupyter.processes.workers import RankError
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+pytest.importorskip("ipyparallel")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+
+def fit(model, optimizer, steps=2):
+    """Each rank has its own samples, and all have the mean of the gradients."""
+    import torch
+    import torch.distributed as dist
+
+    rank = dist.get_rank() if dist.is_initialized() else None
+    data = torch.arange(24.0).view(2, 3, 4) / 24
+    wrapped = model if rank is None else nn.parallel.DistributedDataParallel(model)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = wrapped(data if rank is None else data[rank]).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def made():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    return model, torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def test_a_model_is_trained_by_two_as_by_one_and_comes_back_into_the_same_object():
+    alone, mine = made(), made()
+    fit(*alone)
+    weight = mine[0].weight
+    losses = launch(fit, *mine)
+    assert len(losses) == 2
+    assert mine[0].weight is weight
+    torch.testing.assert_close(weight, alone[0].weight)
+    assert mine[1].state[weight]["step"] == 2
+    assert len(launch(fit, *mine)) == 2
+    assert mine[1].state[weight]["step"] == 4
+
+
+def test_what_a_function_finds_around_it_comes_back_too():
+    model, optimizer = made()
+    before = model.weight.detach().clone()
+
+    def step():
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    launch(step)
+    assert not torch.equal(model.weight, before)
+    assert optimizer.state[model.weight]["step"] == 1
+
+
+def test_an_error_on_one_rank_is_that_ranks_and_ends_the_wait_of_the_other():
+    def bad():
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            raise ValueError("only here")
+        dist.barrier()
+
+    with pytest.raises(RankError, match="rank 1: ValueError: only here") as caught:
+        launch(bad)
+    assert "only here" in "".join(caught.value._render_traceback_())
+    assert launch(lambda: 7) == 7
+
+
+def test_an_interrupt_ends_a_collective_and_the_workers_stay():
+    launch(lambda: 0)
+    pids = list(workers.current().pids)
+
+    def stuck():
+        import time
+
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            time.sleep(60)
+        dist.barrier()
+
+    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch(stuck)
+    assert time.monotonic() - began < 30  # not the sleep's sixty
+    assert workers.current().pids == pids
+    assert launch(lambda: 7) == 7
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+    with pytest.raises(SpeedKitError, match="can't be sent"):
+        launch(lambda: lock.locked())
+
+
+def test_a_class_that_is_defined_anew_is_the_new_one():
+    def of(number):
+        class Net(nn.Module):
+            def forward(self, x):
+                return x + number
+
+        return Net()
+
+    ask = lambda net: float(net(torch.zeros(())))  # noqa: E731
+    assert [launch(ask, of(1)), launch(ask, of(2))] == [1.0, 2.0]
+
+
+def test_twenty_launches_leave_no_memory_or_file_open():
+    launch(lambda: 0)
+    process, data = psutil.Process(), torch.zeros(1000)
+    before = process.num_fds()
+    for _ in range(20):
+        assert launch(lambda x: float(x.sum()), data) == 0
+    assert process.num_fds() == before

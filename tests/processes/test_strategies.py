@@ -1,0 +1,114 @@
+"""distributed on two real processes: the same training as on one, and the same epoch of samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import launch
+
+pytest.importorskip("ipyparallel")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.inner(x).tanh()
+
+
+def made():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), Block(), Block(), nn.Linear(6, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def train(model, optimizer, data, steps=3):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+
+
+def on_workers(model, optimizer, strategy, train):
+    """What each rank does; the facts of the undo come back."""
+    import torch
+    import torch.distributed as dist
+
+    from speedkit_jupyter import SpeedConfig, apply_speedups
+
+    def surface():
+        hooks = [len(v) for m in model.modules() for k, v in vars(m).items() if "_hooks" in k]
+        return [type(m) for m in model.modules()], [sorted(vars(m)) for m in model.modules()], hooks
+
+    data = torch.arange(32.0).view(8, 4) / 32
+    before, own = surface(), list(map(id, model.parameters()))
+    train(model, optimizer, data, 1)
+    config = SpeedConfig(distributed=strategy).alone()
+    _, context = apply_speedups(model, config, optimizer=optimizer)
+    active = context.plan["distributed"].active
+    changes = [str(change) for change in context.changes()]
+    train(model, optimizer, data[dist.get_rank() :: 2])
+    context.restore()
+    same = before == surface() and own == list(map(id, model.parameters()))
+    train(model, optimizer, data, 1)
+    return active, same, changes
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_train_as_one_and_undo_leaves_the_same_full_parameters(strategy):
+    alone, mine = made(), made()
+    data = torch.arange(32.0).view(8, 4) / 32
+    train(*alone, data, 5)
+    active, same, changes = launch(on_workers, *mine, strategy, train)
+    assert active
+    assert same
+    assert "distributed" in str(changes)
+    for one, other in zip(mine[0].parameters(), alone[0].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert mine[1].state_dict()["state"][0]["step"] == 5
+
+
+def test_the_ranks_see_each_sample_of_an_epoch_once_in_a_new_order_each_time():
+
+    def epochs():
+        import torch.distributed as dist
+
+        from speedkit_jupyter.optimizations.properties.data import sharded
+
+        whole = torch.utils.data.DataLoader(list(range(11)), batch_size=2, shuffle=True)
+        loader = sharded(whole)
+        mine = [[int(x) for batch in loader for x in batch] for _ in range(2)]
+        every = [None, None]
+        dist.all_gather_object(every, mine)
+        return every
+
+    one, other = launch(epochs)
+    for epoch in range(2):
+        assert sorted(one[epoch] + other[epoch]) == list(range(11))
+    assert one[0] != one[1]
+
+
+def test_strategies_race_on_the_users_step_and_everything_is_put_back():
+    from speedkit_jupyter.processes import race
+    from speedkit_jupyter.processes.launching import RETURNED, Launch
+
+    model, optimizer = made()
+    names = {"model": model, "optimizer": optimizer, "x": torch.rand(8, 4)}
+    before = [parameter.clone() for parameter in model.parameters()]
+    step = "loss = model(x).square().mean(); loss.backward(); optimizer.step()"
+    given = (step, "model", ["optimizer"], ["single", "fsdp2"], 0.1)
+    module = "__import__('importlib').import_module('speedkit_jupyter.processes.race')"
+    run = Launch(f"{RETURNED} = {module}.race(*{given!r})", names, step=step)
+    list(run.run(lambda text: None))
+    rows = race.rows(run.returned[RETURNED], ["single", "fsdp2"], 2)
+    assert [row.strategy for row in rows] == ["single", "fsdp2"]
+    assert all(row.is_equal for row in rows)
+    assert rows[1].memory_bytes < rows[0].memory_bytes
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not optimizer.state
+    assert "loss" not in names
