@@ -102,7 +102,7 @@ def rollout(
     each, and the last. `policy` makes the next state of f(x) and x: "autoregressive" is f(x),
     ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
 
-    `way` joins by +: bf16, channels_last, tanh_gelu, compile, bf16_states, cuda_graph. `tune=True`
+    `way` joins by +: bf16, channels_last, compile, bf16_states, cuda_graph. `tune=True`
     finds one: it measures each on top of those before, for `budget_s` seconds beside compiling (by
     default 30, or a fifth of the rollout if that is longer), and takes what is proven faster and
     drifts by no more than `tolerance` from float32, as a share of the state's norm. A Rollout's own
