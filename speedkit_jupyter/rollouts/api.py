@@ -102,7 +102,7 @@ def rollout(
     each, and the last. `policy` makes the next state of f(x) and x: "autoregressive" is f(x),
     ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
 
-    `way` joins by +: bf16, channels_last, tanh_gelu, compile, bf16_states, cuda_graph. `tune=True`
+    `way` joins by +: bf16, channels_last, compile, bf16_states, cuda_graph. `tune=True`
     finds one: it measures each on top of those before, for `budget_s` seconds beside compiling (by
     default 30, or a fifth of the rollout if that is longer), and takes what is proven faster and
     drifts by no more than `tolerance` from float32, as a share of the state's norm. A Rollout's own
@@ -153,8 +153,10 @@ def _check(operator: Any, x0: Any) -> None:
 
     if not callable(operator):
         raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
-    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point() or not x0.ndim:
+    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point():
         raise ArgumentError("x0 must be a tensor of floating-point numbers: (batch, …)")
+    if not x0.ndim or not x0.numel():
+        raise ArgumentError(f"x0 must have a dimension and elements, not {tuple(x0.shape)}")
     modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
     for module in modules:
         if module.training and type(module).__name__.startswith(TRAINED):

@@ -14,7 +14,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.optimizations.facts.layers import is_convolution, rewritable
+from speedkit_jupyter.optimizations.facts.layers import is_convolution
 from speedkit_jupyter.rollouts.drift import SAMPLES, Drift, compared_steps, distance, states_at
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.rollouts.programs import Program, Way
@@ -132,13 +132,13 @@ class Choice:
         model: Any = self.operator
         modules = [*model.modules()] if is_module else []
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
-        words = ["bf16"] * is_low
+        # First, since what computes less shows only where launches do not take all the time.
+        words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
         layout = ["channels_last"] * any(map(is_convolution, modules))
         words += layout
-        is_gelu = is_module and any(kind == "gelu" for kind, *_ in rewritable(model))
-        words += ["tanh_gelu"] * is_gelu + ["compile"]
+        words += ["compile"]
         words += layout  # once more: compiled code reads it in another way
-        words += ["bf16_states"] * is_low + ["cuda_graph"] * self.x.is_cuda
+        words += ["bf16_states"] * is_low
         for word in words:
             yield partial(_plus, word=word)
         for size in SIZES if self.x.ndim > 1 else ():
