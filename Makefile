@@ -81,7 +81,7 @@ versions: $(TORCHS:%=.venv-torch-%/installed)
 	  echo "torch $$torch:"; .venv-torch-$$torch/bin/python -m pytest -q || exit 1; done
 
 gpu: .venv/installed
-	$(BIN)/pytest -n 0 -m gpu
+	$(BIN)/pytest -n 0 -m gpu --profile here
 
 # Without truth.py, oracle.py, catalog.py and scale.py, which take half an hour to two and can be stopped and
 # resumed.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.kernels.attention import AttentionPattern as AttentionPattern
     from speedkit_jupyter.kernels.attention import attention as attention
+    from speedkit_jupyter.kernels.graphs import make_graphed_step as make_graphed_step
     from speedkit_jupyter.loading.tuner import tune_loader as tune_loader
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.measure.subject.from_function import benchmark as benchmark
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.config import SpeedConfig as SpeedConfig
     from speedkit_jupyter.plans.context import SpeedContext as SpeedContext
     from speedkit_jupyter.plans.context import restore_all as restore_all
+    from speedkit_jupyter.plans.own_kernels import optimization as optimization
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
     from speedkit_jupyter.processes.launching import launch as launch
     from speedkit_jupyter.profiling.api import profile as profile
+    from speedkit_jupyter.rollouts.api import rollout as rollout
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.support.exceptions import StepError as StepError
@@ -49,6 +52,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "checking.api": "check",
     "codegen.forms": "code",
     "kernels.attention": "AttentionPattern attention",
+    "kernels.graphs": "make_graphed_step",
     "loading.tuner": "tune_loader",
     "machines.hardware": "Hardware",
     "measure.subject.from_function": "benchmark",
@@ -58,9 +62,11 @@ _PUBLIC = {  # the public names, by the module where they live
     "plans.applying": "apply_speedups autocast_context sdp_context",
     "plans.config": "SpeedConfig",
     "plans.context": "SpeedContext restore_all",
+    "plans.own_kernels": "optimization",
     "plans.planning": "Plan plan",
     "processes.launching": "launch",
     "profiling.api": "profile",
+    "rollouts.api": "rollout",
     "support.exceptions": "ConfigError SpeedKitError StepError",
     "tuning.api": "tune verify",
     "tuning.learning": "tuned",

@@ -86,15 +86,20 @@ def _owners() -> Iterator[Any]:
 
 
 def _callables(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return its functions, classes and other descriptors as they are written, and constants."""
+    """Return its functions, classes and other descriptors as they are written, and constants.
+
+    A dict whose name begins with _ is no constant: a module remembers something there.
+    """
     found = {}
     for name, value in names.items():
         if name in UNWATCHED:
             continue
         if callable(value) or isinstance(value, staticmethod | classmethod | property):
             found[name] = value
-        elif name.isupper() and isinstance(value, int | float | tuple | dict):
-            found[name] = dict(value) if isinstance(value, dict) else value
+        elif name.isupper() and isinstance(value, dict):
+            found |= {} if name.startswith("_") else {name: dict(value)}
+        elif name.isupper() and isinstance(value, int | float | tuple):
+            found[name] = value
     return found
 
 

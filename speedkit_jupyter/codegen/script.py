@@ -20,7 +20,7 @@ from speedkit_jupyter.codegen.training_loop import (
     needs_closure,
     stepped,
 )
-from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations import named as catalog_entry
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.planning import Plan, describe
@@ -119,7 +119,8 @@ def gather(
 ) -> Script:
     """Return the code of every decision that the form has to say; raises SpeedKitError."""
     snippets, facts = [], plan.facts_after
-    for optimization, decision in zip(CATALOG, plan, strict=True):
+    for decision in plan:
+        optimization = catalog_entry(decision.name)
         told = optimization.frameworks_choose and form != "torch"
         if not decision.active and not told:
             continue

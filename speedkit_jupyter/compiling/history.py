@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from speedkit_jupyter.compiling.reasons import BREAKS, EXPECTED, LIMIT, RECOMPILES, explained
-from speedkit_jupyter.optimizations.compile import CompiledCode
+from speedkit_jupyter.optimizations.properties.compiled import CompiledCode
 from speedkit_jupyter.optimizations.properties.eager_parts import LEFT_OUT
 from speedkit_jupyter.plans.context import is_measuring
 from speedkit_jupyter.support import torch_private
@@ -191,11 +191,15 @@ def _model(frame: FrameType | None) -> str:
     """Return the model whose plan compiles it, by its class and size; empty for another's call."""
     while frame is not None:
         if frame.f_code is CompiledCode.run.__code__:
-            module = frame.f_locals["module"]
-            number = sum(parameter.numel() for parameter in module.parameters())
-            return f"{type(module).__name__} ({count(number, 'parameter')})"
+            return subject_of(frame.f_locals["module"])
         frame = frame.f_back
     return ""
+
+
+def subject_of(module: Any) -> str:
+    """Return what a module is called while it compiles: its class and its size."""
+    number = sum(parameter.numel() for parameter in module.parameters())
+    return f"{type(module).__name__} ({count(number, 'parameter')})"
 
 
 def _words(spot: Spot | None) -> str:

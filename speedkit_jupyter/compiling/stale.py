@@ -7,8 +7,8 @@ from types import FunctionType
 from typing import Any
 
 from speedkit_jupyter.compiling.history import Finding
-from speedkit_jupyter.optimizations.compile import CompiledCall
 from speedkit_jupyter.optimizations.properties.calls import SLOT, is_compiled
+from speedkit_jupyter.optimizations.properties.compiled import CompiledCall
 from speedkit_jupyter.session import named, public
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.lookup import attributes_of

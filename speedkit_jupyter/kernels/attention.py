@@ -33,6 +33,10 @@ DENSE = 0.85
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
 # Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
 TUNE_S, ROUNDS, BETTER = 2.0, (7, 40), 0.97
+# On a CPU without gradients one compiled kernel may be 1.6 times as fast as the rule's blocks, and
+# takes this long to compile and measure: a shape that has taken as long is measured. So are as many
+# shapes of a pattern, not each of those that change from call to call.
+MEASURE_AFTER_S, MEASURED_SHAPES = 7.0, 4
 # This many patterns are kept with their masks, those used last.
 KEPT = 16
 
@@ -53,6 +57,7 @@ class Prepared:
         self.layout = lru_cache(8)(partial(_built, laid_out, pattern))
         self._block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
         self._flex = lru_cache(1)(engines.compiled_flex)
+        self._spent_s: dict[Shape, float] = {}  # on a CPU without gradients, by the rule
 
     def run(self, inputs: Inputs, choice: Choice) -> torch.Tensor:
         """Return attention, computed as it was chosen."""
@@ -64,6 +69,21 @@ class Prepared:
             return engines.fused(inputs, is_causal=pattern.is_causal)
         size = choice.size if choice.engine == "chunks" else shape.queries
         return engines.by_blocks(inputs, pattern, self.layout(shape, size))
+
+    def pays(self, shape: Shape) -> bool:
+        """Return whether this shape has taken as long as it takes to measure it."""
+        return self._spent_s.get(shape, 0.0) >= MEASURE_AFTER_S
+
+    def run_by_rule(self, inputs: Inputs) -> torch.Tensor:
+        """Return attention by the rule, and note how long it took where measuring may pay."""
+        import torch
+
+        shape, begun_s = inputs.shape, clock.now()
+        found = self.run(inputs, self.by_rule(shape))
+        may_pay = shape.device.type == "cpu" and not torch.is_grad_enabled()
+        if may_pay and (shape in self._spent_s or len(self._spent_s) < MEASURED_SHAPES):
+            self._spent_s[shape] = self._spent_s.get(shape, 0.0) + clock.now() - begun_s
+        return found
 
     def by_rule(self, shape: Shape) -> Choice:
         """Return what is fastest for most."""
@@ -172,7 +192,8 @@ def attention(
 
     The engine is chosen by a rule: `dense` (one call of torch's SDPA), `chunks` (blocks of queries
     with the keys that they see) or `flex` (FlexAttention, compiled; on a CPU without gradients
-    only). With `tune=True` the first call of a shape measures them, and the session remembers.
+    only). With `tune=True` the first call of a shape measures them, and the session remembers; on
+    a CPU without gradients so does a call after a shape's first 7 seconds.
     torch.compile leaves this function as it is. Raises ArgumentError for what does not fit.
     """
     import torch
@@ -198,9 +219,11 @@ def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: A
     if engine != "auto":
         return prepared.run(inputs, Choice(engine, SIZES[0]))
     asked = (alike, shape, inputs.is_learned)
-    if tune and asked not in _CHOICES:
+    if asked not in _CHOICES and (tune or prepared.pays(shape)):
         _CHOICES[asked] = prepared.measured(inputs)
-    choice = _CHOICES.get(asked) or prepared.by_rule(shape)
+    choice = _CHOICES.get(asked)
+    if choice is None:
+        return prepared.run_by_rule(inputs)
     if choice.engine == "flex" and prepared.can_flex:
         try:
             return prepared.run(inputs, choice)

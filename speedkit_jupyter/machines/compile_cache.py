@@ -15,8 +15,10 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from speedkit_jupyter.machines import probes
 from speedkit_jupyter.machines.flags import OVERRIDES, Switch, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import database, messages, torch_private
+from speedkit_jupyter.support.exceptions import in_a_line
 
 # Beyond this the files that were not used for longest go; a transformer takes a few MiB.
 MOST_BYTES = 2 * 2**30
@@ -142,6 +145,13 @@ def prepare() -> Path | None:
     return folder
 
 
+def has_bundles() -> bool:
+    """Return whether a plan that compiles was learned on this machine."""
+    with suppress(OSError):
+        return any((place() / BUNDLES).iterdir())
+    return False
+
+
 # Once in a process: plans are applied often while they are measured.
 _warn_once = cache(messages.warn)
 
@@ -199,7 +209,12 @@ def in_use() -> Iterator[None]:
 
 def _chosen(name: str) -> str | None:
     value, usual = os.environ.get(name), torch_private.usual_cache_folder()
-    return None if value is None or (usual and Path(value).is_relative_to(usual)) else value
+    if value is None or (usual and Path(value).is_relative_to(usual)):
+        return None
+    # torch writes Triton's, with the number of a device, once it compiles for that.
+    folder = os.environ.get(FOLDER)
+    is_torchs = name == TRITON_FOLDER and folder and Path(value).parent == Path(folder, "triton")
+    return None if is_torchs else value
 
 
 def _choose(name: str, value: str | None) -> None:
@@ -213,7 +228,7 @@ def _choose(name: str, value: str | None) -> None:
 
 
 def try_instructions(folder: Path) -> None:
-    """Build a small library for each set of vector instructions, and keep it in the folder.
+    """Build a small library for all of the CPU's vector instructions, and keep it in the folder.
 
     torch asks the same in each process, by compiling for seconds. This is once for a compiler, on
     Linux and x86; elsewhere torch asks.
@@ -228,13 +243,37 @@ def try_instructions(folder: Path) -> None:
             source, library = Path(here, "trial.cpp"), Path(here, TRIAL)
             source.write_text(TRIAL_CODE)
             files = ["-shared", "-fPIC", "-fopenmp", "-o", str(library), str(source)]
-            for flags in options:
-                command = [compiler, *flags.split(), *files]
-                subprocess.run(command, capture_output=True, check=True, timeout=TRIAL_S)
+            command = [compiler, *" ".join(options).split(), *files]
+            subprocess.run(command, capture_output=True, check=True, timeout=TRIAL_S)
             ctypes.CDLL(str(library))  # fails where programs can't be run from this folder
             os.replace(library, folder / TRIAL)
     except (OSError, subprocess.SubprocessError) as error:
         messages.debug(f"torch looks for vector instructions itself: {error}")
+
+
+@cache
+def build_headers_ahead() -> threading.Thread | None:
+    """Begin to build torch's C++ headers in a thread, once in a process, and return the thread.
+
+    They take a second core for seconds, in which Dynamo traces; the first kernel waits for them.
+    What can't be done is left to the first kernel, which says why.
+    """
+
+    def tried(does: Callable[[], None]) -> bool:
+        try:
+            does()
+        except Exception as error:
+            messages.debug(f"C++ headers were not built ahead: {in_a_line(error)}")
+            return False
+        return True
+
+    if not tried(torch_private.ask_for_instructions):
+        return None
+    context = copy_context()  # which has Inductor's settings
+    args = (tried, torch_private.build_headers)
+    thread = threading.Thread(target=context.run, args=args, daemon=True)
+    thread.start()
+    return thread
 
 
 def write(path: Path, content: bytes) -> None:

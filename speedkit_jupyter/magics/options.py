@@ -69,9 +69,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, command: str, options: Iterable[Option]) -> None:
         self.about: dict[str, Option] = {}
         super().__init__(prog=command, add_help=False, allow_abbrev=False)
+        self.extend(options)
+
+    def extend(self, options: Iterable[Option]) -> None:
+        """Take further options; those that it has already stay as they are."""
         for option in options:
-            action = self.add_argument(*option.names, **option.more)
-            self.about[action.dest] = option
+            if option.names[0] not in self._option_string_actions:
+                action = self.add_argument(*option.names, **option.more)
+                self.about[action.dest] = option
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"invalid (.+?) value", r"no \1", message)

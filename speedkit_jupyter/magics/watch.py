@@ -1,6 +1,6 @@
 """What is said about torch.compile while a cell runs and after it. Importing this loads no torch.
 
-Nothing happens in cells before Dynamo is loaded, which is what `torch.compile` loads first.
+Nothing is said in cells before Dynamo is loaded, which is what `torch.compile` loads first.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from contextvars import Context, copy_context
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.magics.idle import IdleImport
 from speedkit_jupyter.support import messages, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.units import seconds
 
 if TYPE_CHECKING:
     from speedkit_jupyter.compiling.history import Finding, History
+    from speedkit_jupyter.plans.context import SpeedContext
 
 # What takes less is not worth a line, nor an estimate for the next time.
 LEAST_S = 1.0
@@ -40,12 +43,14 @@ class Watch:
         self._shell = shell
         self._line: LiveLine | None = None
         self._told: set[Finding] = set()
+        self._idle = IdleImport()
         self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
         for name, call in self._events.items():
             shell.events.register(name, call)
 
     def end(self) -> None:
         """Watch no further cell."""
+        self._idle.pause()
         if self._line is not None:
             self._line.end(False)
         for name, call in self._events.items():
@@ -55,6 +60,7 @@ class Watch:
             history().end()
 
     def _before(self, info: Any = None) -> None:
+        self._idle.pause()
         # A cell that is about to compile loads Dynamo anyway.
         if "torch" in sys.modules and COMPILES.search(str(getattr(info, "raw_cell", ""))):
             torch_private.dynamo_config()
@@ -69,6 +75,7 @@ class Watch:
             line.end(bool(getattr(result, "success", False)))
         if torch_private.is_dynamo_loaded():
             self._tell()
+        self._idle.begin()
 
     def _tell(self) -> None:
         from IPython.display import display
@@ -124,27 +131,40 @@ class LiveLine:
             if ProgressLine.is_open:
                 return
             self._line = ProgressLine(f"compiling {self._history.subject}")
-            self._expected_s = self._known()
+            self._expected_s = _known(self._history.subject)
         self._line.show(compiling_progress(self._history.seconds, self._expected_s))
-
-    def _known(self) -> float | None:
-        from speedkit_jupyter.support import database
-
-        with suppress(SpeedKitError):
-            return database.compile_seconds(self._name())
-        return None
 
     def _remember(self) -> None:
         from speedkit_jupyter.support import database
 
         if not self._history.recompiled:
             with suppress(SpeedKitError):
-                database.keep_compile_seconds(self._name(), self._history.seconds)
+                database.keep_compile_seconds(_name(self._history.subject), self._history.seconds)
 
-    def _name(self) -> str:
-        from speedkit_jupyter.machines.hardware import Hardware
-        from speedkit_jupyter.plans.planning import describe
 
-        hardware = Hardware.current()
-        device = next((one.kind for one in hardware.accelerators), "cpu")
-        return f"{self._history.subject}; {describe(hardware, device)}, torch {hardware.torch}"
+def last_time(context: SpeedContext) -> str:
+    """Return a line that says how long an applied plan took to compile the last time; empty where
+    it compiles nothing, or that is not known.
+    """
+    from speedkit_jupyter.compiling.history import subject_of
+
+    code = context.target.memo.compiled_call
+    known_s = code and _known(subject_of(next(code.parts.every())))
+    return f"The last time compiling it took {seconds(known_s)}" if known_s else ""
+
+
+def _known(subject: str) -> float | None:
+    from speedkit_jupyter.support import database
+
+    with suppress(SpeedKitError):
+        return database.compile_seconds(_name(subject))
+    return None
+
+
+def _name(subject: str) -> str:
+    from speedkit_jupyter.machines.hardware import Hardware
+    from speedkit_jupyter.plans.planning import describe
+
+    hardware = Hardware.current()
+    device = next((one.kind for one in hardware.accelerators), "cpu")
+    return f"{subject}; {describe(hardware, device)}, torch {hardware.torch}"

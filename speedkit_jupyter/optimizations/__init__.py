@@ -1,4 +1,4 @@
-"""The optimizations. CATALOG's order is the order of deciding and applying."""
+"""The optimizations. CATALOG's order is the order of deciding and applying; a user may add some."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from speedkit_jupyter.optimizations.grad_scaler import GradScaler
 from speedkit_jupyter.optimizations.inference import Inference
 from speedkit_jupyter.optimizations.int4 import Int4
 from speedkit_jupyter.optimizations.int8 import Int8
+from speedkit_jupyter.optimizations.malloc import Malloc
 from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
@@ -29,7 +30,7 @@ from speedkit_jupyter.optimizations.sparsity import Sparsity
 from speedkit_jupyter.optimizations.tf32 import Tf32
 from speedkit_jupyter.optimizations.threads import Threads
 
-CATALOG: tuple[Optimization, ...] = (
+CATALOG: list[Optimization] = [
     Device(),
     Threads(),
     Allocator(),
@@ -43,6 +44,7 @@ CATALOG: tuple[Optimization, ...] = (
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
+    Malloc(),
     FusedKernels(),
     ActivationCheckpointing(),
     Int8(),
@@ -54,7 +56,7 @@ CATALOG: tuple[Optimization, ...] = (
     CudaGraphs(),
     Compile(),
     Inference(),
-)
+]
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]
 
 

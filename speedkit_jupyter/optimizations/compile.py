@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from inspect import signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from speedkit_jupyter.machines import compile_cache, devices, flags
+from speedkit_jupyter.machines import compile_cache, devices, flags, probes
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
@@ -21,11 +17,8 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled, users_own
-from speedkit_jupyter.optimizations.properties.eager_parts import EagerParts
-from speedkit_jupyter.support import messages, torch_private
-from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.support.source_lines import Spot, place
-from speedkit_jupyter.support.weak import Alive
+from speedkit_jupyter.optimizations.properties.compiled import CompiledCall, CompiledCode
+from speedkit_jupyter.support import torch_private, units
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +26,15 @@ if TYPE_CHECKING:
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 # An error of the backward pass comes up in the forward pass, where the plain model can take over.
 BACKWARD = "functorch.force_non_lazy_backward_lowering"
-# Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
-GRAPHS = 8
-HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
 INDUCTOR = "inductor"
 # Blocks are compiled in the model's place if each kind stands there so often, and they hold more
 # than this share of the parameters: six layers of a transformer then compile in half of the time.
 ALIKE, MOSTLY = 3, 0.8
+# The seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two
+# take half without a backward pass. Fitted on 2 cores to transformers and convolutions.
+BEGIN_S, GRAPH_S, LAYER_S = 7.0, 5.0, 0.25
+# What compiling brought on CPUs at most, but for models of many small operations.
+USUAL_GAIN = 1.1
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
 NO_BLOCKS = (
@@ -68,7 +63,8 @@ class Compile(Optimization):
     class Options(Fields):
         """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself, and
         `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: on a
-        CPU the rule, where a model is little else.
+        CPU the rule, where a model is little else. `beside` compiles in another process while the
+        model runs as before.
         """
 
         enabled: Switch = "auto"
@@ -80,6 +76,7 @@ class Compile(Optimization):
         dynamic: Switch = "auto"
         backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] = "inductor"
         required: Flag = False
+        beside: Flag = False
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
@@ -87,7 +84,8 @@ class Compile(Optimization):
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
         obstacle = _obstacle(hardware, facts, options)
-        details = options.model_dump(exclude={"enabled", *["required"] * (not options.required)})
+        usual = {name for name in ("required", "beside") if not getattr(options, name)}
+        details = options.model_dump(exclude={"enabled", *usual})
         gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
         is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
         if options.enabled == "auto" and is_usual and not obstacle:
@@ -98,7 +96,7 @@ class Compile(Optimization):
             offer = "10 to 20 s of compiling on a CPU: it is there on request"
         what = f"its {len(facts.block_names)} repeated blocks " if options.scope == "blocks" else ""
         by = "" if options.backend == INDUCTOR else f", by {options.backend}"
-        hint = f"compiles {what}at the first step{by}"
+        hint = f"compiles {what}at the first step{by}{_cost(facts, options)}"
         return request.on_request(obstacle, offer, hint=hint, details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
@@ -127,13 +125,19 @@ class Compile(Optimization):
         modules, memo = _modules(decision.details, target.model), target.memo
         options = options_of(decision.details)
         required = bool(decision.details.get("required"))
-        code = memo.compiled_call or CompiledCode(options, modules, target.notes, required)
+        # What is measured is compiled at once: its first rounds would time the plain model.
+        beside = bool(decision.details.get("beside")) and _is_inductor(decision) and target.search
+        code = memo.compiled_call or CompiledCode(options, modules, target.notes, required, beside)
         memo.compiled_call = code
         return [CompiledCall(module, code) for module in modules]
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
+            parameter = next(target.model.parameters(), None)
+            is_cpu = parameter is None or parameter.device.type == "cpu"
+            if is_cpu and _is_inductor(decision) and sys.platform == "linux" and probes.cxx():
+                compile_cache.build_headers_ahead()
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -167,6 +171,25 @@ def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
     are_most = facts.block_parameters > MOSTLY * facts.parameters
     pays = are_alike and are_most and len(facts.block_names) == facts.blocks
     return options.model_copy(update={"scope": "blocks"}) if pays else options
+
+
+def expected_s(facts: Facts, options: Compile.Options) -> float | None:
+    """Return about how many seconds the first step takes; None where no rule is known."""
+    if facts.device_type != "cpu" or options.backend != INDUCTOR:
+        return None
+    layers = facts.linears + facts.convolutions + facts.lstms
+    if _in_scope(options, facts).scope == "blocks":  # alike ones are compiled once
+        layers = round(layers * facts.block_kinds / facts.blocks)
+    graph_s = GRAPH_S + LAYER_S * layers
+    return BEGIN_S + (graph_s if facts.training else graph_s / 2)
+
+
+def _cost(facts: Facts, options: Compile.Options) -> str:
+    """Return in words what compiling takes, and when that is paid back."""
+    if (cost_s := expected_s(facts, options)) is None:
+        return ""
+    paid = units.seconds(cost_s / (1 - 1 / USUAL_GAIN))
+    return f", for about {cost_s:.0f} s; {USUAL_GAIN:g}× would pay that back in {paid}"
 
 
 def _is_inductor(decision: Decision) -> bool:
@@ -238,149 +261,3 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
     names = (f"    {source(name)}," for name in facts.block_names)
     loop = ("for name in (", *names, "):", "    block = model.get_submodule(name)")
     return Snippet(reason, model=(*loop, f"    {compiling}"))
-
-
-class CompiledCode:
-    """Compiled forward passes of one plan, plain ones once that failed. It holds no module.
-
-    `forwards` are the functions that were compiled, with those of all parts.
-    """
-
-    def __init__(
-        self,
-        options: Mapping[str, Any],
-        modules: Sequence[torch.nn.Module],
-        notes: dict[str, str],
-        required: bool = False,
-    ) -> None:
-        self._options, self._modules, self.failed = options, len(modules), False
-        self._compiled = _compile(options, len(modules))
-        self.parts, self.forwards = EagerParts(Alive(modules)), set[Any]()
-        self._notes, self._required, backend = notes, required, options.get("backend")
-        self._name = f"torch.compile by {backend}" if backend else "torch.compile"
-        self._checked, self._at, self._why = False, "", ""
-
-    def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
-        if self.failed:
-            return module._call_impl(*args, **kwargs)
-        try:
-            graphs = None if self._checked else _graphs()
-            result = self._compiled(module, args, kwargs)
-            if not self._checked:
-                self._check(graphs)
-            return result
-        except KeyboardInterrupt:
-            torch_private.forget_builds()
-            raise
-        except Exception as error:
-            if not torch_private.is_compiler_error(error):
-                raise
-            if was_interrupted(error):
-                torch_private.forget_builds()
-                raise KeyboardInterrupt from error
-            if removed_half_written_build(error):
-                return self.run(module, args, kwargs)
-            if self._required:
-                raise
-            return self._run_plainly(error, module, args, kwargs)
-
-    def _check(self, graphs: int | None) -> None:
-        """Note what was compiled, and try whether more of it can be."""
-        self.forwards = {type(part).forward for part in self.parts.every()}
-        if _graphs() == graphs:
-            self._notes["compile"] = f"{self._name} found nothing to compile in this model"
-        self._checked = not self.parts.narrow()
-        if self._checked and self.parts.names:
-            self._notes["compile"] = self._partly
-        elif not self._checked:
-            self._compiled = _compile(self._options, self._modules)
-
-    def _run_plainly(self, error: Exception, module: Any, args: Any, kwargs: Any) -> Any:
-        # Where the plain model fails too, the mistake is the user's: the plain error goes up.
-        result = module._call_impl(*args, **kwargs)
-        line, self._why = None, in_a_line(torch_private.cause(error))
-        if not (self._options.get("fullgraph") or torch_private.lacks_compiler(error)):
-            line = self.parts.blame(Spot(*one) for one in torch_private.users_lines(error))
-            self.failed = line is None and not self.parts.try_next()
-        else:
-            self.failed = True
-        self._compiled, self._checked = _compile(self._options, self._modules), False
-        self._at = f" ({place(line)})" if line else self._at
-        whole = f"{self._name} failed, so the model runs as before: {self._why}"
-        note = self._partly if line else whole
-        is_new = "compile" not in self._notes or line is not None
-        self._notes["compile"] = note
-        if is_new:
-            messages.warn(f"{note} (%speedkit report)")
-        return result
-
-    @property
-    def _partly(self) -> str:
-        left = f"{self.parts.names}{self._at} can't be compiled and runs as before"
-        return f"{left}; the rest is compiled: {self._why}"
-
-
-class CompiledCall(Call):
-    """What the call of one module runs."""
-
-    compiles = True
-
-    def __init__(self, module: torch.nn.Module, code: CompiledCode) -> None:
-        super().__init__(module)
-        self.code = code
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Make one forward pass; a plain one where something around it is being compiled."""
-        import torch
-
-        if torch.compiler.is_compiling():
-            return self.module._call_impl(*args, **kwargs)
-        return self.code.run(self.module, args, kwargs)
-
-
-def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
-    """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes. Modules that
-    are alike share what is compiled; those that are not need room for a graph each.
-    """
-    import torch
-
-    def forward(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)
-
-    allowed = signature(torch.compile).parameters
-    more: dict[str, Any] = {}
-    if "recompile_limit" in allowed and modules > 1:
-        more["recompile_limit"] = GRAPHS * modules
-    if "isolate_recompiles" in allowed:
-        more["isolate_recompiles"] = True
-    else:  # several plans on one model: each needs a code object, and so a cache, of its own
-        forward = types.FunctionType(
-            forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
-        )
-    return torch.compile(forward, **options, **more)
-
-
-def _graphs() -> int:
-    return int(torch_private.compile_counters()["stats"]["unique_graphs"])
-
-
-def was_interrupted(error: BaseException | None) -> bool:
-    """Return whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt) or getattr(error, "returncode", 0) in (-2, 130):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def removed_half_written_build(error: BaseException) -> bool:
-    """Delete the library that a killed linker left half written: Inductor takes any file of that
-    name for a finished one, also in later processes.
-    """
-    match = re.search(HALF_WRITTEN, str(error))
-    if match is None or not Path(match[1]).is_file():
-        return False
-    Path(match[1]).unlink()
-    torch_private.forget_builds()
-    return True

@@ -17,7 +17,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import flags, heap
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG, named
@@ -88,6 +88,7 @@ class SpeedContext:
         """Plan for a model in its original state. `made` are the optimizers that the measured code
         will make, perhaps none: such a context is for measuring and looks for no others.
         """
+        heap.settle()  # as in every process that is measured
         self.config = config
         self.target = Target(model, optimizers, search=made is None, made=tuple(made or ()))
         self.notes = self.target.notes

@@ -70,9 +70,9 @@ class Plan:
     def facts_after(self) -> Facts:
         """The facts once it is applied: on their new device, at the chosen precision."""
         facts = self.facts
-        for optimization, decision in zip(CATALOG, self.decisions, strict=True):
+        for decision in self.decisions:
             if decision.active:
-                facts = optimization.facts_after(decision, facts)
+                facts = named(decision.name).facts_after(decision, facts)
         return facts
 
     def active_values(self) -> dict[str, Any]:
@@ -145,9 +145,12 @@ def together(plans: Sequence[Plan]) -> Plan:
     that is not declined. Models that have an optimizer count before those only evaluated.
     """
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)
+    by_name: dict[str, list[Decision]] = {}
+    for one in (one for plan in ordered for one in plan):
+        by_name.setdefault(one.name, []).append(one)
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))
-        for of_each in zip(*ordered, strict=True)
+        for of_each in by_name.values()
     ]
     first = plans[0]
     return Plan(tuple(decisions), first.hardware, first.facts, first.config)

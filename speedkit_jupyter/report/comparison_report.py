@@ -11,7 +11,7 @@ from speedkit_jupyter import machines
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
+from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report import plots
@@ -123,7 +123,12 @@ def describe_verdict(comparison: Comparison, record: Record) -> str:
     """
     gain = comparison.ratio(record)
     assert gain is not None
-    fast = f"as fast as {comparison.baseline.name}"
+    return describe_gain(gain, comparison.baseline.name)
+
+
+def describe_gain(gain: Ratio, baseline: str) -> str:
+    """Return the same of a ratio to a baseline of this name."""
+    fast = f"as fast as {baseline}"
     if not gain.is_bounded:
         return f"about {ratio(gain.median)} {fast} in {count(gain.pairs, 'round')}"
     loose = gain.low > 1 and not gain.is_precise(LOOSE)

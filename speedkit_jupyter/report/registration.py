@@ -5,6 +5,7 @@ from __future__ import annotations
 from speedkit_jupyter.measure.results.presentable import report_of
 from speedkit_jupyter.report import check_report, data_report, profile_report, tuning_report
 from speedkit_jupyter.report.comparison_report import comparison_report
+from speedkit_jupyter.report.rollout_report import rollout_report
 from speedkit_jupyter.report.verification_report import verification_report
 
 for report in (
@@ -12,5 +13,6 @@ for report in (
     *(profile_report.profile_report, profile_report.advice_report),
     *(data_report.batch_report, data_report.free_report),
     *(data_report.loader_report, data_report.timing_report, check_report.check_report),
+    rollout_report,
 ):
     report_of.register(report)

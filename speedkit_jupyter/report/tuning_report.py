@@ -10,7 +10,7 @@ from typing import Any
 
 from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
-from speedkit_jupyter.report.comparison_report import describe_verdict
+from speedkit_jupyter.report.comparison_report import describe_gain
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
 from speedkit_jupyter.support.database import Kept
@@ -58,6 +58,7 @@ def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
     speedups, ranks = {}, dict.fromkeys(answer, -math.inf)
     for row in tuning.known.rows():
         name, found = row.record.name, row.comparison.ratio(row.record)
+        found = tuning.ratio if row.record is tuning.record else found
         why = tuning.wanted.why_not(row.comparison, row.record, next(iter(answer), "another plan"))
         if found is not None:
             speedups[name] = str(found)
@@ -95,12 +96,12 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
         answer = "Likely" if tuning.likely else "Could not tell"
         return f"{answer}: {tuning.unclear} ({took})"
     comparison, record = tuning.comparison, tuning.record
-    if not tuning.helped or comparison is None or record is None:
+    if not tuning.helped or comparison is None or record is None or tuning.ratio is None:
         return f"Nothing to gain: {_nothing(tuning)} ({took})"
-    gain = f"is {describe_verdict(comparison, record)}"
+    gain = f"is {describe_gain(tuning.ratio, comparison.baseline.name)}"
     if tuning.objective == "memory" and peaks:
         gain = f"needs {peaks[1]} in place of {peaks[0]} and {gain}"
-    elif tuning.steps is not None and tuning.ratio is not None:
+    elif tuning.steps is not None:
         all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
         with_plan_s = record.settling_s + all_s / tuning.ratio.median
         total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"

@@ -27,7 +27,8 @@ PATIENCE_S = 10.0
 # engine found can't be trusted or compared.
 ENGINE = 3
 # A key that each kind of entry has.
-KEYS = {"result": "variants", "plan": "values", "rates": "blas", "compiling": "seconds"}
+KEYS = {"result": "variants", "plan": "values", "rates": "blas", "compiling": "seconds",
+        "search": "timings", "ranking": "agreement"}  # fmt: skip
 # `kind` is one of these; `name` that of a result, a plan's setting, a machine, what is compiled.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
@@ -121,6 +122,30 @@ def keep_compile_seconds(name: str, seconds: float) -> None:
 def compile_seconds(name: str) -> float | None:
     """Return how long it took to compile the last time; None if unknown. Raises SpeedKitError."""
     return next((float(row.value["seconds"]) for row in _rows("compiling", name)), None)
+
+
+def keep_search(model: str, problem: str, search: Mapping[str, Any]) -> None:
+    """Keep what max-autotune measured for a product, in place of what was before. Raises
+    SpeedKitError.
+    """
+    _keep("search", model, search, problem, replaces=True)
+
+
+def searches(model: str | None = None, skipped: list[str] | None = None) -> list[Kept]:
+    """Return what max-autotune measured, as `saved` does: all, or for one device's model."""
+    return [*_rows("search", model, skipped)]
+
+
+def keep_ranking(model: str, versions: str, ranking: Mapping[str, Any]) -> None:
+    """Keep how well a device's model predicts, in place of what was before. Raises
+    SpeedKitError.
+    """
+    _keep("ranking", model, ranking, versions, replaces=True)
+
+
+def rankings(model: str | None = None) -> list[Kept]:
+    """Return how well models predict: all, or one. Raises SpeedKitError."""
+    return [*_rows("ranking", model)]
 
 
 def _keep(

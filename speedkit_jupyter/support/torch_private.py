@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 DYNAMO_CONFIG, INDUCTOR_CONFIG = (f"{home}.config" for home in COMPILERS[:2])
 
+# Modules that import most of them, in parts of at most half a second or so.
+COMPILER_PARTS = (
+    "sympy",
+    f"{COMPILERS[0]}.utils",
+    f"{COMPILERS[2]}.aot_autograd",
+    f"{COMPILERS[1]}.lowering",
+    f"{COMPILERS[1]}.compile_fx",
+)
+
 
 def moved(error: BaseException) -> str:
     """Return what torch does not have (any more), if that is what the error says; else empty."""
@@ -160,6 +169,10 @@ def inductor_config() -> Any:
     return import_module(INDUCTOR_CONFIG)
 
 
+def inductor_codecache() -> Any:
+    return import_module(f"{COMPILERS[1]}.codecache")
+
+
 def lookups() -> list[Any]:
     """Return the caches by which torch finds the functions that modes see, as far as loaded."""
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
@@ -246,7 +259,7 @@ def forget_builds() -> None:
 
     A killed probe of the vector instructions is remembered as "there are none".
     """
-    built, vectors = (import_module(f"{COMPILERS[1]}.{n}") for n in ("codecache", "cpu_vec_isa"))
+    built, vectors = inductor_codecache(), import_module(f"{COMPILERS[1]}.cpu_vec_isa")
     for cache in (
         built.CppCodeCache,
         built.CppPythonBindingsCodeCache,
@@ -254,6 +267,35 @@ def forget_builds() -> None:
         *_caches(vectors.VecISA),
     ):
         cache.cache_clear()
+
+
+# max-autotune: Inductor's own hooks around the search for the fastest kernel.
+
+
+def on_autotuning(
+    choose: Callable[[list[Any]], list[Any]], measured: Callable[..., None]
+) -> Callable[[], None]:
+    """Let `choose` say which kernels are timed, and give `measured` the timings; returns what ends
+    that. Raises AttributeError or ImportError in a torch without these hooks.
+    """
+    module = import_module(f"{COMPILERS[1]}.select_algorithm")
+    cache = module.get_algorithm_selector_cache()
+    hooks = ((cache.preprocessing_fns, choose), (cache.feedback_saver_fns, measured))
+    module.add_preprocessing_fn(choose)
+    module.add_feedback_saver(measured)
+
+    def remove() -> None:
+        for every, hook in hooks:
+            if hook in every:
+                every.remove(hook)
+
+    return remove
+
+
+def is_library_kernel(choice: Any) -> bool:
+    """Return whether a kernel on offer is a library's, not one that Inductor generates."""
+    kind = _found(f"{COMPILERS[1]}.select_algorithm", "ExternKernelCaller")
+    return isinstance(choice, kind)
 
 
 # Inductor's cache: the folder that torch writes into its variable where nobody has, once loaded.
@@ -273,6 +315,22 @@ def vector_options() -> list[str]:
     return [one.build_arch_flags() for one in every if set(str(one).split()) <= known]
 
 
+def ask_for_instructions() -> None:
+    """Have Inductor ask the compiler which instructions of the CPU it knows, and remember that.
+
+    Not beside other code: meanwhile the flags of all kernels are others.
+    """
+    inductor_codecache()  # imported here: two threads must not import it at once
+    import_module(f"{COMPILERS[1]}.cpu_vec_isa").pick_vec_isa()
+
+
+def build_headers() -> None:
+    """Build the headers of C++ code, unless they are in torch's folder: what the first kernel would
+    wait for. Keeps a source file of a line.
+    """
+    inductor_codecache().CppPythonBindingsCodeCache.load_async("// at::vec::")
+
+
 @contextmanager
 def compiled_code_noted() -> Iterator[Callable[[], tuple[bytes, list[str]]]]:
     """Note what is compiled, or found in caches, inside the block alone. Gives what returns it: as
@@ -281,7 +339,7 @@ def compiled_code_noted() -> Iterator[Callable[[], tuple[bytes, list[str]]]]:
     import torch
 
     manager: Any = _found("torch.compiler._cache", "CacheArtifactManager")
-    built: Any = import_module(f"{COMPILERS[1]}.codecache")
+    built = inductor_codecache()
     kinds = (built.CppCodeCache, built.CppPythonBindingsCodeCache)
     for kind in kinds:  # what is loaded anew is noted anew
         kind.cache_clear()

@@ -19,6 +19,7 @@ from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
+from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -76,6 +77,8 @@ def setting(models: Sequence[Module], hardware: Hardware) -> str:
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
     lines = [line for machine in machines for line in (describe(machine, device), machine.torch)]
     lines += [str(torch.get_num_threads()), *sorted(map(_structure, map(unwrapped, models)))]
+    own = (entry.fingerprint(model) for entry in CATALOG for model in models)
+    lines += sorted(filter(None, own))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 

@@ -282,8 +282,9 @@ class Tuning(Shown):
 
     @property
     def ratio(self) -> Ratio | None:
-        """The winner's speed-up over baseline with its interval."""
-        return self.comparison.ratio(self.record) if self.comparison and self.record else None
+        """The winner's speed-up over baseline, with the interval for any process."""
+        found = self.comparison.ratio(self.record) if self.comparison and self.record else None
+        return found and found.in_any_process()
 
     @property
     def is_settled(self) -> bool:

@@ -209,7 +209,7 @@ class Allowance(budget.Budget):
         self.step_s, self._times = step_s, BUSY if is_busy else self._times
         if self._grows:
             enough_s = max(DEFAULT_S, ENOUGH_STEPS * step_s)
-            self.seconds = min(self._times * enough_s, MOST_GROWN_S)
+            self.seconds = max(self.seconds, min(self._times * enough_s, MOST_GROWN_S))
 
     @property
     def _block(self) -> int:

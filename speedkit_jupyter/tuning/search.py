@@ -9,46 +9,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
+from speedkit_jupyter.machines import heap
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.budget import APART, few_digits
+from speedkit_jupyter.measure.rounds.budget import few_digits
 from speedkit_jupyter.measure.rounds.pool import Pool, pooled
 from speedkit_jupyter.measure.rounds.sampler import Policy, Progress
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.optimizations import CATALOG
+from speedkit_jupyter.optimizations.compile import Compile, expected_s
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans import planning
 from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
-from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, idlest, is_out, leader, pays, row_of
+from speedkit_jupyter.tuning.aim import Aim, idlest, is_out, leader, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
+from speedkit_jupyter.tuning.choosing import best_of, near_ones, rivals, that_fit
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
-# Compiling is not tried with a budget below this many seconds, nor if all of the user's steps take
-# less.
+# Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
+# less than what it is expected to take, which is this where no rule is known.
 COMPILE_S = 20.0
 # So many races choose: one of what the machine suggests, the others of what is near its best.
 MOST_RACES = 3
-# A plan that lost a race by no more than this is proven or refuted with more rounds.
-NARROW = 0.95
 # The engines of float32 products are measured if the budget has this many seconds. That takes two
 # seconds, and at most this share of the budget. Less than NOTICED_S goes without saying.
 ENGINES_S, ENGINES_SHARE, NOTICED_S = 8.0, 0.25, 0.5
-# What people write by hand: at the end it runs beside the plan, if it was timed.
-BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 # This many of the plans that were left out are named.
 MOST_NAMES = 4
 
@@ -94,10 +92,17 @@ class Search:
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
         self._pool: Pool | None = None
+        self._beside = BASELINE  # what is part of every plan that is tried
         self._budget_s, self.budget = budget_s, races.Allowance(budget_s)
+        self._compile_s = COMPILE_S
 
     def result(self) -> Tuning:
         return self.tuning
+
+    @property
+    def _warm(self) -> Collection[str]:
+        """Return the names of the plans that are warmed up."""
+        return () if self._pool is None else self._pool.runners
 
     def has_results(self) -> bool:
         return self.budget.step_s > 0
@@ -143,9 +148,10 @@ class Search:
         budget.follow(first.usual_s, first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
+        facts = [replace(one, fresh_bytes=first.fresh_bytes) for one in seen.facts]
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
-        return seen._replace(task=task)
+        return seen._replace(task=task, facts=facts)
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
         """Prove the plan that was learned; it is forgotten where it does not hold."""
@@ -174,7 +180,9 @@ class Search:
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         tuning, known, budget = self.tuning, self.known, self.budget
+        self._compile_s = max(expected_s(one, Compile.default) or COMPILE_S for one in facts)
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
+        self._beside = next((one for one in singles if "malloc" in one.values), BASELINE)
         waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
         known.left, proven = [*waiting.values()], set[str]()
         if self._goes_on:
@@ -219,19 +227,22 @@ class Search:
         cheap = [single for single in singles if not single.costly]
         costly = [single for single in singles if single.costly]
         start = strongest(cheap)
-        compiled = [start.joined(single) for single in costly[:1]]
+        compiled = [start.joined(single) for single in costly]  # on GPUs its graphs, too
         alone = [start.part(name) for name in start.values]
-        return self._worth_trying(
-            [start, *compiled, *alone, *start.neighbours(cheap), *cheap, *costly]
-        )
+        near = start.neighbours(cheap)
+        # The few plans that there is time for where steps are long: what may be the best itself.
+        rest = [*near, *alone] if self.budget.steps_are_long else [*alone, *near]
+        return self._worth_trying([start, *compiled, *rest, *cheap, *costly])
 
     def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
         """Return each once that is consistent and can pay; note why the others can't."""
+        plans = [plan + self._beside for plan in plans]
         able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
         steps, seconds = self.tuning.steps, self._budget_s or math.inf
         steps_s = math.inf if steps is None else steps * self.budget.step_s
-        if steps_s <= COMPILE_S:
-            why = f"{steps} steps take {steps_s:.1f} s, compiling alone takes longer"
+        if steps_s <= self._compile_s:
+            alone = f"compiling alone takes about {self._compile_s:.0f} s"
+            why = f"{steps} steps take {steps_s:.1f} s, {alone}"
         elif seconds < COMPILE_S:
             short = f"{few_digits(seconds)} s are less than what compiling takes"
             why = f"{short}: --budget 30 tries it"
@@ -253,8 +264,11 @@ class Search:
                 return asked[0]
             allowance, within = self.budget, self.aim.within
             policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
-            comparison = yield from self._benchmark(title, asked, policy)
-            best = self._best_of(comparison, asked)
+            # Where each plan keeps memory the baseline does too: to toggle that is slow, and noisy.
+            is_kept = all("malloc" in plan.values for plan in asked)
+            with heap.kept() if is_kept else nullcontext():
+                comparison = yield from self._benchmark(title, asked, policy)
+            best = best_of(self.aim, comparison, asked)
             for plan in asked:
                 if plan.name != best.name:
                     why = self.aim.why_not(comparison, row_of(comparison, plan), best.name)
@@ -262,41 +276,15 @@ class Search:
             if best.name == BASELINE.name:
                 break
             if best.name != leads.name:
-                near = self._worth_trying(self._near(best, best.neighbours(singles)))
+                near = self._worth_trying(
+                    near_ones(known, self._warm, best, best.neighbours(singles))
+                )
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
                 break
             asked = [leads, *new]
         return leads
-
-    def _near(self, plan: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
-        """Return those that lack the weakest part first; what would be compiled anew, though the
-        plan itself is compiled, is left out.
-        """
-        warm = {} if self._pool is None else self._pool.runners
-        speedups = {row.record.name: row.ratio.median for row in self.known.rows()}
-
-        def gain_of_what_it_lacks(other: Candidate) -> float:
-            gone = plan.values.keys() - other.values.keys()
-            return min((speedups.get(plan.part(name).name, 1.0) for name in gone), default=math.inf)
-
-        quick = [one for one in others if not (plan.costly and one.costly) or one.name in warm]
-        return sorted(quick, key=gain_of_what_it_lacks)
-
-    def _best_of(self, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
-        """Return the best by its gain whose parts pay; of equals that of fewest parts."""
-        gains = {plan.name: self.aim.gain(comparison, row_of(comparison, plan)) for plan in asked}
-        plain = max([1.0, *(gains[plan.name] for plan in asked if not plan.costly)])
-        able = [
-            plan
-            for plan in asked
-            if gains[plan.name] > (WORTH_IT * plain if plan.costly else NARROW)
-            and pays(plan, gains, asked)
-        ]
-        most = max([0.0, *(gains[plan.name] for plan in able)])
-        equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
-        return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
 
     def prove(
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
@@ -306,8 +294,8 @@ class Search:
         """
         known, budget, plans = self.known, self.budget, [whole]
         if with_parts:
-            others = [*self._near(whole, whole.without_each()), *self._rivals()]
-            plans += self._that_fit(whole, others)
+            parts = near_ones(known, self._warm, whole, whole.without_each())
+            plans += that_fit(known, self._warm, budget, whole, [*parts, *rivals(known)])
         known.tried |= {plan.name: plan for plan in plans}
         policy = races.Proof(plans, self.aim, budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
@@ -323,28 +311,6 @@ class Search:
             self.tuning.take(best, comparison)
             if is_taken:
                 yield from self._drop_idlest(comparison, gains)
-
-    def _that_fit(self, whole: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
-        """Return those that there is time for beside the plan: to be warmed up, and in rounds."""
-        rows, budget = {row.record.name: row.ratio.median for row in self.known.rows()}, self.budget
-        warm = {} if self._pool is None else self._pool.runners
-        fitting, warming_s = {whole.name: whole}, 0.0
-        times = 1 / (rows.get(whole.name) or 1.0)
-        for plan in others:
-            speedup = rows.get(plan.name) or 1.0
-            more_s = 0.0 if plan.name in warm else APART * budget.step_s / speedup
-            needed_s = warming_s + more_s + races.SLACK * budget.proof_s(times + 1 / speedup)
-            if plan.name not in fitting and needed_s <= budget.left_s:
-                fitting[plan.name], warming_s = plan, warming_s + more_s
-                times += 1 / speedup
-        return [plan for plan in fitting.values() if plan is not whole]
-
-    def _rivals(self) -> list[Candidate]:
-        """Return the next best of the races, and what of BY_HAND was timed and may be right."""
-        rows = {row.record.name: row.ratio.median for row in self.known.rows()}
-        able = sorted((name for name in rows if rows[name] > 1), key=lambda name: -rows[name])
-        names = [*able[:2], *(name for name in BY_HAND if name in able)]
-        return [self.known.tried[name] for name in dict.fromkeys(names) if name in self.known.tried]
 
     def _drop_idlest(
         self, comparison: Comparison, gains: Mapping[str, float]
@@ -372,7 +338,7 @@ class Search:
         """Compare the baseline and what is asked: a stage of the result, also if cut short."""
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         if self._pool is not None:
-            self._pool.keep({plan.name for plan in (BASELINE, *asked, *self._rivals())})
+            self._pool.keep({plan.name for plan in (BASELINE, *asked, *rivals(self.known))})
         left_s = max(budget.left_s, 0.01)
         benchmark = Benchmark(
             self.step, variants, left_s, policy=policy, within=budget, pool=self._pool
@@ -388,7 +354,8 @@ class Search:
                     if here:  # turns that were given up
                         budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s
-                    if not is_known and len(times_s) >= races.RACE_ROUNDS:
+                    # Where memory is kept the step is not the user's.
+                    if not (is_known or heap.is_kept()) and len(times_s) >= races.RACE_ROUNDS:
                         is_known = True
                         budget.follow(median(times_s), bool(benchmark.result().busy))
         finally:

@@ -23,6 +23,7 @@ from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.rules.data import padded
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.loading.samples import Samples
+from speedkit_jupyter.machines import heap
 from speedkit_jupyter.profiling.split import Line
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -363,6 +364,19 @@ def test_a_step_that_other_processes_keep_from_the_cores_is_told():
     assert "other processes hold the cores for 100 % of the time" in one.evidence
     assert one.gain.high <= 4
     situation.profile.held_up_s = 0.2
+    assert list(rule(situation)) == []
+
+
+@pytest.mark.skipif(heap.library() is None, reason="for glibc's own malloc")
+def test_a_step_that_gets_much_memory_anew_keeps_it(monkeypatch):
+    monkeypatch.setattr(heap, "fresh_s", lambda size: size / 2**30)
+    situation, rule = seen(TRAIN, shares=COMPUTING), rule_named("fresh_memory")
+    situation.profile.timed_s, situation.profile.plain_s = 1.0, [0.5, 0.5]
+    situation.profile.fresh_bytes = 2**30
+    (one,) = rule(situation)
+    assert one.variant == "malloc"
+    assert "512 MiB anew" in one.evidence
+    situation.profile.fresh_bytes = 2**25
     assert list(rule(situation)) == []
 
 

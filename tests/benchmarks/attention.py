@@ -3,8 +3,8 @@
 Patterns by lengths, trained and without gradients, against SDPA with a dense mask (`causal` with
 `is_causal`, soft-cap with products and a softmax) and against compiled FlexAttention (on CPUs only
 without gradients). Masks by hand are made once, outside of what is timed. All run interleaved in
-shuffled rounds; each row has times, peak memory of a step beside inputs and masks, and the error
-against float64.
+shuffled rounds; "by the rule" is before a CPU measures a shape by itself. Each row has times, peak
+memory of a step beside inputs and masks, and the error against float64.
 
     python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,1024] [--table]
 
@@ -13,6 +13,7 @@ Exits 1 where `attention` with `tune=True` is slower than the better one by more
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -31,6 +32,8 @@ from speedkit_jupyter.kernels.patterns import slopes_of
 from speedkit_jupyter.measure.checks.memory import needed
 from speedkit_jupyter.support import units
 
+# Inductor asks the C++ compiler which vector instructions work, for seconds in every row.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS, WIDTH, WINDOW, PREFIX, CAP = 8, 64, 256, 128, 30.0
 # Documents of uneven lengths, some 200 tokens in the middle.

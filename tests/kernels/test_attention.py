@@ -263,6 +263,27 @@ def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
     assert all(one.grad is None for one in inputs)
 
 
+def test_without_gradients_a_cpu_measures_the_first_shapes_that_have_taken_long(monkeypatch):
+    measured = []
+
+    def measure(self, inputs):
+        measured.append(inputs.shape.queries)
+        return Choice("dense")
+
+    monkeypatch.setattr(kernels, "_CHOICES", {})
+    monkeypatch.setattr(kernels, "MEASURE_AFTER_S", 1e-9)
+    monkeypatch.setattr(kernels.Prepared, "measured", measure)
+    for length in range(40, 46):
+        for _ in range(3):
+            attention(*floats(length, length), "sliding_window", window=7)
+    assert measured == []
+    with torch.no_grad():
+        for length in range(40, 46):
+            for _ in range(3):
+                attention(*floats(length, length), "sliding_window", window=7)
+    assert measured == [40, 41, 42, 43]
+
+
 def test_the_fastest_is_taken_where_it_is_faster_than_the_rules(monkeypatch):
     seconds = {"dense": 1.0, "chunks": 2.0}
     choice = partial(kernels.fastest, rule=Choice("chunks", 64))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from speedkit_jupyter.magics import watch
+from speedkit_jupyter.support import database
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
 
@@ -144,6 +145,13 @@ def test_a_method_of_a_compiled_block_that_is_defined_anew_is_noticed(cells):
     cells.run("model[0][0](torch.ones(2, 4))")
     shown = cells.run("def later(self, x):\n    return self.layer(x)\nNet.forward = later")
     assert "the compiled `model` still runs an earlier `Net.forward`" in shown
+
+
+def test_a_plan_says_how_long_compiling_took_the_last_time(cells):
+    cells.run("model = Net()")
+    assert "The last time" not in cells.run(PLAN)
+    database.keep_compile_seconds(watch._name("Net (20 parameters)"), 12.5)
+    assert "The last time compiling it took 12.5 s" in cells.run(PLAN)
 
 
 PART = """@torch.library.custom_op("speedkit_tests::no_shape", mutates_args=())

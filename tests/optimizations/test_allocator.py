@@ -51,6 +51,7 @@ def test_the_users_other_settings_stay_and_come_back(users):
         write("")
 
 
+@can_be_asked
 @pytest.mark.gpu
 def test_segments_grow_and_the_setting_comes_back():
     before = flags.snapshot()

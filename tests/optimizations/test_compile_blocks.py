@@ -15,6 +15,7 @@ from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.measure.subject.variants import variant
+from speedkit_jupyter.optimizations.compile import Compile, expected_s
 from speedkit_jupyter.optimizations.properties.calls import SLOT as NAME
 
 pytestmark = pytest.mark.compile
@@ -213,3 +214,28 @@ def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else(hardware
     assert scope(Facts.read(Model(number=2))) == "auto"
     assert scope(replace(facts, block_kinds=2)) == "auto"
     assert scope(replace(facts, parameters=10 * facts.block_parameters)) == "auto"
+
+
+def test_a_plan_says_what_compiling_is_expected_to_take_and_what_would_pay_it_back():
+    few, many = (Facts(linears=n, parameters=100, training=True) for n in (4, 40))
+    config = SpeedConfig(compile=True).alone()
+    hints = [plan(config, facts=one)["compile"].hint for one in (few, many)]
+    costs = [expected_s(one, Compile.default) for one in (few, many)]
+    pays = "1.1× would pay that back in 2 min 23 s"
+    assert hints[0] == f"compiles at the first step, for about 13 s; {pays}"
+    assert 0 < costs[0] < costs[1]
+    assert expected_s(replace(few, training=False), Compile.default) < costs[0]
+
+
+def test_blocks_that_are_alike_are_expected_to_cost_one():
+    model = Facts.read(Model(number=8))
+    whole = Compile.default.model_copy(update={"scope": "model"})
+    blocks = Compile.default.model_copy(update={"scope": "blocks"})
+    assert expected_s(model, blocks) < expected_s(model, whole)
+
+
+def test_no_cost_is_told_where_no_rule_is_known():
+    gpu = Facts(device="cuda:0", linears=4)
+    assert expected_s(gpu, Compile.default) is None
+    eager = Compile.default.model_copy(update={"backend": "eager"})
+    assert expected_s(Facts(linears=4), eager) is None

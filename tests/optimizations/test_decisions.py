@@ -55,6 +55,8 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float16",)), "float16: their gradients can't"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float32", "complex64")), "complex64: their grad"),
     ({"allocator": "expandable_segments"}, "cpu", cpu(), "about CUDA"),
+    ({"malloc": True}, "a100", cuda(), "about CPUs"),
+    ({"malloc": True}, "apple_m2_mps", cpu(), "glibc"),
     (GROWING, "rtx4050_laptop_windows", cuda(), "on Linux, not NVIDIA GeForce"),
     (GROWING, "mi300x", cuda(), "not AMD Instinct MI300X on Linux"),
     (GROWING, "a100", cuda(flags={"num_threads": 1}), "can't say"),

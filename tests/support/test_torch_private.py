@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import speedkit_jupyter
+from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support import torch_private
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -66,6 +67,31 @@ def test_inductor_says_where_it_keeps_code_and_what_the_compiler_is_asked_for():
     assert all(one.startswith("-m") for one in map(str.strip, torch_private.vector_options()))
     import_module("torch._inductor.runtime.cache_dir_utils")
     assert Path(torch_private.usual_cache_folder()).name.startswith("torchinductor_")
+
+
+def test_the_hooks_around_searches_come_and_go():
+    cache = import_module("torch._inductor.select_algorithm").get_algorithm_selector_cache()
+    before = [*cache.preprocessing_fns], [*cache.feedback_saver_fns]
+    remove = torch_private.on_autotuning(list, print)
+    assert cache.preprocessing_fns[-1] is list
+    assert cache.feedback_saver_fns[-1] is print
+    remove()
+    remove()
+    assert (cache.preprocessing_fns, cache.feedback_saver_fns) == before
+    assert not torch_private.is_library_kernel(object())
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+@pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
+def test_the_headers_of_kernels_are_built_ahead():
+    torch_private.ask_for_instructions()
+    torch_private.build_headers()
+    folder = Path(torch_private.usual_cache_folder(), "precompiled_headers")
+    built = {path: path.stat().st_mtime_ns for path in folder.glob("*.gch")}
+    assert built
+    torch.compile(lambda x: x.sin() * 3 + 1)(torch.ones(64))  # needs no others
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.gch")} == built
 
 
 @pytest.mark.slow

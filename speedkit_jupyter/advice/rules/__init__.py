@@ -42,6 +42,7 @@ RULES: tuple[Callable[[Situation], Iterator[Opportunity]], ...] = (
     settings.large_logits,
     settings.optimizer_state,
     settings.busy_machine,
+    settings.fresh_memory,
     settings.distribution_checks,
     settings.double_precision,
     settings.attention_by_hand,

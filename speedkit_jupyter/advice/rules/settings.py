@@ -12,10 +12,13 @@ from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.kernels.attention import attention
 from speedkit_jupyter.kernels.recognition import recognized
+from speedkit_jupyter.machines import heap
+from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Effect
+from speedkit_jupyter.optimizations.facts.model import LARGE_BYTES as FRESH_BYTES
 from speedkit_jupyter.profiling.split import Part
 from speedkit_jupyter.support import units
-from speedkit_jupyter.support.units import ratio, share
+from speedkit_jupyter.support.units import ratio, share, size
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate
 
@@ -39,6 +42,25 @@ def busy_machine(seen: Situation) -> Iterator[Opportunity]:
             "stop what else runs (`top` lists it), or `%speedkit apply --threads 1`",
             "rounding; one thread is slower once the cores are free",
             variant="threads:1",
+        )
+
+
+def fresh_memory(seen: Situation) -> Iterator[Opportunity]:
+    """Find, on a CPU, a step that gets its memory anew from the system each time."""
+    calls = max(len(seen.profile.plain_s), 1)
+    fresh = seen.profile.fresh_bytes // calls
+    if not seen.on_cpu or fresh < FRESH_BYTES or heap.library() is None or heap.is_kept():
+        return
+    taken = min(heap.fresh_s(fresh) * calls / max(seen.profile.timed_s, 1e-9), 0.9)
+    if taken >= 0.05:
+        yield Opportunity(
+            "let freed memory stay with the process",
+            f"each call of the step gets {size(fresh)} anew from the system, which clears it page "
+            f"by page: about {share(taken)} of the step",
+            amdahl(taken, 1.2, 10.0),
+            "`%speedkit apply --malloc true`",
+            named("malloc").risk,
+            variant="malloc",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -16,12 +16,15 @@ from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.options import Names, Option, command, switch
+from speedkit_jupyter.magics.watch import last_time
 from speedkit_jupyter.measure.subject.variants import words as variants
 from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import choices
 from speedkit_jupyter.plans.applying import apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
+from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.report import plan_report as reports
@@ -51,9 +54,9 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
 # --- apply and restore ---
 
 
-def _options() -> Iterator[Option]:
+def _options(catalog: Iterable[Optimization] = CATALOG) -> Iterator[Option]:
     """Yield an option for each config field; further fields are `--field-part`."""
-    for optimization in CATALOG:
+    for optimization in catalog:
         for number, (path, annotation) in enumerate(optimization.paths.items()):
             words, name, about = choices(annotation), optimization.name, optimization.summary
             if number:
@@ -107,6 +110,9 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         loaded = ""
 
 
+WHEN_ADDED.append(lambda entry: apply.extend(_options([entry])))
+
+
 def _likely(session: Session, models: list[Any]) -> SpeedConfig:
     """Return the likely plan of the last search, and say that it is no more than that."""
     last = session.search
@@ -131,7 +137,7 @@ def show_applied(
     variable = session.keep(name, context)
     document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
-    display(document.and_lines([taken, loaded]))
+    display(document.and_lines([taken, loaded, last_time(context)]))
 
 
 @command("put everything back")

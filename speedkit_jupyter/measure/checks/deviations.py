@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from speedkit_jupyter.machines import devices
 
@@ -28,6 +28,8 @@ LEFT_OF_ZERO = 1e-4
 LEAST_GRADIENT = 1e-12
 # Squares that are added up in float32 are added up again in float64 where they are no larger.
 LEAST_SQUARE = 1e-30
+# A parameter that is off by so many roundings of its dtype is where it should be.
+STORED = 4.0
 
 
 class Deviation(NamedTuple):
@@ -106,8 +108,9 @@ def _row(
     kind = devices.kind_of(there.device.type)
     dtype = torch.float64 if wide and (kind is None or kind.has_float64) else None
     norms = [torch.linalg.vector_norm(x, dtype=dtype) ** 2 for x in (difference, second)]
-    product = (difference * second).sum(dtype=dtype)
-    return torch.stack([*norms, product, difference.sum(dtype=dtype)])
+    shift = difference.sum(dtype=dtype)
+    product = difference.mul_(second).sum(dtype=dtype)
+    return torch.stack([*norms, product, shift])
 
 
 def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
@@ -116,3 +119,19 @@ def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
     mean = math.sqrt(whole.square / max(whole.size, 1))
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0
     return [part.deviation(least) for part in parts]
+
+
+def has_finite(value: Any) -> bool:
+    """Return whether any element is; a sum is far cheaper than to ask of each."""
+    return bool(value.sum().isfinite()) or bool(value.isfinite().any())
+
+
+def of_way(part: Sums, tensor: Any, way: float) -> Sums:
+    """Return them relative to how far it went, without what its dtype rounds."""
+    import torch
+
+    eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
+    if not math.isfinite(part.off):
+        return part
+    off = max(0.0, math.sqrt(part.off) - STORED * eps * math.sqrt(part.square))
+    return Sums(part.size, off * off, way * way)

@@ -19,7 +19,9 @@ from speedkit_jupyter.measure.checks.deviations import (
     LEAST_GRADIENT,
     Deviation,
     Sums,
+    has_finite,
     of_gradients,
+    of_way,
     sums,
     total,
 )
@@ -36,8 +38,6 @@ FOLLOWED = 2
 FIRST_CALLS = 8
 # Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
-# A parameter that is off by so many roundings of its dtype is where it should be.
-STORED = 4.0
 
 # A moment of a step: the call, optimizer steps until then, kind of look, tag, number.
 Key = tuple[int, int, str, str, int]
@@ -347,7 +347,7 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
     parts = dict(zip(pairs, sums(list(pairs.values())), strict=True))
     for name, way in (look.ways if look is not None else {}).items():
         if name in parts:
-            parts[name] = _of_way(parts[name], pairs[name][0], way)
+            parts[name] = of_way(parts[name], pairs[name][0], way)
     every = list(parts.values())
     # What hardly moves, as the mean of a zero, is compared with how far the others go.
     together = kind == "gradient" or kind in MOVES
@@ -355,7 +355,7 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         rows[name].sums, rows[name].error = part, error
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
-        rows[name].is_finite = bool(mine.isfinite().any()) if is_own else math.isfinite(part.off)
+        rows[name].is_finite = has_finite(mine) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
         whole = total(every)
         rows[""] = Row("gradients", whole.size, error=whole.deviation(LEAST_GRADIENT))
@@ -383,17 +383,6 @@ def _is_exact(value: Any) -> bool:
     if value is None or isinstance(value, str):
         return False
     return not (value.is_floating_point() or value.is_complex())
-
-
-def _of_way(part: Sums, tensor: Any, way: float) -> Sums:
-    """Relative to how far it went, without what its dtype rounds."""
-    import torch
-
-    eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
-    if not math.isfinite(part.off):
-        return part
-    off = max(0.0, math.sqrt(part.off) - STORED * eps * math.sqrt(part.square))
-    return Sums(part.size, off * off, way * way)
 
 
 def _divided(values: Values, divisor: float) -> Values:

@@ -6,12 +6,13 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
+from speedkit_jupyter.machines import heap
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.results.comparison import WON, Comparison
 from speedkit_jupyter.measure.results.record import Record, environment
-from speedkit_jupyter.measure.results.statistics import ERROR
+from speedkit_jupyter.measure.results.statistics import ERROR, least_rounds
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import (
     CHECK_S,
@@ -29,7 +30,7 @@ from speedkit_jupyter.measure.rounds.budget import (
 )
 from speedkit_jupyter.measure.rounds.pool import Pool, pooled
 from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.rounds.sampler import Policy, Progress, Sampler
+from speedkit_jupyter.measure.rounds.sampler import Policy, Progress, Sampler, block_steps
 from speedkit_jupyter.measure.rounds.warm_up import WarmUp, leave_out
 from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
 from speedkit_jupyter.measure.subject.step import Step
@@ -255,8 +256,9 @@ class Benchmark:
         budget, reserve_s = self.budget, 0.0
         if runners:
             spare_s = budget.left_s - self._rounds_s(runners)
-            # What is proven is always checked: it takes more rounds than these.
-            few_s = FEW_ROUNDS * sum(runner.usual_s for runner in runners)
+            # What is proven is always checked: rounds that could prove nothing would be in vain.
+            few = least_rounds(1) if self._policy.proves else FEW_ROUNDS
+            few_s = few * sum(block_steps(runners)) * sum(runner.usual_s for runner in runners)
             one_s = min(self._checks_s(runners[:2]), budget.left_s - few_s)
             over_s = OVERDRAWN * budget.seconds if self._policy.proves else 0.0
             reserve_s = max(max(min(self._checks_s(runners), spare_s), one_s) - over_s, 0.0)
@@ -283,7 +285,7 @@ class Benchmark:
             needed_s += CHECKED * first.usual_s
             is_sure = is_first and (self._policy.proves or verdict(record) in WON)
             if is_sure or self.budget.allows(needed_s):
-                with compiling_excluded(self.budget, needed_s):
+                with compiling_excluded(self.budget, needed_s), heap.kept():
                     yield from check.late(runner)
                 is_first, needed_s = False, 0.0
             elif verdict(record) in WON:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from speedkit_jupyter.machines import heap
 from speedkit_jupyter.measure.checks import memory
 from speedkit_jupyter.measure.checks.judge import Judge
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -42,7 +43,9 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
 
     Raises StepError while another step is measured.
     """
+    heap.settle()
     with ExitStack() as stack:
+        stack.callback(heap.give_back)
         # Hidden first: settings of a plan in force are no part of what to come back to.
         for model in step.models:
             stack.enter_context(hidden(model))

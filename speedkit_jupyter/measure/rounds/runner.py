@@ -12,7 +12,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.machines import devices
+from speedkit_jupyter.machines import devices, heap
 from speedkit_jupyter.measure.checks.observer import Enough, Key, Look, Observer, Run
 from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.checks.watching import watching
@@ -45,9 +45,10 @@ class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
     `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
-    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). `around`
-    makes what is in force beside the plan. One that `is_planned` has a config; one that is not
-    `is_routed` gets of its plan only what the step asks its context for.
+    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). The latest
+    one got `fresh_bytes` from the system. `around` makes what is in force beside the plan. One that
+    `is_planned` has a config; one that is not `is_routed` gets of its plan only what the step asks
+    its context for.
     """
 
     step: Step
@@ -61,6 +62,7 @@ class Runner:
     skipped_in_a_row: int = 0
     compiled_in_a_row: int = 0
     was_disturbed: bool = False
+    fresh_bytes: int = 0
     is_planned: bool = False
     is_routed: bool = True
     _router: Router | None = None
@@ -117,7 +119,10 @@ class Runner:
         """Return the seconds of one step, from its own state if a later call does less."""
         if self.step.afresh and self.warm is not None:
             self.warm.restore()
-        return clock.timed(self.once, self.device)
+        before = heap.fresh_bytes()
+        took_s = clock.timed(self.once, self.device)
+        self.fresh_bytes = heap.fresh_bytes() - before
+        return took_s
 
     @user_code_boundary
     def _first(self) -> object:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from speedkit_jupyter.machines import heap
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
@@ -124,13 +125,7 @@ class Sampler:
         self.ended = False
         self.round_s: float | None = None
         self.skipped_rounds = self.compiled_rounds = 0
-        shortest_s = max(min((runner.step_s for runner in runners), default=1.0), 1e-7)
-        block_s = THROUGHPUT_BLOCK_S if throughput else BLOCK_S
-        self._length = max(1, math.ceil(block_s / shortest_s))
-        self._lead_in = 0
-        if runners and runners[0].step_s < LONG_S:
-            self._length = max(BLOCK_STEPS, self._length)
-            self._lead_in = max(1, math.ceil(LEAD_IN_S / shortest_s))
+        self._lead_in, self._length = block_steps(runners, throughput)
         self._steps = self._lead_in + self._length  # of one block
 
     @property
@@ -266,6 +261,7 @@ class Sampler:
             device = runner.device  # a plan may have moved the model
             if not runner.step.afresh:
                 runner.warm.restore()
+            heap.give_back()
             for _ in range(self._lead_in):
                 runner.timed()
             scale, graphs = runner.scale(), compilations.graphs()
@@ -284,6 +280,18 @@ class Sampler:
         runner.compiled_in_a_row = runner.compiled_in_a_row + 1 if compiled else 0
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
         return None if skipped or compiled else (seconds / self._length, waited_s / self._length)
+
+
+def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[int, int]:
+    """Return how many steps of a block are not timed, which lead in, and how many are."""
+    shortest_s = max(min((runner.step_s for runner in runners), default=1.0), 1e-7)
+    length = max(1, math.ceil((THROUGHPUT_BLOCK_S if throughput else BLOCK_S) / shortest_s))
+    if runners and runners[0].step_s < LONG_S:
+        return max(1, math.ceil(LEAD_IN_S / shortest_s)), max(BLOCK_STEPS, length)
+    # The first step gets what another variant's block has handed back to the system; what is kept
+    # settles in two.
+    toggles = any("malloc" in runner.record.applied for runner in runners)
+    return (2 if heap.is_kept() else 1) if toggles else 0, length
 
 
 def statuses(comparison: Comparison) -> tuple[VariantStatus, ...]:

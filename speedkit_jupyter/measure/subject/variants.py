@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.measure.results.comparison import WON
 from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.sources import from_word
@@ -103,12 +104,16 @@ def check_free(name: str) -> None:
         raise StepError(f"--save {name}: this is a variant's name already")
 
 
-@cache
 def words() -> Mapping[str, dict[str, Any]]:
     """Return every word that names a change: `bf16`, `compile`, `sdpa:math` and their like."""
+    return _words(tuple(CATALOG))
+
+
+@cache
+def _words(catalog: tuple[Optimization, ...]) -> Mapping[str, dict[str, Any]]:
     return {
         word: {optimization.name: value}
-        for optimization in CATALOG
+        for optimization in catalog
         for word, value in optimization.changes().items()
     }
 

@@ -184,6 +184,10 @@ class Optimization(ABC):
         """Return config values worth trying here, cheapest first."""
         return ()
 
+    def fingerprint(self, model: torch.nn.Module) -> str:
+        """Return a mark of code that is the user's own: what was learned with another is void."""
+        return ""
+
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         """Return further values where memory is the objective: they save some and cost time."""
         return ()

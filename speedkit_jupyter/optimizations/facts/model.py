@@ -25,6 +25,8 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 if TYPE_CHECKING:
     import torch
 
+# glibc hands tensors of this size back to the system as soon as they are freed.
+LARGE_BYTES = 32 << 20
 Compiled = Literal["no", "in place", "wrapper", "script"]
 # Gradient checkpointing as Hugging Face models bring it along.
 OwnCheckpointing = Literal["none", "off", "on"]
@@ -52,6 +54,8 @@ class Facts:
     lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
     rewritable: tuple[tuple[str, str], ...] = ()  # kind and path of each module for `rewrites`
+    # How many modules of each class.
+    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)
     model_type: str = ""  # transformers' word for the model
     block_names: tuple[str, ...] = ()  # of the repeated blocks that are not compiled yet
     blocks_of_torch: bool = False  # their forward is torch's own
@@ -60,6 +64,8 @@ class Facts:
     precision: str = "fp32"  # filled in while planning, as the next two
     passed_by: str = ""  # an active entry that compiled code would skip
     quantized: str = ""  # the entry whose quantized weights are multiplied
+    # What a step gets anew from the system: gradients of LARGE_BYTES, until a step was measured.
+    fresh_bytes: int = 0
     processes: int = 1  # of torch.distributed's group
     hosts: int = 1  # that they run on
     launcher: str = ""  # a framework that wraps the model itself, or what wraps it already
@@ -121,11 +127,17 @@ class Facts:
             block_parameters=sum(
                 p.numel() for block in repeated for p in block.parameters() if not is_lazy(p)
             ),
+            fresh_bytes=sum(
+                p.nbytes
+                for p in parameters
+                if p.requires_grad and not is_lazy(p) and p.nbytes >= LARGE_BYTES
+            ),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
+            classes=Counter(map(type, modules)),
             model_type=_model_type(inner),
             block_names=tuple(blocks),
             blocks_of_torch=any(

@@ -1,0 +1,103 @@
+"""Entries that the user adds to the catalog: a function that stands for a class of modules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic.fields import FieldInfo
+
+from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.optimizations.base.own_kernel import OwnKernel
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.sources import ALONE, FromCatalog
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+
+if TYPE_CHECKING:
+    import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+# Names of variants, and options of `%speedkit apply` that are no optimization's.
+TAKEN = {"baseline", "current", "auto", ALONE, "model", "optimizer", "config", "rules", "likely"}
+# Own kernels come before it: they stand for plain modules, and not for quantized ones.
+BEFORE = "activation_checkpointing"
+# Called with each new entry: the options of a magic are made once.
+WHEN_ADDED: list[Callable[[OwnKernel], None]] = []
+
+
+@hide_internal_frames
+def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F], F]:
+    """Return a decorator that makes a function an optimization of this name.
+
+        @optimization("my_layernorm", replaces=nn.LayerNorm)
+        def fast_layernorm(module, x):
+            return my_kernel(x, module.weight, module.bias, module.eps)
+
+    The function gets a module of the class `replaces` and the inputs of its call, and returns what
+    the module's `forward` would. For inputs that it can't take it returns
+    `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. Gradients are
+    those of what it calls: a C++ or Triton kernel needs `torch.library.register_autograd`.
+
+    From then on it is used as every other one, by request or where a search finds it faster:
+    `%speedkit apply --my_layernorm true`, `--compare baseline,my_layernorm`, `--tune`,
+    `SpeedConfig(my_layernorm=True)`. A cell that is run again registers it anew; a plan that is in
+    force keeps the function that it was applied with. Raises ArgumentError for a name that is
+    taken, and for what is no function or no class of modules.
+    """
+    import torch
+
+    _check_free(name)
+    if not (isinstance(replaces, type) and issubclass(replaces, torch.nn.Module)):
+        given = arguments.shown(replaces)
+        raise ArgumentError(f"replaces must be a class of modules, as nn.LayerNorm, not {given}")
+
+    def register(function: F) -> F:
+        if not isinstance(function, FunctionType):
+            kind = type(function).__name__
+            raise ArgumentError(f"{name}: decorate a function of (module, *inputs), not {kind}")
+        forget(name)
+        _add(OwnKernel.made(name, function, replaces))
+        return function
+
+    return register
+
+
+def _check_free(name: str) -> None:
+    """Raise ArgumentError for what can't be a name, and for the name of something else."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        example = "lower-case letters, digits and _, as in 'my_layernorm'"
+        raise ArgumentError(f"{arguments.shown(name)} can't name an optimization: take {example}")
+    if isinstance(find(name), OwnKernel):
+        return
+    is_word = any(name in entry.changes() for entry in CATALOG)
+    if is_word or find(name) or name in TAKEN or hasattr(SpeedConfig, name):
+        raise ArgumentError(f"the name {name!r} is taken: choose another, as 'my_{name}'")
+
+
+def _add(entry: OwnKernel) -> None:
+    """Put it into the catalog, and its field into the config, of which older ones get it too."""
+    CATALOG.insert([one.name for one in CATALOG].index(BEFORE), entry)
+    options: Any = entry.Options
+    for model in (FromCatalog, SpeedConfig):
+        made = FieldInfo.from_annotated_attribute(options, entry.default)
+        model.model_fields[entry.name] = made
+        model.model_rebuild(force=True)
+    setattr(SpeedConfig, entry.name, entry.default)
+    for call in WHEN_ADDED:
+        call(entry)
+
+
+def forget(name: str) -> None:
+    """Take a function of the user's out of the catalog again; others stay."""
+    entry = find(name)
+    if isinstance(entry, OwnKernel):
+        CATALOG.remove(entry)
+        delattr(SpeedConfig, name)
+        for model in (FromCatalog, SpeedConfig):
+            del model.model_fields[name]
+            model.model_rebuild(force=True)

@@ -1,0 +1,227 @@
+"""Many steps of an operator: the last state with what it took, or a stream of states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.measure.results.presentable import Shown
+from speedkit_jupyter.measure.results.record import environment
+from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.rollouts.choosing import Choice, Trial
+from speedkit_jupyter.rollouts.drift import Drift
+from speedkit_jupyter.rollouts.policies import policy_of
+from speedkit_jupyter.rollouts.programs import Program, Way, way_of
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+from speedkit_jupyter.support.units import count
+
+if TYPE_CHECKING:
+    import torch
+
+# Progress is told, and Ctrl-C keeps what is done, this many times in a rollout.
+PARTS = 50
+# Modules that act otherwise while they train, by the begin of their class's name.
+TRAINED = ("Dropout", "BatchNorm", "SyncBatchNorm", "LazyBatchNorm", "AlphaDropout",
+           "FeatureAlphaDropout")  # fmt: skip
+
+
+@dataclass(repr=False)
+class Rollout(Shown):
+    """The last `state` after `steps` of the steps that were `asked`, and how they were made.
+
+    `seconds` are those of the steps, with compiling. `trials` are the ways that were measured, and
+    `rounding` is how far one rounding of the first state comes from float32 in as many steps.
+    """
+
+    state: torch.Tensor
+    asked: int
+    way: Way
+    tolerance: float
+    steps: int = 0
+    seconds: float = 0.0
+    trials: list[Trial] = field(default_factory=list)
+    rounding: float | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.steps == self.asked
+
+    @property
+    def taken(self) -> Trial | None:
+        """Return what was measured of the way that was taken."""
+        return next((one for one in self.trials if one.way == self.way), None)
+
+    def drift(self) -> Any:
+        """Return a matplotlib figure: the drift of every way that was compared with float32."""
+        curves = self.drifts()
+        if not curves:
+            raise ArgumentError("no drift was measured: give tune=True")
+        plots = import_module(f"{__package__.partition('.')[0]}.report.plots")
+        return plots.drift_curves(curves, self.tolerance)
+
+    def drifts(self) -> dict[str, Drift]:
+        return {one.way.name: one.drift for one in self.trials if one.drift is not None}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [one.to_dict() for one in self.trials]
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("asked", "steps", "seconds", "tolerance", "rounding", "environment")
+        plain = {name: getattr(self, name) for name in names}
+        return {"way": self.way.name, "shape": [*self.state.shape], **plain, "trials": self.rows()}
+
+
+@hide_internal_frames
+def rollout(
+    operator: Callable[..., Any],
+    x0: torch.Tensor,
+    steps: int = 500,
+    policy: Any = "autoregressive",
+    *,
+    stream: bool = False,
+    every: int | None = None,
+    way: str | Way = "plain",
+    micro_batch: int | None = None,
+    tune: bool = False,
+    tolerance: float = 0.01,
+    budget_s: float | None = None,
+    runs: int = 1,
+    progress: Callable[[Progress], object] | None = None,
+) -> Rollout | Iterator[torch.Tensor]:
+    """Apply `operator` to `x0`, then to its own result, `steps` times. Records no gradients.
+
+    Returns a Rollout, whose `state` is the last state, with the shape and dtype of `x0` and where
+    `x0` is. With `stream=True` or `every=10` it is an iterator over the states after so many steps
+    each, and the last. `policy` makes the next state of f(x) and x: "autoregressive" is f(x),
+    ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
+
+    `way` joins by +: bf16, channels_last, tanh_gelu, compile, bf16_states, cuda_graph. `tune=True`
+    finds one: it measures each on top of those before, for `budget_s` seconds beside compiling (by
+    default 30, or a fifth of the rollout if that is longer), and takes what is proven faster and
+    drifts by no more than `tolerance` from float32, as a share of the state's norm. A Rollout's own
+    `way` may be given to the next call; `runs` says how many such rollouts are planned, so that
+    compiling may pay. `micro_batch` samples at a time keep memory low: an `x0` in
+    main memory is brought to the operator's device in such parts, and back.
+
+    `progress` is called with a Progress. Ctrl-C returns a Rollout of the steps that are done.
+    Raises ArgumentError for what does not fit.
+    """
+    import torch
+
+    steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
+    every = _count("every", every) if every is not None else 1 if stream else None
+    most = arguments.amount("tolerance", tolerance) or 0.0
+    budget_s, chosen = arguments.seconds("budget_s", budget_s), way_of(way, micro_batch)
+    _check(operator, x0)
+    tell = progress or (lambda _: None)
+    with torch.inference_mode():
+        device = _device(operator, x0)
+        few = _moved(x0 if chosen.micro_batch is None else x0[: chosen.micro_batch], device)
+        _check_step(Program(operator, rule, Way()), few)
+    result, program = Rollout(x0, steps, chosen, most, environment=environment(device)), None
+    if arguments.flag("tune", tune):
+        choice = Choice(operator, rule, few, steps, most, budget_s, runs)
+        for one in choice.run():
+            tell(Progress(one.done, f"tuning: {one.text}"))
+        result.trials, program = choice.trials, choice.program
+        result.rounding = max(choice.rounding.errors)
+        result.way = Way(choice.best.way.words, choice.best.way.micro_batch or chosen.micro_batch)
+        program.way = result.way
+    program = program or Program(operator, rule, chosen)
+    states = _states(program, x0, device, result, every or -(-steps // PARTS))
+    if every is None:
+        return _drained(result, states, tell, device)
+    return _told(result, states, tell)
+
+
+def _count(name: str, value: Any) -> int:
+    if (number := arguments.whole(name, value)) < 1:
+        raise ArgumentError(f"{name} must be 1 or more, not {number}")
+    return number
+
+
+def _check(operator: Any, x0: Any) -> None:
+    """Raise ArgumentError for what can't be rolled out."""
+    import torch
+
+    if not callable(operator):
+        raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
+    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point() or not x0.ndim:
+        raise ArgumentError("x0 must be a tensor of floating-point numbers: (batch, …)")
+    modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
+    for module in modules:
+        if module.training and type(module).__name__.startswith(TRAINED):
+            kind = type(module).__name__
+            raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
+
+
+def _device(operator: Any, x0: torch.Tensor) -> torch.device:
+    """Return where the operator's parameters are; without any, where `x0` is."""
+    import torch
+
+    known = operator.parameters() if isinstance(operator, torch.nn.Module) else iter(())
+    first = next(known, None)
+    return x0.device if first is None else first.device
+
+
+def _check_step(program: Program, x: torch.Tensor) -> None:
+    """Raise ArgumentError where a step changes the shape."""
+    found = program.advance(x, 1)
+    if found.shape != x.shape:
+        said = f"a step makes {tuple(found.shape)} of {tuple(x.shape)}"
+        raise ArgumentError(
+            f"{said}: give a policy, a function of f(x) and x, that keeps the shape"
+        )
+
+
+def _moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return x if x.device == device else x.to(device, non_blocking=True)
+
+
+def _states(
+    program: Program, x0: torch.Tensor, device: torch.device, result: Rollout, every: int
+) -> Iterator[torch.Tensor]:
+    """Yield the state after every so many steps, where `x0` is; parts go forward side by side."""
+    import torch
+
+    size = program.way.micro_batch or len(x0)
+    parts = [*x0.detach().split(size)]
+    while result.steps < result.asked:
+        steps = min(every, result.asked - result.steps)
+        new = [program.advance(_moved(part, device), steps).to(x0.device) for part in parts]
+        state = torch.cat(new) if len(new) > 1 else new[0].clone()  # no inference tensor
+        parts = [*state.split(size)] if len(new) > 1 else new
+        result.steps, result.state = result.steps + steps, state
+        yield state
+
+
+def _told(
+    result: Rollout, states: Iterator[torch.Tensor], tell: Callable[[Progress], object]
+) -> Iterator[torch.Tensor]:
+    for state in states:
+        tell(Progress(result.steps / result.asked, f"{count(result.steps, 'step')} done"))
+        yield state
+
+
+def _drained(
+    result: Rollout,
+    states: Iterator[torch.Tensor],
+    tell: Callable[[Progress], object],
+    device: torch.device,
+) -> Rollout:
+    begun_s = clock.now()
+    try:
+        for _ in _told(result, states, tell):
+            synchronize(device)  # else Ctrl-C would wait for all that is queued
+    except KeyboardInterrupt:
+        if not result.steps:
+            raise
+    result.seconds = clock.now() - begun_s
+    return result

@@ -1,0 +1,169 @@
+"""Operator and policy as one function of the state, in the way that was chosen."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.plans.applying import apply_speedups
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.rollouts.policies import Policy
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.support.units import count
+
+if TYPE_CHECKING:
+    import torch
+
+# What a way is made of, in the order in which they are tried and named.
+WORDS = {
+    "bf16": "the operator's weights and activations",
+    "channels_last": "convolutions read NHWC",
+    "tanh_gelu": "tanh in GELU",
+    "compile": "operator and policy as one",
+    "bf16_states": "the states too, which lose small changes",
+    "cuda_graph": "each step replays one CUDA graph",
+}
+# Those that need a copy of the operator.
+COPIED = ("bf16", "channels_last", "tanh_gelu")
+# A graph is captured after this many steps on a stream of its own, as torch asks.
+BEFORE_CAPTURE = 3
+REWRITES = {"alone": True, "rewrites": {"enabled": True, "instance_norm": False}}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How steps are made: WORDS, and how many samples at a time (None for all)."""
+
+    words: tuple[str, ...] = ()
+    micro_batch: int | None = None
+
+    def plus(self, word: str) -> Way:
+        return replace(self, words=tuple(one for one in WORDS if one in (*self.words, word)))
+
+    @property
+    def name(self) -> str:
+        part = f", {count(self.micro_batch, 'sample')} at a time" if self.micro_batch else ""
+        return ("+".join(self.words) or "plain") + part
+
+
+def way_of(words: Any, micro_batch: Any) -> Way:
+    """Return the way of a text as "bf16+compile". Raises ArgumentError."""
+    if micro_batch is not None and arguments.whole("micro_batch", micro_batch) < 1:
+        raise ArgumentError(f"micro_batch must be 1 or more, not {micro_batch}")
+    if isinstance(words, Way):
+        return words if micro_batch is None else replace(words, micro_batch=micro_batch)
+    if not isinstance(words, str):
+        raise ArgumentError(f"way must be words as 'bf16+compile', not {arguments.shown(words)}")
+    way = Way((), micro_batch)
+    for word in filter(None, words.replace(" ", "").split("+")):
+        if word != "plain" and word not in WORDS:
+            known = f"plain, {', '.join(WORDS)}"
+            raise ArgumentError(f"way: {word!r} is none of {known}.{did_you_mean(word, WORDS)}")
+        way = way.plus(word)
+    return way
+
+
+class Program:
+    """Makes steps of states that lie on the operator's device.
+
+    The user's operator stays as it is: what changes weights works on a copy. Raises ArgumentError
+    where the way is not possible for this operator.
+    """
+
+    def __init__(self, operator: Callable[..., Any], policy: Policy, way: Way) -> None:
+        import torch
+
+        self.way = way
+        self._dtype = torch.bfloat16 if "bf16" in way.words else None
+        self._states = torch.bfloat16 if "bf16_states" in way.words else None
+        self._context: Any = None
+        self._operator = self._prepared(operator)
+        self._step = self._made(policy)
+        self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
+
+    def _prepared(self, operator: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        needed = [word for word in self.way.words if word in COPIED]
+        if not needed:
+            return operator
+        if not isinstance(operator, torch.nn.Module):
+            raise ArgumentError(f"{needed[0]} needs a torch.nn.Module; this operator is a function")
+        made = copy.deepcopy(operator)
+        if self._dtype is not None:
+            made = made.to(self._dtype)
+        if "channels_last" in needed:
+            made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if "tanh_gelu" in needed:
+            made, self._context = apply_speedups(made, SpeedConfig.from_dict(REWRITES))
+        return made
+
+    def _made(self, policy: Policy) -> Callable[[torch.Tensor], torch.Tensor]:
+        import torch
+
+        operator, dtype = self._operator, self._dtype
+        if self._states is not None and dtype is None:
+            dtype = torch.float32
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            found = operator(x if dtype is None else x.to(dtype))
+            if not isinstance(found, torch.Tensor):
+                kind = type(found).__name__
+                raise ArgumentError(f"the operator must return a tensor, not {kind}")
+            return policy(found.to(x.dtype), x)  # type: ignore[no-any-return]
+
+        if "compile" not in self.way.words:
+            return step
+        more: dict[str, Any] = {"dynamic": False}
+        if "isolate_recompiles" in signature(torch.compile).parameters:
+            more["isolate_recompiles"] = True
+        # Elsewhere each program needs a code object, and so a cache, of its own.
+        own = types.FunctionType(
+            step.__code__.replace(), step.__globals__, closure=step.__closure__
+        )
+        return torch.compile(own, **more)  # type: ignore[no-any-return]
+
+    def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        """Return the state `steps` later; `x` itself is not written to.
+
+        Only the newest state is kept, so that torch's allocator gives its memory to the next but
+        one; with a CUDA graph there are two buffers, which nothing allocates anew.
+        """
+        import torch
+
+        with torch.inference_mode():
+            state = x.to(self._states or x.dtype)
+            if "cuda_graph" in self.way.words and x.is_cuda:
+                graph, buffer = self._graph(state)
+                buffer.copy_(state)
+                for _ in range(steps):
+                    graph.replay()
+                state = buffer.clone()
+            else:
+                for _ in range(steps):
+                    state = self._step(state)
+            return state.to(x.dtype)
+
+    def _graph(self, state: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """Return a graph that makes one step of the state in its buffer, captured once a shape."""
+        import torch
+
+        key = (state.shape, state.dtype, state.device)
+        if key not in self._graphs:
+            buffer = state.clone()
+            stream = torch.cuda.Stream(state.device)
+            stream.wait_stream(torch.cuda.current_stream(state.device))
+            with torch.cuda.stream(stream):  # which compiles, and has libraries choose kernels
+                for _ in range(BEFORE_CAPTURE):
+                    self._step(buffer)
+            torch.cuda.current_stream(state.device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                buffer.copy_(self._step(buffer))
+            self._graphs[key] = graph, buffer
+        return self._graphs[key]

@@ -1,0 +1,56 @@
+"""How far a plan's gain differs between fresh processes, beyond the rounds' own scatter.
+
+    python tests/benchmarks/processes.py [--only NAME] [--file processes.jsonl]
+
+Six processes for each of six workloads, about 8 minutes. Prints each gain, and the standard
+deviation of its logarithm as a share of the logarithm: `PROCESSES` in
+`speedkit_jupyter/measure/results/statistics.py` lies between the median and the root mean square.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from _program import Row, collected, parser_of
+
+PROCESSES = 6
+PLANS = {
+    "tiny MLP, training": {"threads": 1, "fused_optimizer": True},
+    "CNN, training": {"precision": "bf16", "fused_optimizer": True},
+    "Linear(2048) × 3, training": {"precision": "bf16", "fused_optimizer": True},
+    "transformer, training": {"gemm": "onednn", "fused_optimizer": True},
+    "large MLP, training": {"precision": "bf16", "fused_optimizer": True},
+    "CNN, inference": {"precision": "bf16", "channels_last": True, "inference": True},
+}
+
+
+def main() -> int:
+    """Run the program."""
+    options = parser_of(__doc__, "processes.jsonl").parse_args()
+    rows = collected(options, [{"workload": name} for name in PLANS], measured, str)
+    shares = [row["share"] for row in rows]
+    print(f"median {statistics.median(shares):.3f}, root mean square {_mean_square(shares):.3f}")
+    return 0
+
+
+def measured(workload: str) -> Row:
+    """Return the gains in several processes, and how far they differ."""
+    program = str(Path(__file__).parent / "_side_by_side.py")
+    command = [sys.executable, program, workload, json.dumps(PLANS[workload])]
+    found = [subprocess.check_output(command, text=True) for _ in range(PROCESSES)]
+    logs = [math.log(json.loads(one.splitlines()[-1])[0]) for one in found]
+    share = statistics.stdev(logs) / statistics.mean(logs)
+    return {"gains": [math.exp(one) for one in logs], "share": share}
+
+
+def _mean_square(values: list[float]) -> float:
+    return math.sqrt(statistics.mean(one * one for one in values))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

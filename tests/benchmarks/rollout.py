@@ -1,0 +1,148 @@
+"""500 steps of a CNN with InstanceNorm and GELU at 128 x 128: what each part of a way brings.
+
+Each line has one more part than that before. Speed is over the plain loop (no_grad, float32), from
+interleaved blocks of steps. Drift is over all steps where --drift allows it, else extrapolated.
+`auto` is what `rollout(tune=True)` takes. Exits 1 where it drifts by 1 % or more, or is below the
+goal at batch 1: 2.5 with bf16 units, 1.5 else (8 on GPUs).
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
+from torch import nn
+
+from speedkit_jupyter.report.rollout_report import drifted
+from speedkit_jupyter.rollouts.api import Rollout
+from speedkit_jupyter.rollouts.choosing import Choice, advance, has_bf16
+from speedkit_jupyter.rollouts.drift import Drift
+from speedkit_jupyter.rollouts.policies import policy_of
+from speedkit_jupyter.rollouts.programs import Program, Way, way_of
+from speedkit_jupyter.support import units
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+POLICIES = {"autoregressive": "autoregressive", "residual": ("residual", 0.002),
+            "convex": ("convex", 0.1)}  # fmt: skip
+TOLERANCE = 0.01
+
+
+class Block(nn.Module):
+    """Two convolutions with InstanceNorm and GELU beside a shortcut: (N, C, H, W) to the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        half = (nn.Conv2d(width, width, 3, padding=1), nn.InstanceNorm2d(width), nn.GELU())
+        self.inner = nn.Sequential(*half, *copy.deepcopy(half))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+def operator(width: int = 32, blocks: int = 2) -> nn.Module:
+    """Return a field's operator, (N, 1, H, W) to the same."""
+    inner = (Block(width) for _ in range(blocks))
+    stem, head = (nn.Conv2d(*sizes, 3, padding=1) for sizes in ((1, width), (width, 1)))
+    return nn.Sequential(stem, *inner, head).eval().to(DEVICE)
+
+
+def main() -> int:
+    """Run the program."""
+    parser = parser_of(__doc__, "rollout.jsonl")
+    parser.add_argument("--batches", default="1,8,64")
+    parser.add_argument("--policies", default="residual")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--size", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tuning a row")
+    options = parser.parse_args()
+    keys = [
+        {"policy": name, "batch": int(batch), "steps": options.steps, "size": options.size}
+        for name in options.policies.split(",")
+        for batch in options.batches.split(",")
+    ]
+    work = partial(measured, rounds=options.rounds, budget_s=options.budget)
+    rows = collected(options, keys, work, lambda row: f"{row['policy']}, batch {row['batch']}: "
+                     f"{row['auto']} {interval(row['ways'][-1]['speed'])}")  # fmt: skip
+    print(rows[0]["machine"] if rows else "")
+    for row in rows:
+        print(f"\n{row['policy']}, batch {row['batch']}, plain step {units.seconds(row['step_s'])}")
+        print(markdown(("", "over the plain loop", "drift"), *map(cells, row["ways"])))
+    goal = 8.0 if DEVICE.type == "cuda" else 2.5 if has_bf16(DEVICE) else 1.5
+    autos = [(row, row["ways"][-1]) for row in rows]
+    broken = [f"batch {row['batch']}: {interval(auto['speed'])}, the goal is {goal}"
+              for row, auto in autos if row["batch"] == 1 and auto["speed"][0] < goal]  # fmt: skip
+    broken += [f"batch {row['batch']}: drift {auto['drift']}" for row, auto in autos
+               if auto["largest"] is None or auto["largest"] >= TOLERANCE]  # fmt: skip
+    return exit_code(broken)
+
+
+def cumulative() -> list[Way]:
+    """Return the ways of the table, each with one part more."""
+    low = ["bf16", "channels_last"] if has_bf16(DEVICE) else ["channels_last"]
+    words = [*low, "compile", *(["cuda_graph"] if DEVICE.type == "cuda" else [])]
+    return [Way(), *(way_of("+".join(words[: n + 1]), None) for n in range(len(words)))]
+
+
+def measured(
+    policy: str, batch: int, steps: int, size: int, rounds: int, budget_s: float
+) -> Row:  # fmt: skip
+    """Return the speed of each way over the plain loop, and its drift."""
+    net, rule = operator(), policy_of(POLICIES[policy])
+    x = torch.randn(batch, 1, size, size, device=DEVICE)
+    choice = Choice(net, rule, x, steps, TOLERANCE, budget_s, runs=1000)
+    for _ in choice.run():
+        pass
+    tuned = Rollout(x, steps, choice.best.way, TOLERANCE, steps, trials=choice.trials)
+    ways = [*cumulative(), tuned.way]
+    programs = [Program(net, rule, way) for way in ways]
+    block = max(int(0.05 / max(tuned.trials[0].step_s or 1.0, 1e-6)), 1)
+    runs: dict[int, Callable[[], object]] = {-1: partial(plain_loop, net, rule, x, block)}
+    runs |= {at: partial(run, one, x, block) for at, one in enumerate(programs)}
+    times = interleaved_s(runs, rounds)
+    drifts = [choice.drift_of(one) for one in programs]
+    names = [
+        "inference mode",
+        *(f"+ {way.words[-1]}" for way in ways[1:-1]),
+        f"auto: {tuned.way.name}",
+    ]
+    return {
+        "step_s": sorted(times[-1])[rounds // 2] / block,
+        "auto": tuned.way.name,
+        "report": str(tuned),
+        "ways": [line(*one) for one in zip(names, (over(times[-1], times[at]) for at in
+                 range(len(ways))), drifts, strict=True)],
+    }  # fmt: skip
+
+
+def line(name: str, speed: list[float] | None, drift: Drift) -> Row:
+    return {"name": name, "speed": speed, "drift": drifted(drift), **drift.to_dict()}
+
+
+def plain_loop(
+    net: nn.Module, rule: Callable[..., torch.Tensor], x: torch.Tensor, steps: int
+) -> None:
+    """Make the steps as users write them."""
+    with torch.no_grad():
+        for _ in range(steps):
+            x = rule(net(x), x)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+def run(program: Program, x: torch.Tensor, steps: int) -> None:
+    advance(program, x, steps)
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    return row["name"], interval(row["speed"]), row["drift"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
