@@ -53,8 +53,8 @@ class Launch:
                 messages.important(f"{error.args[0].partition(';')[0]}: starting again")
 
     def _once(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
-        self.size = self.size or getattr(workers.current(), "size", None)
         running, _ = workers.started(self.size, say)
+        self.size = running.size
         if self.rank is not None and not 0 <= self.rank < running.size:
             last = running.size - 1
             raise SpeedKitError(f"there is no rank {self.rank}: ranks are 0 to {last}")

@@ -63,20 +63,18 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
         each = of[name]
         efficiency = paired_ratio(base, seconds[name], 0.05 / max(1, len(strategies) - 1))
         number = 1 if name == SINGLE else ranks
-        times = Ratio(
-            *(number * one for one in (efficiency.median, efficiency.low, efficiency.high)),
-            efficiency.pairs,
-        )
+        ends = (efficiency.median, efficiency.low, efficiency.high)
+        times = Ratio(number * ends[0], number * ends[1], number * ends[2], efficiency.pairs)
         apart = statistics.median(seconds[APART])
         step = statistics.median(seconds[name])
-        losses = [of[SINGLE][-1].loss, each[-1].loss]
+        loss, expected = each[-1].loss, of[SINGLE][-1].loss
         is_equal = None
-        if None not in losses:
-            is_equal = abs(losses[1] - losses[0]) <= EQUAL * max(abs(losses[0]), EQUAL)  # type: ignore[operator]
+        if loss is not None and expected is not None:
+            is_equal = abs(loss - expected) <= EQUAL * max(abs(expected), EQUAL)
         skew = statistics.median(1 - min(one.step_s) / max(one.step_s) for one in each)
         waiting = 0.0 if name == SINGLE else max(0.0, 1 - apart / step)
         memory = max(max(one.memory_bytes) for one in each)
-        row = Row(name, times, efficiency, waiting, skew, memory, losses[1], is_equal)
+        row = Row(name, times, efficiency, waiting, skew, memory, loss, is_equal)
         found.append(row)
     return found
 
@@ -125,9 +123,11 @@ def race(
 def _step(source: str, space: dict[str, Any]) -> Callable[[], Any]:
     """Return the cell as a function; its value is that of a trailing expression, or `loss`."""
     tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    value = None
+    if isinstance(last := tree.body[-1], ast.Expr):
+        value = compile(ast.Expression(last.value), "<cell>", "eval")
+        tree.body.pop()
     body = compile(tree, "<cell>", "exec")
-    value = compile(ast.Expression(last.value), "<cell>", "eval") if last else None
 
     def step() -> Any:
         exec(body, space)
