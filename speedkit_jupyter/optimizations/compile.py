@@ -178,7 +178,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
     if facts.device_type != "cpu" or options.backend != INDUCTOR:
         return None
     layers = facts.linears + facts.convolutions + facts.lstms
-    if _in_scope(options, facts).scope == "blocks":  # alike ones are compiled once
+    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # alike ones once
         layers = round(layers * facts.block_kinds / facts.blocks)
     graph_s = GRAPH_S + LAYER_S * layers
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)
