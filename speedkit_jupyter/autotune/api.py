@@ -11,7 +11,7 @@ from speedkit_jupyter.autotune.tuner import Counted, Model, Options, Tuner, stor
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
 
-# In force, innermost last: Inductor's hooks are the process's, and so is this.
+# In force, one at most: Inductor's hooks are the process's, and so is this.
 _TUNERS: list[Tuner] = []
 _CHOSEN: list[str] = []
 
@@ -37,8 +37,8 @@ def use(name: str | None) -> str | None:
     The beginning of a name is enough: `use("NVIDIA-A100-matmul")`. Returns the whole name; raises
     ArgumentError where no model, or more than one, has it.
     """
-    _CHOSEN.clear()
     if name is None:
+        _CHOSEN.clear()
         return None
     if not isinstance(name, str):
         raise ArgumentError(f"name must be that of a model, not {arguments.shown(name)}")
@@ -49,7 +49,7 @@ def use(name: str | None) -> str | None:
         have = f"recorded are: {', '.join(known)}" if known else "none is recorded yet"
         what = "is the beginning of several models" if found else "is no recorded model"
         raise ArgumentError(f"{name!r} {what}; {have}.{did_you_mean(name, known)}")
-    _CHOSEN.append(found[0])
+    _CHOSEN[:] = found
     return found[0]
 
 
@@ -57,10 +57,9 @@ def train(name: str | None = None) -> Model:
     """Learn a ranking from what is recorded of a device, by default this one, and return the model
     with how well it did on shapes that were held back. Raises SpeedKitError for too few.
     """
-    device = device_of()
-    asked = name or device.model
+    asked = name or device_of().model
     found = stored(asked)
-    own = [one for one in found if one.versions == versions(device)] or found
+    own = [one for one in found if one.versions == versions()] or found
     if not own:
         raise SpeedKitError(
             f"nothing is recorded for {asked}: `%speedkit autotune record`, then compile with "
@@ -83,11 +82,16 @@ def predictions(
     A recorded product is replayed. Below `confidence` all kernels are timed, unless `fallback` is
     False. `remember` keeps what is measured.
     """
-    tuner = start(predicting(confidence, fallback, remember))
+    options, before = predicting(confidence, fallback, remember), current()
+    tuner = start(options)
     try:
         yield tuner.counted
     finally:
-        _end(tuner)
+        if current() is tuner:  # else the block has put another in force, or none
+            off()
+            if before is not None:
+                before.begin()
+                _TUNERS.append(before)
 
 
 def predicting(confidence: float = 0.95, fallback: bool = True, remember: bool = True) -> Options:
@@ -96,14 +100,13 @@ def predicting(confidence: float = 0.95, fallback: bool = True, remember: bool =
     if level is None or level > 1:
         raise ArgumentError(f"confidence must be from 0 to 1, not {arguments.shown(confidence)}")
     flags = arguments.flag("fallback", fallback), arguments.flag("remember", remember)
-    return Options(True, level, *flags, model=_CHOSEN[0] if _CHOSEN else None)
+    return Options(True, level, *flags, model=chosen())
 
 
 def start(options: Options) -> Tuner:
     """Put a tuner in force, in the place of the one that is."""
     tuner = Tuner(options)
-    if _TUNERS:
-        _TUNERS[-1].end()
+    off()
     tuner.begin()
     _TUNERS.append(tuner)
     return tuner
@@ -120,11 +123,6 @@ def current() -> Tuner | None:
     return _TUNERS[-1] if _TUNERS else None
 
 
-def _end(tuner: Tuner) -> None:
-    if tuner not in _TUNERS:
-        return  # off() was called in the block
-    was_innermost = tuner is _TUNERS[-1]
-    tuner.end()
-    _TUNERS.remove(tuner)
-    if was_innermost and _TUNERS:
-        _TUNERS[-1].begin()
+def chosen() -> str | None:
+    """Return the name that `use` was given last."""
+    return _CHOSEN[0] if _CHOSEN else None

@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.support.units import count
 
 # A library's kernel, by Inductor's name for it: the operation, and which input is the left matrix.
 LIBRARY = {
@@ -25,7 +27,6 @@ LIBRARY = {
 }
 # Inductor counts the kernels that it generates: `triton_mm_12`.
 COUNT = re.compile(r"_\d+$")
-TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton-xpu")
 
 
 @dataclass(frozen=True)
@@ -88,35 +89,25 @@ class Search:
         """Whether more kernels were timed than a prediction leaves."""
         return len(self.timings) * 2 > len(self.offered)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Search:
-        """Raises KeyError or TypeError for what `to_json` did not give."""
-        given = dict(value["problem"])
-        inputs = (
-            Input(tuple(one["sizes"]), tuple(one["strides"]), one["dtype"])
-            for one in given.pop("inputs")
-        )
-        device = Device(**given.pop("device"))
-        output = tuple(given.pop("output"))
-        problem = Problem(**given, inputs=tuple(inputs), output=output, device=device)
-        timings = {str(label): float(ms) for label, ms in value["timings"].items()}
-        return cls(problem, tuple(value["offered"]), timings, float(value["seconds"]))
+    def slower(self, failed: float) -> list[float]:
+        """Return how many times slower than the fastest each kernel on offer is; `failed` for
+        those that could not run.
+        """
+        best = min(self.timings.values())
+        return [self.timings.get(one, failed * best) / best for one in self.offered]
 
 
 def label(choice: Any) -> str:
     """Return a kernel's name and configuration without Inductor's running numbers."""
-    more = getattr(choice, "kwargs", None) or {}
-    words = choice.description or ", ".join(f"{name}={more[name]!r}" for name in sorted(more))
-    return f"{COUNT.sub('', choice.name)}({words})"
+    return f"{COUNT.sub('', choice.name)}({choice.description})"
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
     """Return the product that these kernels compute; None for another operation, one whose shape
     changes from call to call, or one without a library's kernel.
     """
+    import torch
+
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -131,10 +122,9 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
         Input(tuple(map(int, sizes)), tuple(map(int, strides)), dtype.removeprefix("torch."))
         for sizes, strides, dtype in sides
     )
-    device = device_of(layout.device)
-    return Problem(
-        op, left, inputs, tuple(map(int, output)), _precision(), versions(device), device
-    )
+    precision = torch.get_float32_matmul_precision()  # decides between TF32 and not
+    shape, device = tuple(map(int, output)), device_of(layout.device)
+    return Problem(op, left, inputs, shape, precision, versions(), device)
 
 
 def device_of(device: Any = None) -> Device:
@@ -150,24 +140,13 @@ def device_of(device: Any = None) -> Device:
         return Device(device.type, 1)
     name = probes.cpu_name(getattr(torch.cpu, "get_capabilities", dict)())
     threads = torch.get_num_threads()
-    return Device(f"{name} {threads} threads", threads)
+    return Device(f"{name} {count(threads, 'thread')}", threads)
 
 
-def versions(device: Device) -> str:
+def versions() -> str:
     """Return the versions of torch and Triton: timings of others say nothing here."""
     import torch
 
-    found = []
-    for name in TRITONS:
-        try:
-            found.append(f", Triton {version(name)}")
-        except PackageNotFoundError:
-            continue
-    return f"torch {torch.__version__}{''.join(found)}"
-
-
-def _precision() -> str:
-    """Return how float32 products are computed, which decides between TF32 and not."""
-    import torch
-
-    return torch.get_float32_matmul_precision()
+    triton = import_module("triton") if find_spec("triton") else None
+    more = f", Triton {getattr(triton, '__version__', '')}" if triton else ""
+    return f"torch {torch.__version__}{more}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +16,8 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 NEAR = 0.02
 # How many kernels a prediction leaves to be timed at most.
 MOST = 3
+# What counts as the time of a kernel that could not run, in times of the fastest.
+FAILED = 20.0
 # Fewer searches than this can't show that 95 % of predictions hold.
 LEAST_SEARCHES = 20
 # A size beyond what was recorded by more than this factor is not predicted.
@@ -34,8 +36,8 @@ class Calibration:
     first 1, 2, 3 kernels hold one within 2 % of the fastest.
     """
 
-    agreement: tuple[float, ...]
-    right: tuple[float, ...]
+    agreement: tuple[float, ...] = field(repr=False)
+    right: tuple[float, ...] = field(repr=False)
     top: tuple[float, ...]
     shapes: int
 
@@ -43,14 +45,6 @@ class Calibration:
         import numpy as np
 
         return float(np.interp(agreement, self.agreement, self.right))
-
-
-@dataclass(frozen=True)
-class Guess:
-    """The first kernels of a ranking, and the share of trees that find one of them best."""
-
-    labels: tuple[str, ...]
-    agreement: float
 
 
 class Ranking:
@@ -63,16 +57,12 @@ class Ranking:
         ensemble = _sklearn("ensemble")
         import numpy as np
 
-        self._kinds = sorted({_kind(label) for one in searches for label in one.timings})
+        self._kinds = sorted({_kind(label) for one in searches for label in one.offered})
         self._ops = sorted({(one.problem.op, one.problem.inputs[0].dtype) for one in searches})
         sizes = np.array([one.problem.sizes for one in searches])
         self._low, self._high = sizes.min(0) / BEYOND, sizes.max(0) * BEYOND
-        rows = [self._features(one.problem, label) for one in searches for label in one.timings]
-        times = [
-            math.log(ms / min(one.timings.values()))
-            for one in searches
-            for ms in one.timings.values()
-        ]
+        rows = [self._features(one.problem, label) for one in searches for label in one.offered]
+        times = [math.log(slower) for one in searches for slower in one.slower(FAILED)]
         self._forest = ensemble.ExtraTreesRegressor(TREES, min_samples_leaf=2, random_state=0)
         self._forest.fit(np.array(rows), np.array(times))
 
@@ -85,8 +75,10 @@ class Ranking:
             and all(low <= size <= high for low, size, high in sizes)
         )
 
-    def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[Guess]:
-        """Yield the first kernel of the ranking, the first two, and the first three: never all."""
+    def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
+        """Yield the first, the first two, and the first three kernels of the ranking, never all:
+        each time with the share of trees that find one of these the fastest.
+        """
         import numpy as np
 
         rows = np.array([self._features(problem, label) for label in labels])
@@ -95,8 +87,8 @@ class Ranking:
         fastest = each.min(1)
         for number in range(1, min(MOST + 1, len(labels))):
             found = each[:, order[:number]].min(1)
-            first = tuple(labels[index] for index in order[:number])
-            yield Guess(first, float((found <= fastest + math.log1p(NEAR)).mean()))
+            agreement = (found <= fastest + math.log1p(NEAR)).mean()
+            yield [labels[index] for index in order[:number]], float(agreement)
 
     def _features(self, problem: Problem, label: str) -> list[float]:
         batch, m, n, k = problem.sizes
@@ -114,6 +106,7 @@ class Ranking:
             *(one.strides[-1] == 1 for one in (left, right)),
             BYTES.get(left.dtype, 4),
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
+            "BLOCK_M" not in given,  # a library's
             *(_kind(label) == kind for kind in self._kinds),
             *tile,
             math.log2(tiles),
@@ -142,10 +135,10 @@ def calibrated(searches: Sequence[Search]) -> Calibration:
     for known, held_back in folds.split([*searches]):
         ranking = Ranking([searches[index] for index in known])
         for one in (searches[index] for index in held_back):
-            best = min(one.timings.values()) * (1 + NEAR)
-            guesses = [*ranking.guesses(one.problem, [*one.timings])]
-            hits = [min(one.timings[name] for name in guess.labels) <= best for guess in guesses]
-            agreement += [guess.agreement for guess in guesses]
+            slower = dict(zip(one.offered, one.slower(FAILED), strict=True))
+            guesses = [*ranking.guesses(one.problem, one.offered)]
+            hits = [min(map(slower.__getitem__, first)) <= 1 + NEAR for first, _ in guesses]
+            agreement += [share for _, share in guesses]
             right += hits
             full = [*hits, *[True] * (MOST - len(hits))]  # all kernels hold the fastest
             top = [number + hit for number, hit in zip(top, full, strict=True)]

@@ -10,11 +10,14 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from speedkit_jupyter.autotune.problems import Problem, Search, label, problem_of
-from speedkit_jupyter.autotune.ranking import Calibration, Guess, Ranking, calibrated
+from speedkit_jupyter.autotune.ranking import Calibration, Ranking, calibrated
 from speedkit_jupyter.support import database, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 
+SEARCH, CALIBRATION = TypeAdapter(Search), TypeAdapter(Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
 # What a kernel on offer carries from the choice to the timings.
 NOTE = "speedkit_jupyter"
@@ -63,7 +66,7 @@ class Model:
 
     name: str
     versions: str
-    searches: Sequence[Search]
+    searches: Sequence[Search] = field(repr=False)
     calibration: Calibration | None
 
     @property
@@ -71,39 +74,33 @@ class Model:
         """Return how long a search took by median."""
         return median([one.seconds for one in self.searches] or [0.0])
 
-    def __repr__(self) -> str:
-        top = self.calibration.top if self.calibration else None
-        return f"Model({self.name!r}, {self.versions!r}, {len(self.searches)} searches, top={top})"
-
 
 def stored(name: str | None = None) -> list[Model]:
     """Return the models in the store: all, or of one name; the newest versions last."""
     groups: dict[tuple[str, str], list[Search]] = {}
-    for kept in database.searches(name):
+    for kept in database.kept("search", name):
         search = _read(kept.value)
         if search is not None and search.is_whole:
             groups.setdefault((kept.name, search.problem.versions), []).append(search)
-    known = {(kept.name, kept.task): Calibration(**_tuples(kept.value))
-             for kept in database.rankings(name)}  # fmt: skip
+    known = {
+        (kept.name, kept.task): CALIBRATION.validate_python(kept.value)
+        for kept in database.kept("ranking", name)
+    }
     return [Model(*key, searches, known.get(key)) for key, searches in groups.items()]
 
 
 def _read(value: Mapping[str, Any]) -> Search | None:
     """Return a search; None for what another version of this package has written."""
     try:
-        return Search.from_json(value)
-    except (KeyError, TypeError, ValueError):
+        return SEARCH.validate_python(value)
+    except ValidationError:
         return None
-
-
-def _tuples(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(one) if isinstance(one, list) else one for name, one in value.items()}
 
 
 def trained(model: Model) -> Model:
     """Return the model with how well it predicts shapes that were held back, and keep that."""
     calibration = calibrated(model.searches)
-    database.keep_ranking(model.name, model.versions, asdict(calibration))
+    database.keep("ranking", model.name, model.versions, asdict(calibration))
     return Model(model.name, model.versions, model.searches, calibration)
 
 
@@ -117,7 +114,7 @@ class Tuner:
         self.options, self.counted, self.problem = options, Counted(), ""
         self._known = {
             search.problem.key: search
-            for kept in database.searches()
+            for kept in database.kept("search")
             if (search := _read(kept.value)) is not None
         }
         self._rankings: dict[tuple[str, str], tuple[Model, Ranking] | None] = {}
@@ -170,34 +167,23 @@ class Tuner:
         return [by_label[name] for name in labels] or choices
 
     def _predicted(self, problem: Problem, labels: Sequence[str]) -> Sequence[str]:
-        """Return the kernels to time; none where all are to be timed."""
-        model, guess, confidence = self._guess(problem, labels)
-        if model is None or guess is None:
-            self.counted.fallbacks += 1
-            return ()
-        if confidence < self.options.confidence and self.options.fallback:
+        """Return the kernels to time, as few as the confidence allows; none for all."""
+        found, first, confidence = self._ranking(problem), list[str](), 0.0
+        if found is not None and found[1].knows(problem, labels):
+            model, ranking = found
+            for guess, agreement in ranking.guesses(problem, labels):
+                first = guess
+                confidence = model.calibration.confidence(agreement) if model.calibration else 0.0
+                if confidence >= self.options.confidence:
+                    break
+        is_sure = confidence >= self.options.confidence or not self.options.fallback
+        if found is None or not first or not is_sure:
             self.counted.fallbacks += 1
             return ()
         self.counted.predictions += 1
         self.counted.confidences.append(confidence)
-        self.counted.seconds_saved += model.median_s * (1 - len(guess.labels) / len(labels))
-        return guess.labels
-
-    def _guess(
-        self, problem: Problem, labels: Sequence[str]
-    ) -> tuple[Model | None, Guess | None, float]:
-        """Return the shortest guess of enough confidence, or else the longest."""
-        found = self._ranking(problem)
-        if found is None or not found[1].knows(problem, labels):
-            return None, None, 0.0
-        model, ranking = found
-        guess, confidence = None, 0.0
-        for guess in ranking.guesses(problem, labels):
-            assert model.calibration is not None
-            confidence = model.calibration.confidence(guess.agreement)
-            if confidence >= self.options.confidence:
-                break
-        return model, guess, confidence
+        self.counted.seconds_saved += found[0].median_s * (1 - len(first) / len(labels))
+        return first
 
     def _ranking(self, problem: Problem) -> tuple[Model, Ranking] | None:
         """Return the trained model for a device and its versions; trains it where that is due."""
@@ -208,10 +194,9 @@ class Tuner:
                 if model.versions == problem.versions:
                     try:
                         ready = model if model.calibration else trained(model)
+                        self._rankings[key] = ready, Ranking(ready.searches)
                     except SpeedKitError as error:
                         LOG.warning("autotune predicts nothing: %s", error)
-                        continue
-                    self._rankings[key] = ready, Ranking(ready.searches)
         return self._rankings[key]
 
     def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:
@@ -236,4 +221,4 @@ class Tuner:
         found = Search(problem, offered, {label(one): ms for one, ms in finite.items()}, took_s)
         self._known[problem.key] = found
         if self.options.remember:
-            database.keep_search(problem.device.model, problem.key, found.to_json())
+            database.keep("search", problem.device.model, problem.key, asdict(found))

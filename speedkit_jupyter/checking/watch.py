@@ -84,12 +84,16 @@ def _owners() -> Iterator[Any]:
 
 
 def _callables(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return its functions, classes and other descriptors as they are written, and constants."""
+    """Return its functions, classes and other descriptors as they are written, and constants.
+
+    A dict whose name begins with _ is no constant: a module remembers something there.
+    """
     found = {}
     for name, value in names.items():
         is_code = callable(value) or isinstance(value, staticmethod | classmethod | property)
         is_constant = name.isupper() and isinstance(value, int | float | tuple | dict)
-        if name not in UNWATCHED and (is_code or is_constant):
+        is_memory = isinstance(value, dict) and name.startswith("_")
+        if name not in UNWATCHED and (is_code or (is_constant and not is_memory)):
             found[name] = dict(value) if isinstance(value, dict) else value
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 COMPARED, WARM_UP = 3, 3
 # How far the graph's changes may be from the plain steps', as a share of these: above what other
 # kernels round (1e-6 in float32), below what a frozen learning rate or counter makes of them. What
-# two plain runs differ by, with atomic sums, may come ten times.
-ALLOWED, NOISE = 1e-3, 10
+# two plain runs differ by, with atomic sums, may come ten times, up to a limit: plain runs that
+# differ more draw from what can't be put back.
+ALLOWED, NOISE, MOST = 1e-3, 10, 0.03
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
 Values = dict[str, list["torch.Tensor"]]
 
@@ -32,7 +34,7 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
 
     `step(*inputs)` takes tensors and does all of a step: forward pass, loss, backward pass,
     `optimizer.step()` and `optimizer.zero_grad()`; or a rollout, `for _ in range(k): x = model(x)`.
-    It returns tensors, or a structure of them; what the graph returns are copies.
+    It returns tensors, a structure of them, or nothing; what the graph returns are copies.
 
     Conditions: the optimizer is `capturable=True` and has made a step before, a learning rate that
     changes is a tensor, nothing is read back (`.item()`, `print`, a `GradScaler`), and shapes and
@@ -134,7 +136,7 @@ class GraphedStep:
         import torch
 
         plain = self._changes(self._step, before)
-        again = self._changes(self._step, before)
+        control = _apart(self._changes(self._step, before), plain)
         before.restore()
         self._static = [one.detach().clone() for one in self._inputs]
         aside = torch.cuda.Stream()
@@ -147,14 +149,16 @@ class GraphedStep:
         self._bind(())  # so that gradients are made in the graph's own memory
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._result = self._step(*self._static)
-        if not all(isinstance(one, torch.Tensor) for one in tree_leaves(self._result)):
+            result = self._step(*self._static)
+        if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns something else than tensors, which would stay as it was recorded"
+        # Without its graph of autograd, which would bind plain steps to the stream of recording.
+        self._result = tree_map(lambda one: one if one is None else one.detach(), result)
+        del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
-        control = _apart(again, plain)
         for name, apart in _apart(found, plain).items():
             self.deviation = max(self.deviation, apart)
-            if not apart <= max(ALLOWED, NOISE * control.get(name, 0.0)):
+            if not apart <= min(max(ALLOWED, NOISE * control[name]), MOST):
                 return f"after {COMPARED} steps its {name} are {apart:.1%} off: {FROZEN}"
         return ""
 
@@ -165,12 +169,14 @@ class GraphedStep:
             for static, given in zip(self._static, inputs, strict=True):
                 static.copy_(given)
         self._graph.replay()
-        return tree_map(lambda one: one.detach().clone(), self._result)
+        return tree_map(lambda one: one if one is None else one.clone(), self._result)
 
     def _changes(
         self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
     ) -> Values:
         """Return what some steps from the same state change, and what the last one returns."""
+        import torch
+
         before.restore()
         if gradients is not None:
             self._bind(gradients)
@@ -178,25 +184,27 @@ class GraphedStep:
         for number in range(COMPARED):
             result = call(*(_varied(one, number) for one in self._inputs))
         changed = {
-            name: [one.double() - old for one, old in zip(ones, start[name], strict=True)]
+            name: [one - old for one, old in zip(ones, start[name], strict=True)]
             for name, ones in self._state().items()
         }
-        kept = [one for one in self._gradients() if one is not None]
-        results = [one.detach() for one in tree_leaves(result)]
+        others = {"gradients": self._gradients(), "results": tree_leaves(result)}
         return changed | {
-            "gradients": [one.double() for one in kept],
-            "results": [one.double() for one in results],
+            name: [_copy(one) for one in ones if isinstance(one, torch.Tensor)]
+            for name, ones in others.items()
         }
 
     def _state(self) -> Values:
-        """Return copies of weights, buffers and optimizer state, in float64."""
-        states = [s.values() for one in self._optimizers for s in one.state.values()]
+        """Return copies of weights, buffers and optimizer state."""
         every = {
             "weights": self._weights(),
             "buffers": (one for model in self._models for one in model.buffers()),
-            "optimizer states": (v for values in states for v in values if hasattr(v, "double")),
+            "optimizer states": (one for one in self._states() if hasattr(one, "double")),
         }
-        return {name: [one.detach().double() for one in ones] for name, ones in every.items()}
+        return {name: [*map(_copy, ones)] for name, ones in every.items()}
+
+    def _states(self) -> list[Any]:
+        states = [state for one in self._optimizers for state in one.state.values()]
+        return [value for state in states for value in state.values()]
 
     def _weights(self) -> Iterator[torch.nn.Parameter]:
         for model in self._models:
@@ -214,10 +222,9 @@ class GraphedStep:
     def _numbers(self) -> Any:
         """Return what a replay takes from the time of recording, and not from now."""
         groups = [group for one in self._optimizers for group in one.param_groups]
-        states = [s.values() for one in self._optimizers for s in one.state.values()]
         return (
             [[v for k, v in group.items() if k != "params" and _is_plain(v)] for group in groups],
-            [id(value) for values in states for value in values],
+            [*map(id, self._states())],
             [one.data_ptr() for one in self._weights()],
             [part.training for part in self._modules],
         )
@@ -244,6 +251,11 @@ def _kind(inputs: Sequence[Any]) -> Any:
     return alike, torch.is_grad_enabled()
 
 
+def _copy(one: torch.Tensor) -> torch.Tensor:
+    """Return a copy that can be subtracted."""
+    return one.detach().byte() if str(one.dtype) == "torch.bool" else one.detach().clone()
+
+
 def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
     """Return other numbers of the same kind: labels stay labels."""
     if one.is_floating_point() or one.is_complex():
@@ -253,16 +265,11 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
     """Return by group how far it is off, as a share of the plain steps' changes."""
-    import torch
-
     apart = {}
     for name, ones in plain.items():
-        others = found[name]
-        if len(others) != len(ones):
-            apart[name] = float("inf")
-            continue
-        size = sum((float(one.square().sum()) for one in ones), 0.0)
-        pairs = zip(ones, others, strict=True)
-        off = sum((float((a.to(b.device) - b).square().sum()) for a, b in pairs), 0.0)
-        apart[name] = torch.tensor(off / size).sqrt().item() if size else (off and float("inf"))
+        pairs = zip(ones, found[name], strict=False)
+        size = sum(float(one.double().square().sum()) for one in ones)
+        off = sum(float((one.double() - other).square().sum()) for one, other in pairs)
+        is_other = len(ones) != len(found[name]) or (off > 0 and not size)
+        apart[name] = math.inf if is_other else math.sqrt(off / (size or 1.0))
     return apart

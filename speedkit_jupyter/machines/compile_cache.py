@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import cache, partial
@@ -252,20 +252,26 @@ def try_instructions(folder: Path) -> None:
 
 
 @cache
-def build_headers_ahead() -> threading.Thread:
+def build_headers_ahead() -> threading.Thread | None:
     """Begin to build torch's C++ headers in a thread, once in a process, and return the thread.
 
     They take a second core for seconds, in which Dynamo traces; the first kernel waits for them.
+    What can't be done is left to the first kernel, which says why.
     """
-    torch_private.inductor_codecache()  # imported here: two threads must not import it at once
 
-    def build() -> None:
+    def tried(does: Callable[[], None]) -> bool:
         try:
-            torch_private.build_headers()
-        except Exception as error:  # the first kernel tries again, and says why
+            does()
+        except Exception as error:
             messages.debug(f"C++ headers were not built ahead: {in_a_line(error)}")
+            return False
+        return True
 
-    thread = threading.Thread(target=copy_context().run, args=(build,), daemon=True)
+    if not tried(torch_private.ask_for_instructions):
+        return None
+    context = copy_context()  # which has Inductor's settings
+    args = (tried, torch_private.build_headers)
+    thread = threading.Thread(target=context.run, args=args, daemon=True)
     thread.start()
     return thread
 

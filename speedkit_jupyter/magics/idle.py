@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 
-from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.support import messages, torch_private
 from speedkit_jupyter.support.exceptions import in_a_line
 
@@ -56,4 +55,6 @@ def is_wanted() -> bool:
     """Return whether code is likely to be compiled in this process, and torch is loaded."""
     if "torch" not in sys.modules:
         return False
+    from speedkit_jupyter.machines import compile_cache
+
     return torch_private.is_dynamo_loaded() or compile_cache.has_bundles()

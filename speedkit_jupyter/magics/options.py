@@ -251,6 +251,9 @@ SPEEDBENCH = (
     Option("--within", "TIMES", "for memory: how many times slower it may get", type=_factor),
     Option("--steps", "NUMBER", "with --tune: the least time for so many", type=whole_number),
     listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
+    Option(
+        "--processes", "NUMBER", "compare single,ddp,fsdp2,hybrid on workers", type=whole_number
+    ),
     Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
     Option("-p", "DIGITS", "timing: digits to show (3)", type=_digits),

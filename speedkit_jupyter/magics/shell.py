@@ -49,6 +49,10 @@ def unregister(shell: Any) -> None:
         from speedkit_jupyter.processes import workers
 
         workers.stop()
+    if "speedkit_jupyter.autotune" in sys.modules:
+        from speedkit_jupyter import autotune
+
+        autotune.off()
     shell.magics_manager.magics["line"].pop("speedkit", None)
     for name in ("speedkit", "speedbench"):
         shell.magics_manager.magics["cell"].pop(name, None)

@@ -11,6 +11,7 @@ from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.against import Against
 from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
+from speedkit_jupyter.magics.commands.processes import compared_on_workers
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
@@ -31,7 +32,9 @@ MORE, AGAINST = "--more", "--against"
 # The work that an option belongs to; some belong to two.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),
-    **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
+    **dict.fromkeys(
+        ("processes", "check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE
+    ),
     "against": AGAINST,
     **dict.fromkeys(("objective", "within", "steps", "fresh", "keep"), TUNE),
     **dict.fromkeys(("apply", "tune", "more"), f"{TUNE} and {MORE}"),
@@ -47,6 +50,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     arguments = options.speedbench_parser().parse_line(typed)
     _check_options(arguments, setup)
     cell = Cell(shell, source, line)
+    if arguments.processes:
+        return compared_on_workers(shell, session, cell, arguments)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     work, title = _work(shell, session, cell, arguments, setup, command)
     work.begun_s = begun_s

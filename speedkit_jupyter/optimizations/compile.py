@@ -63,7 +63,8 @@ class Compile(Optimization):
     class Options(Fields):
         """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself, and
         `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: on a
-        CPU the rule, where a model is little else.
+        CPU the rule, where a model is little else. `beside` compiles in another process while the
+        model runs as before.
         """
 
         enabled: Switch = "auto"
@@ -75,6 +76,7 @@ class Compile(Optimization):
         dynamic: Switch = "auto"
         backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] = "inductor"
         required: Flag = False
+        beside: Flag = False
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
@@ -82,7 +84,8 @@ class Compile(Optimization):
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
         obstacle = _obstacle(hardware, facts, options)
-        details = options.model_dump(exclude={"enabled", *["required"] * (not options.required)})
+        usual = {name for name in ("required", "beside") if not getattr(options, name)}
+        details = options.model_dump(exclude={"enabled", *usual})
         gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
         is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
         if options.enabled == "auto" and is_usual and not obstacle:
@@ -122,16 +125,19 @@ class Compile(Optimization):
         modules, memo = _modules(decision.details, target.model), target.memo
         options = options_of(decision.details)
         required = bool(decision.details.get("required"))
-        code = memo.compiled_call or CompiledCode(options, modules, target.notes, required)
+        # What is measured is compiled at once: its first rounds would time the plain model.
+        beside = bool(decision.details.get("beside")) and _is_inductor(decision) and target.search
+        code = memo.compiled_call or CompiledCode(options, modules, target.notes, required, beside)
         memo.compiled_call = code
         return [CompiledCall(module, code) for module in modules]
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
-            if _is_inductor(decision) and sys.platform == "linux" and probes.cxx():
-                if next(target.model.parameters()).device.type == "cpu":
-                    compile_cache.build_headers_ahead()
+            parameter = next(target.model.parameters(), None)
+            is_cpu = parameter is None or parameter.device.type == "cpu"
+            if is_cpu and _is_inductor(decision) and sys.platform == "linux" and probes.cxx():
+                compile_cache.build_headers_ahead()
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -172,7 +178,7 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
     if facts.device_type != "cpu" or options.backend != INDUCTOR:
         return None
     layers = facts.linears + facts.convolutions + facts.lstms
-    if _in_scope(options, facts).scope == "blocks":  # alike ones are compiled once
+    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # alike ones once
         layers = round(layers * facts.block_kinds / facts.blocks)
     graph_s = GRAPH_S + LAYER_S * layers
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)

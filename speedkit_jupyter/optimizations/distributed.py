@@ -95,7 +95,7 @@ class Distributed(Optimization):
                     copies.end()
             return
         blocks = [*repeated_blocks(target.model), target.model]
-        with Sharded(blocks, target.live_optimizers(), **_sharding(decision, target.model)):
+        with Sharded(blocks, target.live_optimizers, **_sharding(decision, target.model)):
             yield
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
@@ -127,8 +127,10 @@ class Distributed(Optimization):
         kinds = " ".join(f'"{name}",' for name in facts.block_classes)
         mesh_word = ", mesh=mesh" if decision.value == "hybrid" else ""
         lines = [
-            f"for block in [m for m in model.modules() if type(m).__name__ in ({kinds})]:",
-            f"    fully_shard(block, reshard_after_forward={reshard}{mesh_word})",
+            f"kinds = ({kinds})",
+            "for block in [*model.modules()][1:]:",
+            "    if type(block).__name__ in kinds:",
+            f"        fully_shard(block, reshard_after_forward={reshard}{mesh_word})",
         ] * bool(kinds)
         lines.append(f"fully_shard(model, reshard_after_forward={reshard}{mesh_word})")
         if mesh_word:

@@ -82,10 +82,10 @@ def _check_free(name: str) -> None:
 def _add(entry: OwnKernel) -> None:
     """Put it into the catalog, and its field into the config, of which older ones get it too."""
     CATALOG.insert([one.name for one in CATALOG].index(BEFORE), entry)
+    options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):
-        model.model_fields[entry.name] = FieldInfo.from_annotated_attribute(
-            entry.Options, entry.default
-        )
+        made = FieldInfo.from_annotated_attribute(options, entry.default)
+        model.model_fields[entry.name] = made
         model.model_rebuild(force=True)
     setattr(SpeedConfig, entry.name, entry.default)
     for call in WHEN_ADDED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import inspect
 import symtable
 from collections.abc import Callable, Generator, MutableMapping, Sequence
 from contextlib import closing
@@ -33,6 +34,7 @@ class Launch:
     rank: int | None = None
     restarts: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+    step: str = ""  # code that is measured: its names go along, and nothing but the result returns
     stays: Sequence[str] = ()
     returned: dict[str, Any] = field(default_factory=dict)
 
@@ -51,12 +53,13 @@ class Launch:
                 messages.important(f"{error.args[0].partition(';')[0]}: starting again")
 
     def _once(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
-        self.size = self.size or getattr(workers.current(), "size", None)
         running, _ = workers.started(self.size, say)
+        self.size = running.size
         if self.rank is not None and not 0 <= self.rank < running.size:
             last = running.size - 1
             raise SpeedKitError(f"there is no rank {self.rank}: ranks are 0 to {last}")
         read, bound = names_of(self.source)
+        read += names_of(self.step)[0]
         sent = {name: self.names[name] for name in read if is_sent(name, self.names)} | self.extra
         parcel = packed(sent, self.names, running.is_here)
         ranks = range(running.size) if self.rank is None else [self.rank]
@@ -76,6 +79,8 @@ class Launch:
         for name, value in results.items():
             if name in self.extra or name == RETURNED:
                 self.returned[name] = value
+            elif self.step:
+                continue
             elif name in self.names:
                 self.names[name] = merging.put(self.names[name], value)
             elif not isinstance(value, merging.State):
@@ -124,8 +129,8 @@ def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool)
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:
     """Call a function on every worker; return what it returned on rank 0.
 
-    `n` workers are started where they do not run yet (those that run, or 2). Models, optimizers and
-    containers that the function reads by name, or is passed, change in the notebook as on rank 0.
+    `n` workers are started where they do not run yet (those that run, or 2). Models and optimizers
+    that the function is passed or reads by name change here as on rank 0.
     Raises RankError with a rank's own error.
     """
     if not callable(function):
@@ -134,7 +139,9 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
         raise ArgumentError(f"n must be 1 or more, not {n}")
     names = session.notebook()
     extra = {FUNCTION: function, GIVEN: (args, kwargs)}
-    own = {f"_launched_{i}": v for i, v in enumerate((*args, *kwargs.values()))}
+    around = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
+    given = (*args, *kwargs.values(), *around.values())
+    own = {f"_launched_{number}": value for number, value in enumerate(given)}
     stateful = {key: value for key, value in own.items() if merging.has_state(value)}
     space = getattr(function, "__globals__", {}) if names is None else names
     run = Launch(CALL, space, n, extra=extra | stateful)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.support import torch_private
+
 if TYPE_CHECKING:
     import torch
 
@@ -33,9 +35,9 @@ def has_state(value: Any) -> bool:
 def whole(value: Any) -> Any:
     """Return a value with its sharded tensors gathered; every rank has to call it."""
     from torch.distributed.tensor import DTensor
-    from torch.utils._pytree import tree_map
 
-    return tree_map(lambda one: one.full_tensor() if isinstance(one, DTensor) else one, value)
+    full = lambda one: one.full_tensor() if isinstance(one, DTensor) else one  # noqa: E731
+    return torch_private.tree_map(full, value)
 
 
 def state_of(value: Any) -> State:

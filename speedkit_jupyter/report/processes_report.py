@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from speedkit_jupyter.processes.race import SINGLE, Row
 from speedkit_jupyter.processes.workers import Printed, Workers
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Section, Table
-from speedkit_jupyter.support.units import count, size
+from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
+from speedkit_jupyter.support.units import between, count, ratio, share, size
 
+EQUALITY = {True: "(equal)", False: "(other)", None: ""}
+HOW = (
+    "Throughput counts the batches of all processes. Waiting is the share of a step for "
+    "communication that computing does not hide; state is what a rank holds of parameters, "
+    "gradients and optimizer state. Every rank had the same batch, so the losses have to be equal."
+)
 NONE = "No workers run: `%speedkit processes start 2` starts two"
 
 
@@ -35,6 +42,34 @@ def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] 
     names = ", ".join(f"`{name}`" for name in stays)
     kept = f"Stays in the workers, for later cells: {names}" if stays else ""
     return Document(title, [*sections, kept])
+
+
+COLUMNS = ("", "throughput", "95 % interval", "efficiency", "waiting", "skew", "state", "loss")
+
+
+def race_report(found: Sequence[Row], ranks: int) -> Document:
+    """Return what several processes are worth beside one, and what to do."""
+    others = [row for row in found if row.strategy != SINGLE]
+    best = max(others, key=lambda row: row.times.low, default=None)
+    if best is None or best.times.low <= 1 or best.is_equal is False:
+        headline = f"Leave it at one process: {ranks} are not proven faster"
+    else:
+        interval = between(best.times.low, best.times.high)
+        headline = f"{ranks} processes ({best.strategy}) are {ratio(best.times.median)}, {interval}"
+    rows = [
+        (
+            row.strategy,
+            ratio(row.times.median),
+            BLANK if row.strategy == SINGLE else between(row.times.low, row.times.high),
+            share(row.efficiency.median),
+            share(row.waiting),
+            share(row.skew),
+            size(row.memory_bytes),
+            BLANK if row.loss is None else f"{row.loss:.5g} {EQUALITY[row.is_equal]}".strip(),
+        )
+        for row in found
+    ]
+    return Document(headline, [Table(COLUMNS, rows), HOW])
 
 
 def _text(printed: Printed) -> str:

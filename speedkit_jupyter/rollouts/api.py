@@ -92,6 +92,7 @@ def rollout(
     tune: bool = False,
     tolerance: float = 0.01,
     budget_s: float | None = None,
+    runs: int = 1,
     progress: Callable[[Progress], object] | None = None,
 ) -> Rollout | Iterator[torch.Tensor]:
     """Apply `operator` to `x0`, then to its own result, `steps` times. Records no gradients.
@@ -101,11 +102,12 @@ def rollout(
     each, and the last. `policy` makes the next state of f(x) and x: "autoregressive" is f(x),
     ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
 
-    `way` joins by +: bf16, channels_last, tanh_gelu, compile, bf16_states, cuda_graph. `tune=True`
+    `way` joins by +: bf16, channels_last, compile, bf16_states, cuda_graph. `tune=True`
     finds one: it measures each on top of those before, for `budget_s` seconds beside compiling (by
     default 30, or a fifth of the rollout if that is longer), and takes what is proven faster and
     drifts by no more than `tolerance` from float32, as a share of the state's norm. A Rollout's own
-    `way` may be given to the next call. `micro_batch` samples at a time keep memory low: an `x0` in
+    `way` may be given to the next call; `runs` says how many such rollouts are planned, so that
+    compiling may pay. `micro_batch` samples at a time keep memory low: an `x0` in
     main memory is brought to the operator's device in such parts, and back.
 
     `progress` is called with a Progress. Ctrl-C returns a Rollout of the steps that are done.
@@ -113,7 +115,7 @@ def rollout(
     """
     import torch
 
-    steps, rule = _count("steps", steps), policy_of(policy)
+    steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
     every = _count("every", every) if every is not None else 1 if stream else None
     most = arguments.amount("tolerance", tolerance) or 0.0
     budget_s, chosen = arguments.seconds("budget_s", budget_s), way_of(way, micro_batch)
@@ -125,7 +127,7 @@ def rollout(
         _check_step(Program(operator, rule, Way()), few)
     result, program = Rollout(x0, steps, chosen, most, environment=environment(device)), None
     if arguments.flag("tune", tune):
-        choice = Choice(operator, rule, few, steps, most, budget_s)
+        choice = Choice(operator, rule, few, steps, most, budget_s, runs)
         for one in choice.run():
             tell(Progress(one.done, f"tuning: {one.text}"))
         result.trials, program = choice.trials, choice.program
@@ -151,8 +153,10 @@ def _check(operator: Any, x0: Any) -> None:
 
     if not callable(operator):
         raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
-    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point() or not x0.ndim:
+    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point():
         raise ArgumentError("x0 must be a tensor of floating-point numbers: (batch, …)")
+    if not x0.ndim or not x0.numel():
+        raise ArgumentError(f"x0 must have a dimension and elements, not {tuple(x0.shape)}")
     modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
     for module in modules:
         if module.training and type(module).__name__.startswith(TRAINED):

@@ -14,7 +14,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.optimizations.facts.layers import is_convolution, rewritable
+from speedkit_jupyter.optimizations.facts.layers import is_convolution
 from speedkit_jupyter.rollouts.drift import SAMPLES, Drift, compared_steps, distance, states_at
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.rollouts.programs import Program, Way
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 # A block of steps takes about BLOCK_S. Rounds end at the second number, or when the interval tells
 # the two apart after the first.
 BLOCK_S, ROUNDS = 0.03, (10, 30)
-# Float32 makes the drift's states twice, with one rounding's noise too, in this share of the budget.
+# Float32 makes the drift's states twice, once with a rounding's noise, in this share of the budget.
 REFERENCE = 0.5
+# Compiling takes longer than this, so that it is not tried for rollouts that take less in all.
+COMPILING_S = 5.0
 # The level of each comparison: as many are made as there are candidates, eight or so.
 ERROR = 0.05 / 8
 # A micro-batch keeps activations in the cache: these sizes are tried, smaller than the batch.
@@ -67,6 +69,7 @@ class Choice:
 
     `x` is the state on the operator's device. Steps are timed with the whole batch; drift is
     measured with its first samples, over the whole horizon where the budget has room for that.
+    `runs` is how many such rollouts are planned.
     """
 
     operator: Callable[..., Any]
@@ -75,6 +78,7 @@ class Choice:
     steps: int
     tolerance: float
     budget_s: float | None = None
+    runs: int = 1
     trials: list[Trial] = field(default_factory=list)
 
     def run(self) -> Generator[Progress, None, None]:
@@ -84,6 +88,7 @@ class Choice:
         runner = partial(advance, plain, self.x, 1)
         runner()
         step_s = clock.timed(runner, self.x.device)
+        all_s = self.runs * self.steps * step_s
         budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
         best = Trial(Way(), step_s=step_s)
         self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
@@ -92,12 +97,15 @@ class Choice:
         candidates = [*self._candidates()]
         for number, more in enumerate(candidates):
             way = more(self._best[0].way)
-            if way == self._best[0].way:
+            if any(one.way == way for one in self.trials):
                 continue
             trial = Trial(way)
             self.trials.append(trial)
             if clock.now() - begun_s - self._compiling_s > budget_s:
                 trial.why_not = "left out: the budget was spent (budget_s=)"
+                continue
+            if "compile" in way.words and all_s < COMPILING_S:
+                trial.why_not = "left out: compiling takes longer than these steps (runs=)"
                 continue
             try:
                 self._try(trial)
@@ -121,15 +129,16 @@ class Choice:
         import torch
 
         is_module = isinstance(self.operator, torch.nn.Module)
-        modules = [*self.operator.modules()] if is_module else []  # type: ignore[attr-defined]
+        model: Any = self.operator
+        modules = [*model.modules()] if is_module else []
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
-        words = ["bf16"] * is_low
+        # First, since what computes less shows only where launches do not take all the time.
+        words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
         layout = ["channels_last"] * any(map(is_convolution, modules))
         words += layout
-        is_gelu = is_module and any(kind == "gelu" for kind, *_ in rewritable(self.operator))
-        words += ["tanh_gelu"] * is_gelu + ["compile"]
+        words += ["compile"]
         words += layout  # once more: compiled code reads it in another way
-        words += ["bf16_states"] * is_low + ["cuda_graph"] * self.x.is_cuda
+        words += ["bf16_states"] * is_low
         for word in words:
             yield partial(_plus, word=word)
         for size in SIZES if self.x.ndim > 1 else ():
@@ -191,10 +200,10 @@ class Choice:
             for at in random.sample((0, 1), 2):
                 times[at].append(clock.timed(runs[at], device))
             if done >= max(ROUNDS[0], least_pairs(ERROR)):
-                found = paired_ratio(*times, error=ERROR)
+                found = paired_ratio(times[0], times[1], ERROR)
                 if found.verdict in ("faster", "slower"):
                     break
-        return found, *(median(each) / steps for each in times)
+        return found, median(times[0]) / steps, median(times[1]) / steps
 
     def drift_of(self, program: Program, x: torch.Tensor | None = None) -> Drift:
         """Return how far its states come away from float32, from the same start unless given."""

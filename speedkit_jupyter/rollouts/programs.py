@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.plans.applying import apply_speedups
-from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
@@ -23,16 +21,14 @@ if TYPE_CHECKING:
 WORDS = {
     "bf16": "the operator's weights and activations",
     "channels_last": "convolutions read NHWC",
-    "tanh_gelu": "tanh in GELU",
     "compile": "operator and policy as one",
     "bf16_states": "the states too, which lose small changes",
     "cuda_graph": "each step replays one CUDA graph",
 }
 # Those that need a copy of the operator.
-COPIED = ("bf16", "channels_last", "tanh_gelu")
+COPIED = ("bf16", "channels_last")
 # A graph is captured after this many steps on a stream of its own, as torch asks.
 BEFORE_CAPTURE = 3
-REWRITES = {"alone": True, "rewrites": {"enabled": True, "instance_norm": False}}
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,6 @@ class Program:
         self.way = way
         self._dtype = torch.bfloat16 if "bf16" in way.words else None
         self._states = torch.bfloat16 if "bf16_states" in way.words else None
-        self._context: Any = None
         self._operator = self._prepared(operator)
         self._step = self._made(policy)
         self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
@@ -99,8 +94,6 @@ class Program:
             made = made.to(self._dtype)
         if "channels_last" in needed:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        if "tanh_gelu" in needed:
-            made, self._context = apply_speedups(made, SpeedConfig.from_dict(REWRITES))
         return made
 
     def _made(self, policy: Policy) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -119,13 +112,14 @@ class Program:
 
         if "compile" not in self.way.words:
             return step
+        more: dict[str, Any] = {"dynamic": False}
         if "isolate_recompiles" in signature(torch.compile).parameters:
-            return torch.compile(step, dynamic=False, isolate_recompiles=True)
-        # Each program needs a code object, and so a cache, of its own.
+            more["isolate_recompiles"] = True
+        # Elsewhere each program needs a code object, and so a cache, of its own.
         own = types.FunctionType(
             step.__code__.replace(), step.__globals__, closure=step.__closure__
         )
-        return torch.compile(own, dynamic=False)
+        return torch.compile(own, **more)  # type: ignore[no-any-return]
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the state `steps` later; `x` itself is not written to.
@@ -136,9 +130,11 @@ class Program:
         import torch
 
         with torch.inference_mode():
-            state = x.to(self._states or x.dtype)
+            # A copy, since an operator may write to what it is given.
+            state = x.to(self._states or x.dtype, copy=True)
             if "cuda_graph" in self.way.words and x.is_cuda:
-                graph, buffer = self._graph(state)
+                with torch.cuda.device(state.device):
+                    graph, buffer = self._graph(state)
                 buffer.copy_(state)
                 for _ in range(steps):
                     graph.replay()

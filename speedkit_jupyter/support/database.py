@@ -124,28 +124,16 @@ def compile_seconds(name: str) -> float | None:
     return next((float(row.value["seconds"]) for row in _rows("compiling", name)), None)
 
 
-def keep_search(model: str, problem: str, search: Mapping[str, Any]) -> None:
-    """Keep what max-autotune measured for a product, in place of what was before. Raises
-    SpeedKitError.
+def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
+    """Keep a `search` of max-autotune for a product (`task`), or a device's `ranking`, in place of
+    what was before. Raises SpeedKitError.
     """
-    _keep("search", model, search, problem, replaces=True)
+    _keep(kind, name, value, task, replaces=True)
 
 
-def searches(model: str | None = None, skipped: list[str] | None = None) -> list[Kept]:
-    """Return what max-autotune measured, as `saved` does: all, or for one device's model."""
-    return [*_rows("search", model, skipped)]
-
-
-def keep_ranking(model: str, versions: str, ranking: Mapping[str, Any]) -> None:
-    """Keep how well a device's model predicts, in place of what was before. Raises
-    SpeedKitError.
-    """
-    _keep("ranking", model, ranking, versions, replaces=True)
-
-
-def rankings(model: str | None = None) -> list[Kept]:
-    """Return how well models predict: all, or one. Raises SpeedKitError."""
-    return [*_rows("ranking", model)]
+def kept(kind: str, name: str | None = None) -> list[Kept]:
+    """Return what `keep` has kept: all, or of one device's model. Raises SpeedKitError."""
+    return [*_rows(kind, name)]
 
 
 def _keep(

@@ -143,6 +143,11 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def forget_sharding(module: torch.nn.Module) -> None:
+    """Let `fully_shard` take a module again, which it has made parts of once."""
+    _found("torch.distributed._composable_state", "_module_state_mapping").pop(module, None)
+
+
 def loader_iterator() -> type:
     return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
 
@@ -310,9 +315,18 @@ def vector_options() -> list[str]:
     return [one.build_arch_flags() for one in every if set(str(one).split()) <= known]
 
 
+def ask_for_instructions() -> None:
+    """Have Inductor ask the compiler which instructions of the CPU it knows, and remember that.
+
+    Not beside other code: meanwhile the flags of all kernels are others.
+    """
+    inductor_codecache()  # imported here: two threads must not import it at once
+    import_module(f"{COMPILERS[1]}.cpu_vec_isa").pick_vec_isa()
+
+
 def build_headers() -> None:
-    """Ask the compiler what it knows of the CPU, and build the headers of C++ code, unless these
-    are in torch's folder: what the first kernel would wait for. Keeps a source file of a line.
+    """Build the headers of C++ code, unless they are in torch's folder: what the first kernel would
+    wait for. Keeps a source file of a line.
     """
     inductor_codecache().CppPythonBindingsCodeCache.load_async("// at::vec::")
 

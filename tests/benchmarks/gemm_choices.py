@@ -2,10 +2,11 @@
 
     python tests/benchmarks/gemm_choices.py FOLDER [--seconds 50] [--device cuda]
 
-records the searches of 24 products into FOLDER, then compiles 12 others, which were held back: by
-default, by max-autotune, replayed, and predicted from the 24. Prints compile seconds and steady
-milliseconds of each. It stops after `--seconds`, and goes on when it is started again. FOLDER/train
-is a SPEEDKIT_DATA with the recorded timings.
+records the searches of 20 products into FOLDER, then compiles 12 others, which were held back: by
+default, by max-autotune, replayed, and predicted from the 20, whatever the confidence. Prints
+compile seconds and steady milliseconds of each; in the time that is left it records more. It stops
+after `--seconds`, and goes on when it is started again. FOLDER/train is a SPEEDKIT_DATA with the
+recorded timings.
 
 Goals on GPUs: predicted compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
 """
@@ -13,11 +14,13 @@ Goals on GPUs: predicted compiles 10 times as fast as max-autotune, and runs at 
 from __future__ import annotations
 
 import argparse
+import io
+import logging
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
@@ -29,7 +32,9 @@ from torch import nn
 
 from speedkit_jupyter import autotune
 
-TRAIN, HELD_BACK, SEED, ROUNDS = 24, 12, 0, 30
+TRAIN, HELD_BACK, MORE, SEED, ROUNDS = 20, 12, 40, 0, 30
+# What a prediction needs unless it is told not to fall back.
+CONFIDENT = 0.95
 # By device: M, then N and K; the dtype; the operations.
 SIZES = {
     "cuda": ((256, 512, 1024, 2048, 3072, 4096, 8192), (512, 768, 1024, 2048, 3072, 4096, 8192)),
@@ -41,7 +46,7 @@ VARIANTS = ("default", "max-autotune", "replayed", "predicted")
 
 
 class Product(NamedTuple):
-    """One matrix product: with a bias (`addmm`), without (`mm`), or 8 at once (`bmm`)."""
+    """One matrix product: with a bias (`addmm`), without (`mm`), or 8 of half the sides (`bmm`)."""
 
     op: str
     m: int
@@ -53,7 +58,8 @@ class Product(NamedTuple):
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         like = {"device": device, "dtype": dtype}
         if self.op == "bmm":
-            a, b = torch.randn(8, self.m, self.k, **like), torch.randn(8, self.k, self.n, **like)
+            m, n, k = (side // 2 for side in self[1:])
+            a, b = torch.randn(8, m, k, **like), torch.randn(8, k, n, **like)
             return _Bmm(), (a, b)
         layer = nn.Linear(self.k, self.n, bias=self.op == "addmm", **like)
         return nn.Sequential(layer).eval(), (torch.randn(self.m, self.k, **like),)
@@ -65,10 +71,10 @@ class _Bmm(nn.Module):
 
 
 def products(device: str) -> list[Product]:
-    """Return distinct products, always the same; the last are held back."""
+    """Return distinct products, always the same."""
     chance, (rows, sides) = random.Random(SEED), SIZES[device]
     every = [Product(op, m, n, k) for op in OPS[device] for m in rows for n in sides for k in sides]
-    return chance.sample(every, TRAIN + HELD_BACK)
+    return chance.sample(every, TRAIN + HELD_BACK + MORE)
 
 
 def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[[], object]]:
@@ -76,6 +82,7 @@ def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[
     model, inputs = product.call(device)
     torch._dynamo.reset()
     with (
+        redirect_stderr(io.StringIO()),  # Inductor's own tables
         torch._inductor.utils.fresh_inductor_cache(),
         torch._inductor.config.patch(freezing=device == "cpu"),
     ):
@@ -100,7 +107,7 @@ def wait(device: str) -> None:
 
 def measured(product: Product, device: str, folder: Path) -> Row:
     """Return the row of one product that was held back."""
-    predicted = autotune.predictions(remember=False)
+    predicted = autotune.predictions(CONFIDENT, fallback=False, remember=False)
     ways: dict[str, tuple[str, str, Any]] = {
         "default": ("train", "default", nullcontext()),
         "max-autotune": ("held", MODE, recording()),
@@ -128,23 +135,46 @@ def recording() -> Iterator[Any]:
         autotune.off()
 
 
-def table(rows: list[Row]) -> str:
-    """Return a line for each product, and the ratios of all."""
-    head = ["product", *(f"{name}: s, ms" for name in VARIANTS), "confidence"]
-    lines: list[list[object]] = [head]
-    for row in rows:
-        op, *sizes = row["product"]
-        cells = [f"{row[name]['compile_s']:.2f}, {row[name]['ms']:.4f}" for name in VARIANTS]
-        sure = row["confidence"]
-        text = "searched" if sure is None else f"{sure:.2f}"
-        lines.append([f"{op} {'×'.join(map(str, sizes))}", *cells, text])
+def line(row: Row) -> list[object]:
+    op, *sizes = row["product"]
+    cells = [f"{row[name]['compile_s']:.2f}, {row[name]['ms']:.4f}" for name in VARIANTS]
+    sure = row["confidence"]
+    known = "not predicted" if sure is None else f"{sure:.2f}"
+    return [f"{op} {'×'.join(map(str, sizes))}", *cells, known]
+
+
+def summary(rows: list[Row], which: str) -> list[str]:
+    """Return how each way compares with max-autotune, over these products."""
 
     def ratio(name: str, what: str) -> str:
         return f"{geometric_mean(row['max-autotune'][what] / row[name][what] for row in rows):.2f}"
 
-    sums = [f"{name}: compiles {ratio(name, 'compile_s')} times as fast as max-autotune, "
-            f"runs at {ratio(name, 'ms')} of its speed" for name in VARIANTS]  # fmt: skip
-    return "\n".join([markdown(*lines), "", *sums])
+    return ["", f"{len(rows)} products, {which}:"] + [
+        f"{name}: compiles {ratio(name, 'compile_s')} times as fast as max-autotune, "
+        f"runs at {ratio(name, 'ms')} of its speed"
+        for name in VARIANTS
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    """Return a line for each product, and the ratios of all, and of those predicted surely."""
+    head = ["product", *(f"{name}: s, ms" for name in VARIANTS), "confidence"]
+    sure = [row for row in rows if (row["confidence"] or 0) >= CONFIDENT]
+    lines = [markdown(head, *map(line, rows)), *summary(rows, "all that were held back")]
+    return "\n".join(
+        lines + (summary(sure, f"of a confidence from {CONFIDENT} on") if sure else [])
+    )
+
+
+def record(wanted: list[Product], device: str, folder: Path, end_s: float) -> None:
+    """Have max-autotune search for these, until the time is over."""
+    file = folder / "recorded.jsonl"
+    known = [Product(*row["product"]) for row in read(file)]
+    with recording():
+        for product in wanted:
+            if time.monotonic() < end_s and product not in known:
+                took_s, _ = compiled(product, device, MODE)
+                append(file, {"product": product, "compile_s": took_s})
 
 
 def main() -> None:
@@ -159,25 +189,22 @@ def main() -> None:
     device, folder = options.device, options.folder
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["SPEEDKIT_DATA"] = str(folder / "train")
-    every, file, end_s = products(device), folder / "rows.jsonl", time.monotonic() + options.seconds
-    recorded, done = (
-        [Product(*row["product"]) for row in read(one)] for one in (folder / "recorded.jsonl", file)
-    )
+    logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.CRITICAL)
+    file, end_s = folder / "rows.jsonl", time.monotonic() + options.seconds
+    every, done = products(device), [Product(*row["product"]) for row in read(file)]
+    trained, held_back = every[:TRAIN], every[TRAIN : TRAIN + HELD_BACK]
+    print(machine(device), flush=True)
     with torch.no_grad():
         compiled(Product("mm", 64, 64, 64), device, MODE)  # loads compilers and libraries
-        with recording() as counted:
-            for product in every[:TRAIN]:
-                if time.monotonic() < end_s and product not in recorded:
-                    took_s, _ = compiled(product, device, MODE)
-                    append(folder / "recorded.jsonl", {"product": product, "compile_s": took_s})
-        print(machine(device), counted, sep="\n")
-        if time.monotonic() < end_s:
-            print(autotune.train(autotune.detected(device)))
-        for product in every[TRAIN:]:
+        record(trained, device, folder, end_s)
+        for product in held_back:
             if time.monotonic() < end_s and product not in done:
-                append(file, measured(product, device, folder))
+                append(file, row := measured(product, device, folder))
+                print(*line(row), sep=" | ", flush=True)
+        record(every[TRAIN + HELD_BACK :], device, folder, end_s)
     if rows := read(file):
         print(table(rows))
+        print(autotune.train(autotune.detected(device)))
 
 
 if __name__ == "__main__":

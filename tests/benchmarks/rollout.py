@@ -94,7 +94,7 @@ def measured(
     """Return the speed of each way over the plain loop, and its drift."""
     net, rule = operator(), policy_of(POLICIES[policy])
     x = torch.randn(batch, 1, size, size, device=DEVICE)
-    choice = Choice(net, rule, x, steps, TOLERANCE, budget_s)
+    choice = Choice(net, rule, x, steps, TOLERANCE, budget_s, runs=1000)
     for _ in choice.run():
         pass
     tuned = Rollout(x, steps, choice.best.way, TOLERANCE, steps, trials=choice.trials)

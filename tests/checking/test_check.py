@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from _rewrites import (
     sdpa,
     softmax,
 )
+from torch.nn import functional
 
 from speedkit_jupyter import SpeedKitError, StepError, check
 from speedkit_jupyter.checking import judge
@@ -195,3 +197,19 @@ def test_work_in_another_stream_is_found():
         return out
 
     assert not check(elsewhere, softmax, on_gpu, sizes="small", gradients=False).passed
+
+
+def test_what_a_rewrite_remembers_in_its_module_is_no_fault_and_stays():
+    from speedkit_jupyter.kernels import attention as kernels
+
+    def rewrite(q, k, v):
+        return kernels.attention(q, k, v, "sliding_window", window=11)
+
+    def plain(q, k, v):
+        at = torch.arange(q.shape[2])
+        seen = (at[:, None] >= at) & (at[:, None] - at < 11)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+    found = check(rewrite, plain, [torch.randn(1, 2, 40, 8) for _ in "qkv"], budget_s=0.2)
+    assert found.passed, found.faults
+    assert isinstance(kernels._PREPARED, OrderedDict)

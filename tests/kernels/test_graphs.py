@@ -179,7 +179,7 @@ def decaying(training: Training) -> Callable[..., Any]:
 
 def counting(training: Training) -> Callable[..., Any]:
     numbers = itertools.count(1)
-    return lambda x, y: training.step(x / next(numbers), y)
+    return lambda x, y: training.step(x ** next(numbers), y)
 
 
 def accumulating(training: Training) -> Callable[..., Any]:
@@ -216,6 +216,21 @@ def test_what_a_graph_would_do_otherwise_is_declined_and_the_plain_step_goes_on(
     assert step.replays == 0
     twin.step(*training.batch(1))
     torch.cuda.synchronize()
+
+
+@gpu
+def test_a_step_may_return_nothing():
+    training = Training()
+    twin = copy.deepcopy(training)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        training.step(x, y)
+
+    graphed = make_graphed_step(step, *training.batch(0))
+    assert graphed(*training.batch(1)) is None
+    twin.step(*training.batch(1))
+    assert (graphed.why, graphed.replays) == ("", 1)
+    close(training.weights(), twin.weights())
 
 
 @gpu

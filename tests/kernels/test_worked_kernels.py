@@ -78,7 +78,7 @@ def test_as_an_optimization_it_trains_the_same_model():
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.end(self.linear(x), x)
 
-    @optimization("cpp_bias_gelu", replaces=example.BiasGelu)
+    @optimization("my_bias_gelu", replaces=example.BiasGelu)
     def fused(module, x, residual):
         return kernel(x, module.bias, residual)
 
@@ -87,13 +87,13 @@ def test_as_an_optimization_it_trains_the_same_model():
         model(x).sum().backward()
         expected = [one.grad.clone() for one in model.parameters()]
         model.zero_grad()
-        with apply_speedups(model, SpeedConfig(cpp_bias_gelu=True).alone())[1] as context:
-            assert context.plan["cpp_bias_gelu"].active
+        with apply_speedups(model, SpeedConfig(my_bias_gelu=True).alone())[1] as context:
+            assert context.plan["my_bias_gelu"].active
             model(x).sum().backward()
         for one, gradient in zip(model.parameters(), expected, strict=True):
             torch.testing.assert_close(one.grad, gradient)
     finally:
-        own_kernels.forget("cpp_bias_gelu")
+        own_kernels.forget("my_bias_gelu")
 
 
 def test_the_triton_kernel_is_right_in_the_interpreter_where_there_is_no_gpu():

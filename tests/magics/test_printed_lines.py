@@ -25,6 +25,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 QUOTED = re.compile(r"(?<!`)`(%%?speed(?:kit|bench)\b[^`\n]*)`(?!`)")
 OWN_LINE = re.compile(r"^(?:In:)?\s*(%%?speed(?:kit|bench)\b[^`\n]*)$", re.MULTILINE)
 PROSE = re.compile(r"%speedkit (?P<command>[a-z]+)|%%speedbench (?P<options>(?:--[a-z-]+ ?)+)")
+OWN = re.compile(r'@optimization\("(\w+)"')
 # What an f-string fills in.
 HOLE = "1"
 PLACEHOLDERS = {"NUMBER": "1", "TIMES": "2", "FORM": "torch", "ACTION": "show", "TOPIC": "apply"}
@@ -48,7 +49,9 @@ def check(text: str, where: str) -> int:
     # An error begins with the command and a colon; a synopsis has brackets.
     lines = [*QUOTED.findall(text), *(line.partition(": ")[0] for line in OWN_LINE.findall(text))]
     apart = re.compile(rf"\||\[[a-z-]|--{HOLE}|(help|config) {HOLE}|takes no more")
-    whole = [line for line in lines if not apart.search(line)]
+    own = OWN.findall(text)  # options that the text itself makes
+    whole = [re.sub(rf" --({'|'.join(own)}) \w+", "", line) if own else line for line in lines]
+    whole = [line for line in whole if not apart.search(line)]
     for line in whole:
         try:
             parsed(line)

@@ -36,7 +36,7 @@ def problems(path: Path, text: str) -> tuple[str, ...]:
         (
             "compile:\n  mode: default\n  enabel: true\n",
             "line 3: compile.enabel: unknown key; allowed: enabled, scope, mode, fullgraph, "
-            "dynamic, backend, required. Did you mean 'enabled'?",
+            "dynamic, backend, required, beside. Did you mean 'enabled'?",
         ),
         (
             "precision: bf61",

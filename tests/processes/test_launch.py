@@ -58,6 +58,19 @@ def test_a_model_is_trained_by_two_as_by_one_and_comes_back_into_the_same_object
     assert mine[1].state[weight]["step"] == 4
 
 
+def test_what_a_function_finds_around_it_comes_back_too():
+    model, optimizer = made()
+    before = model.weight.detach().clone()
+
+    def step():
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    launch(step)
+    assert not torch.equal(model.weight, before)
+    assert optimizer.state[model.weight]["step"] == 1
+
+
 def test_an_error_on_one_rank_is_that_ranks_and_ends_the_wait_of_the_other():
     def bad():
         import torch.distributed as dist

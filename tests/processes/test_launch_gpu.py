@@ -48,7 +48,7 @@ def test_a_model_in_parts_on_the_gpu_is_full_again_in_the_same_objects():
 
         own = list(map(id, model.parameters()))
         data = torch.ones(3, 4, device="cuda")
-        with Sharded([*model, model], [optimizer], mesh=init_device_mesh("cuda", (1,))):
+        with Sharded([*model, model], lambda: [optimizer], mesh=init_device_mesh("cuda", (1,))):
             was = is_sharded(model)
             for _ in range(2):
                 optimizer.zero_grad()

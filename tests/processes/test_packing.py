@@ -1,4 +1,4 @@
-"""What is sent arrives as it was, in this very process: tensors, views, functions of a namespace."""
+"""What is sent arrives as it was: tensors, views, functions of a namespace."""
 
 from __future__ import annotations
 

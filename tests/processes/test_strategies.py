@@ -91,3 +91,24 @@ def test_the_ranks_see_each_sample_of_an_epoch_once_in_a_new_order_each_time():
     for epoch in range(2):
         assert sorted(one[epoch] + other[epoch]) == list(range(11))
     assert one[0] != one[1]
+
+
+def test_strategies_race_on_the_users_step_and_everything_is_put_back():
+    from speedkit_jupyter.processes import race
+    from speedkit_jupyter.processes.launching import RETURNED, Launch
+
+    model, optimizer = made()
+    names = {"model": model, "optimizer": optimizer, "x": torch.rand(8, 4)}
+    before = [parameter.clone() for parameter in model.parameters()]
+    step = "loss = model(x).square().mean(); loss.backward(); optimizer.step()"
+    given = (step, "model", ["optimizer"], ["single", "fsdp2"], 0.1)
+    module = "__import__('importlib').import_module('speedkit_jupyter.processes.race')"
+    run = Launch(f"{RETURNED} = {module}.race(*{given!r})", names, step=step)
+    list(run.run(lambda text: None))
+    rows = race.rows(run.returned[RETURNED], ["single", "fsdp2"], 2)
+    assert [row.strategy for row in rows] == ["single", "fsdp2"]
+    assert all(row.is_equal for row in rows)
+    assert rows[1].memory_bytes < rows[0].memory_bytes
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not optimizer.state
+    assert "loss" not in names

@@ -29,6 +29,7 @@ IMPORTED = re.compile(r"from torch[\w.]* import [^\n]*\b_[a-z]")
 NAMES = {
     "_BaseDataLoaderIter", "_FrameAction", "_FrameExecStrategy",
     "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings", "_cache", "_cdata",
+    "_composable_state", "_module_state_mapping",
     "_current_autograd_node", "_disable_current_modes", "_dynamo", "_functorch",
     "_get_current_function_mode", "_get_sdp_priority_order", "_get_sequence_nr", "_inductor",
     "_int_mm", "_linear_pointwise", "_profiler_enabled", "_python_dispatch", "_pytree",
@@ -68,10 +69,23 @@ def test_inductor_says_where_it_keeps_code_and_what_the_compiler_is_asked_for():
     assert Path(torch_private.usual_cache_folder()).name.startswith("torchinductor_")
 
 
+def test_the_hooks_around_searches_come_and_go():
+    cache = import_module("torch._inductor.select_algorithm").get_algorithm_selector_cache()
+    before = [*cache.preprocessing_fns], [*cache.feedback_saver_fns]
+    remove = torch_private.on_autotuning(list, print)
+    assert cache.preprocessing_fns[-1] is list
+    assert cache.feedback_saver_fns[-1] is print
+    remove()
+    remove()
+    assert (cache.preprocessing_fns, cache.feedback_saver_fns) == before
+    assert not torch_private.is_library_kernel(object())
+
+
 @pytest.mark.slow
 @pytest.mark.compile
 @pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
 def test_the_headers_of_kernels_are_built_ahead():
+    torch_private.ask_for_instructions()
     torch_private.build_headers()
     folder = Path(torch_private.usual_cache_folder(), "precompiled_headers")
     built = {path: path.stat().st_mtime_ns for path in folder.glob("*.gch")}
@@ -180,6 +194,16 @@ def test_autograd_tells_of_itself():
     with torch.profiler.profile():
         assert torch_private.is_profiled()
     assert not torch_private.is_profiled()
+
+
+def test_a_module_is_no_longer_known_as_sharded():
+    from torch.distributed import _composable_state as home
+
+    module = nn.Linear(1, 1)
+    home._module_state_mapping[module] = lambda: None
+    torch_private.forget_sharding(module)
+    assert module not in home._module_state_mapping
+    torch_private.forget_sharding(module)
 
 
 def test_a_loaders_iterator_has_its_class_and_its_workers_end():

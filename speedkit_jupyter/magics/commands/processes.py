@@ -13,8 +13,9 @@ from IPython.display import display
 
 from speedkit_jupyter.magics.options import Names, Option, command, whole_number
 from speedkit_jupyter.magics.progress import Updated
+from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.processes_report import printed_report, workers_report
+from speedkit_jupyter.report.processes_report import printed_report, race_report, workers_report
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.units import count
 
@@ -93,6 +94,44 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
 def _title(run: Any, verb: str) -> str:
     where = f"rank {run.rank}" if run.rank is not None else count(run.size or 0, "worker")
     return f"{verb} on {where}"
+
+
+RACE = "{} = __import__('importlib').import_module('speedkit_jupyter.processes.race').race(*{!r})"
+
+
+def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Namespace) -> Any:
+    """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows where `-o` asks."""
+    from speedkit_jupyter.magics.cell import step_of_cell
+    from speedkit_jupyter.processes import race
+    from speedkit_jupyter.processes.launching import RETURNED, Launch
+
+    names: Names = shell.user_ns
+    words = dict.fromkeys((race.SINGLE, *arguments.compare.split(",")))
+    if unknown := [word for word in words if word not in race.WORDS]:
+        raise UsageError(f"--processes compares {','.join(race.WORDS)}, not {unknown[0]!r}")
+    step = step_of_cell(shell, cell, arguments)
+    if len(step.models) != 1:
+        raise UsageError(f"--processes is about one model; the cell uses {len(step.models)}")
+    model, *optimizers = (_name_of(names, one) for one in (*step.models, *step.optimizers))
+    source = shell.transform_cell(cell.source)
+    given = (source, model, optimizers, [*words], arguments.budget or DEFAULT_S)
+    run = Launch(RACE.format(RETURNED, given), names, arguments.processes, step=source)
+    with Updated(Document("Launching")) as shown:
+        with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+            for _ in states:
+                shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
+        found = race.rows(run.returned[RETURNED], [*words], run.size or 1)
+        shown.show(race_report(found, run.size or 1))
+    if arguments.v:
+        names[arguments.v] = found
+    return found if arguments.o else None
+
+
+def _name_of(names: Names, value: Any) -> str:
+    for name, one in list(names.items()):
+        if one is value and name[:1] != "_":
+            return name
+    raise UsageError(f"give the {type(value).__name__} of the cell a name of the notebook")
 
 
 CELLS = {"launch": launch_cell}

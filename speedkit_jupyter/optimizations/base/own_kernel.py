@@ -81,7 +81,7 @@ class OwnKernel(Optimization):
         kind, function = self.replaces, self.function
         is_torchs = getattr(torch.nn, kind.__name__, None) is kind
         word = f"torch.nn.{kind.__name__}" if is_torchs else kind.__name__
-        others = [function] if is_torchs else [function, kind]
+        others: list[Any] = [function] if is_torchs else [function, kind]
         places = [one for one in others if one.__module__ != "__main__"]
         imports = (f"from {one.__module__} import {one.__name__}" for one in places)
         lines = (

@@ -9,6 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.properties.beside import Beside
 from speedkit_jupyter.optimizations.properties.calls import Call
 from speedkit_jupyter.optimizations.properties.eager_parts import EagerParts
 from speedkit_jupyter.support import messages, torch_private
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS = 8
+BESIDE = "runs as before while another process compiles it"
+COMPILED_BESIDE = "compiled by another process while it ran as before"
 HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
 
 
@@ -36,9 +39,11 @@ class CompiledCode:
         modules: Sequence[torch.nn.Module],
         notes: dict[str, str],
         required: bool = False,
+        beside: bool = False,
     ) -> None:
         self._options, self._modules, self.failed = options, len(modules), False
-        self._compiled = _compile(options, len(modules))
+        self._beside, self._first = Beside(options) if beside else None, 0
+        self._compiled = _compile(options, len(modules), self._beside)
         self.parts, self.forwards = EagerParts(Alive(modules)), set[Any]()
         self._notes, self._required, backend = notes, required, options.get("backend")
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
@@ -46,7 +51,9 @@ class CompiledCode:
 
     def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
-        if self.failed:
+        if self._beside is not None:
+            self._look_beside(self._beside, module)
+        if self.failed or (self._beside is not None and self._beside.is_waiting):
             return module._call_impl(*args, **kwargs)
         try:
             graphs = None if self._checked else _graphs()
@@ -69,6 +76,19 @@ class CompiledCode:
                 raise
             return self._run_plainly(error, module, args, kwargs)
 
+    def _look_beside(self, beside: Beside, module: torch.nn.Module) -> None:
+        """Start the other process before the second step, and take over once it is done."""
+        if not self._first:
+            self._notes["compile"] = BESIDE
+        elif self._first == id(module) and not beside.is_waiting and not beside.why_not:
+            beside.begin()
+        elif self._first == id(module) and beside.is_done():
+            self._beside, self._checked = None, False
+            self._compiled = _compile(self._options, self._modules)
+            failed = f"compiled here, since compiling beside the loop failed: {beside.why_not}"
+            self._notes["compile"] = failed if beside.why_not else COMPILED_BESIDE
+        self._first = self._first or id(module)
+
     def _check(self, graphs: int | None) -> None:
         """Note what was compiled, and try whether more of it can be."""
         self.forwards = {type(part).forward for part in self.parts.every()}
@@ -90,6 +110,7 @@ class CompiledCode:
         else:
             self.failed = True
         self._compiled, self._checked = _compile(self._options, self._modules), False
+        self._beside = None
         self._at = f" ({place(line)})" if line else self._at
         whole = f"{self._name} failed, so the model runs as before: {self._why}"
         note = self._partly if line else whole
@@ -123,9 +144,12 @@ class CompiledCall(Call):
         return self.code.run(self.module, args, kwargs)
 
 
-def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
+def _compile(
+    options: Mapping[str, Any], modules: int, beside: Beside | None = None
+) -> Callable[..., Any]:
     """Compile a function of ours: `nn.Module.compile()` skips torch.nn's own classes. Modules that
-    are alike share what is compiled; those that are not need room for a graph each.
+    are alike share what is compiled; those that are not need room for a graph each. For what is
+    compiled `beside`, graphs are traced only.
     """
     import torch
 
@@ -142,6 +166,9 @@ def _compile(options: Mapping[str, Any], modules: int) -> Callable[..., Any]:
         forward = types.FunctionType(
             forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
         )
+    if beside is not None:
+        options = {name: options[name] for name in options if name != "mode"}
+        options["backend"] = beside.trace
     return torch.compile(forward, **options, **more)
 
 

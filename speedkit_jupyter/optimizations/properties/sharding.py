@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
     import torch
@@ -27,11 +29,11 @@ class Sharded:
     def __init__(
         self,
         modules: Sequence[torch.nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Callable[[], Sequence[torch.optim.Optimizer]],
         **arguments: Any,
     ) -> None:
         self._modules = [weakref.ref(module) for module in modules]
-        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._optimizers = optimizers  # asked again at the end, for those that were made meanwhile
         self._arguments = arguments
         # The user's parameters, empty meanwhile, by the names that the model has for them.
         self._originals: dict[str, torch.nn.Parameter] = {}
@@ -43,6 +45,7 @@ class Sharded:
 
         modules = [module for one in self._modules if (module := one()) is not None]
         model = modules[-1]
+        optimizers = self._optimizers()
         self._originals = dict(model.named_parameters(remove_duplicate=False))
         self._before = [_surface(module) for module in model.modules()]
         for module in modules:
@@ -52,7 +55,7 @@ class Sharded:
         for old, part in pairs.values():
             if old.grad is not None:
                 part.grad = _split(old.grad, part)
-        self._repoint(pairs, lambda state, part: _split(state, part))
+        _repoint(optimizers, pairs, lambda state, part: _split(state, part))
         for old, _ in pairs.values():
             old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
 
@@ -60,12 +63,13 @@ class Sharded:
         model = self._modules[-1]()
         if model is None:
             return
+        optimizers = self._optimizers()
         parts = dict(model.named_parameters(remove_duplicate=False))
         pairs = {id(parts[name]): (parts[name], old) for name, old in self._originals.items()}
         for part, old in pairs.values():
             old.data = _whole(part).detach()
             old.grad = None if part.grad is None else _whole(part.grad).detach()
-        self._repoint(pairs, lambda state, old: _whole(state))
+        _repoint(optimizers, pairs, lambda state, old: _whole(state))
         for reference, kind, own, hooks in self._before:
             if (module := reference()) is not None:
                 _put_back(module, kind, own, hooks)
@@ -75,17 +79,19 @@ class Sharded:
         self._originals, self._before = {}, []
         gc.collect()  # torch's state of a sharded module refers to itself
 
-    def _repoint(self, pairs: dict[int, tuple[Any, Any]], converted: Any) -> None:
-        """Have the optimizers step the second of each pair, with the state of the first."""
-        for optimizer in filter(None, (one() for one in self._optimizers)):
-            for group in optimizer.param_groups:
-                group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]
-            for old, new in pairs.values():
-                if (state := optimizer.state.pop(old, None)) is not None:
-                    is_whole = {name: _is_of(value, old) for name, value in state.items()}
-                    for name, value in state.items():
-                        state[name] = converted(value, new) if is_whole[name] else value
-                    optimizer.state[new] = state
+
+def _repoint(
+    optimizers: Sequence[torch.optim.Optimizer], pairs: dict[int, tuple[Any, Any]], converted: Any
+) -> None:
+    """Have the optimizers step the second of each pair, with the state of the first."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]
+        for old, new in pairs.values():
+            if (state := optimizer.state.pop(old, None)) is not None:
+                parts = {name: value for name, value in state.items() if _is_of(value, old)}
+                state.update({name: converted(value, new) for name, value in parts.items()})
+                optimizer.state[new] = state
 
 
 def _is_of(value: Any, parameter: Any) -> bool:
@@ -119,6 +125,7 @@ def _put_back(
 ) -> None:
     """Take away what `fully_shard` has added; the user's own hooks and attributes stay."""
     module.__class__ = kind
+    torch_private.forget_sharding(module)
     for name in [name for name in vars(module) if name not in own]:
         if "fsdp" in name.lower() or "composable" in name:
             del vars(module)[name]

@@ -13,17 +13,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from speedkit_jupyter import autotune
-from speedkit_jupyter.autotune import api
-from speedkit_jupyter.support import database
 
 INDUCTOR = "torch._inductor"
 PROPERTIES = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132, major=9, minor=0)
-SQUARE = (4096, 4096)
-PRODUCTS = {
-    "mm": (torch.mm, (SQUARE, SQUARE)),
-    "addmm": (torch.addmm, ((4096,), SQUARE, SQUARE)),
-    "bmm": (torch.bmm, ((8, 1024, 1024), (8, 1024, 1024))),
-}
 
 
 class Config:
@@ -34,8 +26,8 @@ class Config:
 
 
 @pytest.fixture
-def h200():
-    """Inductor's settings and properties for an H200; kernels are generated, not loaded."""
+def lowered():
+    """Has Inductor choose kernels for a product on an H200; kernels are generated, not loaded."""
     hints = import_module(f"{INDUCTOR}.runtime.hints")
     triton = import_module(f"{INDUCTOR}.template_heuristics.triton")
     handed = hints.DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
@@ -62,12 +54,12 @@ def h200():
         stack.enter_context(mock.patch.object(triton, "TritonConfig", Config))
         settings = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN,TRITON"}
         stack.enter_context(torch._inductor.config.patch(**settings, compile_threads=1))
-        yield
+        yield _lowered
     autotune.off()
 
 
-def lowered(function, shapes, dtype=torch.bfloat16):
-    """Have Inductor choose kernels for one product of fake tensors; returns how many it may time.
+def _lowered(function, shapes, dtype=torch.bfloat16):
+    """Lower one product of fake tensors, and return the kernels that Inductor may time.
 
     Timing is put off until kernels are fused, which is not reached.
     """
@@ -94,23 +86,3 @@ def lowered(function, shapes, dtype=torch.bfloat16):
     finally:
         choose.preprocessing_fns.remove(look)
     return numbers[0]
-
-
-@pytest.mark.parametrize("name", PRODUCTS)
-def test_a_replay_leaves_one_of_the_22_kernels_of_an_h200(h200, name):
-    autotune.record()
-    choices = lowered(*PRODUCTS[name])
-    assert len(choices) == 22
-    timings = {one: 1.0 + index % 7 for index, one in enumerate(choices)}
-    timings[choices[5]] = 0.5
-    tuner = api.current()
-    tuner._measured(timings)  # as Inductor's feedback hook is called once they are timed
-    autotune.off()
-    [kept] = [one for one in database.searches() if one.value["problem"]["op"] == name]
-    assert kept.name == "NVIDIA-H200-matmul"
-    counted = autotune.record()
-    [left] = lowered(*PRODUCTS[name])
-    assert left.description == choices[5].description
-    assert (counted.replayed, counted.searched) == (1, 0)
-    other = lowered(PRODUCTS[name][0], PRODUCTS[name][1], torch.float16)
-    assert len(other) == 22  # another dtype is another search
