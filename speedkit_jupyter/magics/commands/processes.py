@@ -19,7 +19,7 @@ from speedkit_jupyter.report.processes_report import printed_report, race_report
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.units import count
 
-WITHOUT = "%speedkit launch runs a cell: write %%speedkit launch, and the code below"
+WITHOUT = "`%%speedkit launch` runs a cell: write %%speedkit launch, and the code below"
 
 
 @command(
