@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,26 @@ def way_of(words: Any, micro_batch: Any) -> Way:
     return way
 
 
+@contextmanager
+def buffers_kept(operator: Any) -> Iterator[None]:
+    """Put back what a module's steps change in its buffers: trials are no steps of the rollout."""
+    import torch
+
+    modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
+    before = [(one._buffers, dict(one._buffers)) for one in modules]
+    values = [
+        [one if one is None else one.detach().clone() for one in b.values()] for _, b in before
+    ]
+    try:
+        yield
+    finally:
+        for (now, buffers), copies in zip(before, values, strict=True):
+            for buffer, value in zip(buffers.values(), copies, strict=True):
+                if buffer is not None:
+                    buffer.copy_(value)
+            now.update(buffers)
+
+
 class Program:
     """Makes steps of states that lie on the operator's device.
 
@@ -108,7 +129,15 @@ class Program:
             if not isinstance(found, torch.Tensor):
                 kind = type(found).__name__
                 raise ArgumentError(f"the operator must return a tensor, not {kind}")
-            return policy(found.to(x.dtype), x)  # type: ignore[no-any-return]
+            state = policy(found.to(x.dtype), x)
+            if not isinstance(state, torch.Tensor):
+                raise ArgumentError(f"the policy must return a tensor, not {type(state).__name__}")
+            if state.shape != x.shape:
+                said = f"a step makes {tuple(state.shape)} of {tuple(x.shape)}"
+                raise ArgumentError(
+                    f"{said}: give a policy, a function of f(x) and x, that keeps the shape"
+                )
+            return state
 
         if "compile" not in self.way.words:
             return step
