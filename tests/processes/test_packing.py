@@ -11,8 +11,6 @@ from torch import nn
 from speedkit_jupyter.processes.launching import names_of
 from speedkit_jupyter.processes.merging import State, put, state_of
 from speedkit_jupyter.processes.packing import pack, unpack
-from speedkit_jupyter.processes.workers import Printed
-from speedkit_jupyter.report.processes_report import MOST, printed_report
 
 pytest.importorskip("cloudpickle")
 
@@ -78,10 +76,3 @@ def test_the_names_of_a_cell_are_those_that_it_and_its_functions_read():
     assert {"b", "d", "e", "f"} <= set(read)
     assert "a" not in read
     assert bound == {"os", "f", "c", "e"}
-
-
-def test_of_what_floods_the_page_the_end_is_shown():
-    shown = printed_report("Ran", [Printed(0, "first\n" + "x" * MOST + "last")]).to_text()
-    assert len(shown) < 2 * MOST
-    assert "first" not in shown
-    assert shown.rstrip().endswith("last")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import psutil
 import pytest
 
 from speedkit_jupyter import launch
 from speedkit_jupyter.processes import workers
 from speedkit_jupyter.processes.workers import RankLost
-from speedkit_jupyter.report.processes_report import workers_report
 
 pytest.importorskip("ipyparallel")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
@@ -31,14 +33,14 @@ def test_a_killed_rank_is_named_and_the_next_launch_starts_anew():
     assert psutil.Process().children(recursive=True) == []
 
 
-def test_a_rank_that_died_between_two_cells_is_named_and_the_next_launch_starts_anew():
-    assert launch(lambda: 1, n=2) == 1
-    running = workers.current()
-    killed = psutil.Process(running.pids[0])
-    killed.kill()
-    killed.wait(10)
-    assert "has ended" in workers_report(running).to_text()
-    with pytest.raises(RankLost, match="rank 0 of 2 was killed"):
-        launch(lambda: 1)
-    assert workers.current() is None
+def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    started = workers.Workers(1, "speedkit")
+    started.start(lambda _: None)
+    try:
+        assert started.memory_bytes() == [0]
+        assert started._call(os.getpid) == started.pids
+    finally:
+        started.stop()
     assert psutil.Process().children(recursive=True) == []
