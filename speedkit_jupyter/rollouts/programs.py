@@ -71,18 +71,16 @@ def buffers_kept(operator: Any) -> Iterator[None]:
     import torch
 
     modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
-    before = [(one._buffers, dict(one._buffers)) for one in modules]
-    values = [
-        [one if one is None else one.detach().clone() for one in b.values()] for _, b in before
-    ]
+    names = [(one._buffers, dict(one._buffers)) for one in modules]
+    buffers = [one for _, before in names for one in before.values() if one is not None]
+    values = [one.detach().clone() for one in buffers]
     try:
         yield
     finally:
-        for (now, buffers), copies in zip(before, values, strict=True):
-            for buffer, value in zip(buffers.values(), copies, strict=True):
-                if buffer is not None:
-                    buffer.copy_(value)
-            now.update(buffers)
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
+        for now, before in names:
+            now.update(before)
 
 
 class Program:
