@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.units import count
 
 if TYPE_CHECKING:
@@ -108,7 +108,11 @@ class Program:
             return operator
         if not isinstance(operator, torch.nn.Module):
             raise ArgumentError(f"{needed[0]} needs a torch.nn.Module; this operator is a function")
-        made = copy.deepcopy(operator)
+        try:
+            made = copy.deepcopy(operator)
+        except Exception as error:  # whatever an object's own copying raises
+            why = f"which can't be made ({in_a_line(error)})"
+            raise ArgumentError(f"{needed[0]} needs a copy of the operator, {why}") from None
         if self._dtype is not None:
             made = made.to(self._dtype)
         if "channels_last" in needed:

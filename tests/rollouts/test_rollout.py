@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -80,6 +81,13 @@ def test_trials_are_no_steps_of_an_operator_that_counts_them() -> None:
     operator = Counting()
     rollout(operator, torch.ones(2, 4), 5, tune=True, budget_s=0.5)
     assert operator.steps == operator.anew == 5
+
+
+def test_a_way_that_needs_a_copy_says_why_there_is_none() -> None:
+    operator = field()
+    operator.lock = threading.Lock()
+    with pytest.raises(ArgumentError, match=r"bf16 needs a copy of the operator, which can't"):
+        rollout(operator, start(), 2, way="bf16")
 
 
 def test_a_shape_that_changes_later_is_one_line_too() -> None:
