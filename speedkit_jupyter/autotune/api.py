@@ -28,7 +28,7 @@ def detected(device: Any = None) -> str:
     """
     import torch
 
-    return device_of(torch.device(device) if isinstance(device, str) else device).model
+    return device_of(None if device is None else torch.device(device)).model
 
 
 def use(name: str | None) -> str | None:

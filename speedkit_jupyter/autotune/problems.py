@@ -84,6 +84,10 @@ class Search:
     timings: Mapping[str, float]
     seconds: float
 
+    def __post_init__(self) -> None:
+        if not self.timings:
+            raise ValueError("a search has the time of one kernel at least")
+
     @property
     def is_whole(self) -> bool:
         """Whether more kernels were timed than a prediction leaves."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +17,7 @@ from speedkit_jupyter.autotune.ranking import Calibration, Ranking, calibrated
 from speedkit_jupyter.support import database, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 
+T = TypeVar("T")
 SEARCH, CALIBRATION = TypeAdapter(Search), TypeAdapter(Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
 # What a kernel on offer carries from the choice to the timings.
@@ -79,20 +80,20 @@ def stored(name: str | None = None) -> list[Model]:
     """Return the models in the store: all, or of one name; the newest versions last."""
     groups: dict[tuple[str, str], list[Search]] = {}
     for kept in database.kept("search", name):
-        search = _read(kept.value)
+        search = _read(SEARCH, kept.value)
         if search is not None and search.is_whole:
             groups.setdefault((kept.name, search.problem.versions), []).append(search)
     known = {
-        (kept.name, kept.task): CALIBRATION.validate_python(kept.value)
+        (kept.name, kept.task): _read(CALIBRATION, kept.value)
         for kept in database.kept("ranking", name)
     }
     return [Model(*key, searches, known.get(key)) for key, searches in groups.items()]
 
 
-def _read(value: Mapping[str, Any]) -> Search | None:
-    """Return a search; None for what another version of this package has written."""
+def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
+    """Return the entry; None for what is damaged, or what another version of this package wrote."""
     try:
-        return SEARCH.validate_python(value)
+        return kind.validate_python(value)
     except ValidationError:
         return None
 
@@ -115,7 +116,7 @@ class Tuner:
         self._known = {
             search.problem.key: search
             for kept in database.kept("search")
-            if (search := _read(kept.value)) is not None
+            if (search := _read(SEARCH, kept.value)) is not None
         }
         self._rankings: dict[tuple[str, str], tuple[Model, Ranking] | None] = {}
         self._last_s = 0.0

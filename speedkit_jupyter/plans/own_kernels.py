@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from keyword import iskeyword
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -69,7 +70,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
 
 def _check_free(name: str) -> None:
     """Raise ArgumentError for what can't be a name, and for the name of something else."""
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name) or iskeyword(name):
         example = "lower-case letters, digits and _, as in 'my_layernorm'"
         raise ArgumentError(f"{arguments.shown(name)} can't name an optimization: take {example}")
     if isinstance(find(name), OwnKernel):

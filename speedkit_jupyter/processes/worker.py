@@ -72,7 +72,7 @@ _WORKERS: list[_Worker] = []
 
 def begin(place: Place) -> int:
     """Set up this process as a rank; return its process id."""
-    sys.path[:] = place.path
+    sys.path[:] = place.path or sys.path  # that of another host is its own
     import torch
 
     torch.set_num_threads(place.threads)

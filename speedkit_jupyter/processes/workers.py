@@ -163,11 +163,11 @@ class Workers:
             time.sleep(POLL_S / 5)
         return [one.get() for one in sent]
 
-    def memory_bytes(self) -> list[int]:
-        """Return the resident memory of each rank; 0 of one on another host."""
+    def memory_bytes(self) -> list[int | None]:
+        """Return the resident memory of each rank; 0 of one on another host, None once it ended."""
         if not self.is_here:
             return [0] * self.size
-        return [psutil.Process(pid).memory_info().rss for pid in self.pids if _runs(pid)]
+        return [psutil.Process(pid).memory_info().rss if _runs(pid) else None for pid in self.pids]
 
     # --- running ---
 
@@ -180,6 +180,9 @@ class Workers:
         then the group is a new one, and the workers' objects are as the cell left them.
         """
         gathers = len(ranks) == self.size
+        if dead := self.dead():  # since the last cell
+            self.stop()
+            raise self._lost(dead)
         sent = {rank: self._send(rank, run, *arguments, gathers) for rank in ranks}
         try:
             while not all(one.ready() for one in sent.values()):
@@ -201,22 +204,26 @@ class Workers:
         if not bad:
             return
         deadline = time.monotonic() + DEATH_S
-        while time.monotonic() < deadline and not self._dead():
+        while time.monotonic() < deadline and not self.dead():
             if not any(isinstance(one, BaseException) for one in bad.values()) and self.is_here:
                 break  # on this host a dead process is seen at once
             time.sleep(POLL_S)
-        if dead := self._dead():
-            raise RankLost(
-                f"{' and '.join(f'rank {rank}' for rank in dead)} of {self.size} was killed "
-                "(out of memory?); the workers' state is lost: run the cell again, or "
-                "with --checkpoint DIR and --restarts 1 from its last checkpoint"
-            )
+        if dead := self.dead():
+            raise self._lost(dead)
         first = min(bad.values(), key=lambda one: getattr(one, "ended_s", 0.0))
         if isinstance(first, BaseException):
             raise SpeedKitError(f"a worker failed: {type(first).__name__}: {first}") from None
         raise RankError(first)
 
-    def _dead(self) -> list[int]:
+    def _lost(self, dead: Sequence[int]) -> RankLost:
+        return RankLost(
+            f"{' and '.join(f'rank {rank}' for rank in dead)} of {self.size} was killed "
+            "(out of memory?); the workers' state is lost: run the cell again, or "
+            "with --checkpoint DIR and --restarts 1 from its last checkpoint"
+        )
+
+    def dead(self) -> list[int]:
+        """Return the ranks whose processes have ended."""
         if not self.is_here:
             return sorted(set(range(self.size)) - set(self._client.ids))
         return [rank for rank, pid in enumerate(self.pids) if not _runs(pid)]
@@ -229,7 +236,7 @@ class Workers:
         deadline = time.monotonic() + STOP_S
         while any(not one.ready() for one in sent.values()) and time.monotonic() < deadline:
             time.sleep(POLL_S / 2)
-        if self._dead() or not all(one.ready() for one in sent.values()):
+        if self.dead() or not all(one.ready() for one in sent.values()):
             self.stop()
             return
         try:

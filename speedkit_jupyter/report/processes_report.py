@@ -16,6 +16,8 @@ HOW = (
     "communication that computing does not hide; state is what a rank holds of parameters, "
     "gradients and optimizer state. Every rank had the same batch, so the losses have to be equal."
 )
+# Characters of a rank that are shown, the last ones: a page is drawn anew ten times a second.
+MOST = 50_000
 NONE = "No workers run: `%speedkit processes start 2` starts two"
 
 
@@ -24,11 +26,17 @@ def workers_report(workers: Workers | None) -> Document:
     if workers is None:
         return Document(NONE)
     rows = [
-        (f"rank {rank}", f"process {pid}", size(used) if used else "on another host")
+        (f"rank {rank}", f"process {pid}", _memory(used))
         for rank, (pid, used) in enumerate(zip(workers.pids, workers.memory_bytes(), strict=True))
     ]
     headline = f"{count(workers.size, 'worker')} connected by {workers.backend}"
     return Document(headline, [Table(("", "", "resident memory"), rows)])
+
+
+def _memory(used_bytes: int | None) -> str:
+    if used_bytes is None:
+        return "has ended: `%speedkit processes start` starts all anew"
+    return size(used_bytes) if used_bytes else "on another host"
 
 
 def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] = ()) -> Document:
@@ -74,4 +82,7 @@ def race_report(found: Sequence[Row], ranks: int) -> Document:
 
 def _text(printed: Printed) -> str:
     outputs = [str(one.get("text/plain", "")) for one in printed.outputs]
-    return "\n".join(filter(None, [printed.text.rstrip(), *outputs]))
+    text = "\n".join(filter(None, [printed.text.rstrip(), *outputs]))
+    if len(text) <= MOST:
+        return text
+    return f"… the last {MOST:,} of {len(text):,} characters:\n{text[-MOST:]}"

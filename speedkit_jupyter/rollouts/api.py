@@ -15,7 +15,7 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.rollouts.choosing import Choice, Trial
 from speedkit_jupyter.rollouts.drift import Drift
 from speedkit_jupyter.rollouts.policies import policy_of
-from speedkit_jupyter.rollouts.programs import Program, Way, way_of
+from speedkit_jupyter.rollouts.programs import Program, Way, buffers_kept, way_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -124,12 +124,14 @@ def rollout(
     with torch.inference_mode():
         device = _device(operator, x0)
         few = _moved(x0 if chosen.micro_batch is None else x0[: chosen.micro_batch], device)
-        _check_step(Program(operator, rule, Way()), few)
+        with buffers_kept(operator):
+            Program(operator, rule, Way()).advance(few, 1)
     result, program = Rollout(x0, steps, chosen, most, environment=environment(device)), None
     if arguments.flag("tune", tune):
         choice = Choice(operator, rule, few, steps, most, budget_s, runs)
-        for one in choice.run():
-            tell(Progress(one.done, f"tuning: {one.text}"))
+        with buffers_kept(operator):
+            for one in choice.run():
+                tell(Progress(one.done, f"tuning: {one.text}"))
         result.trials, program = choice.trials, choice.program
         result.rounding = max(choice.rounding.errors)
         result.way = Way(choice.best.way.words, choice.best.way.micro_batch or chosen.micro_batch)
@@ -153,8 +155,9 @@ def _check(operator: Any, x0: Any) -> None:
 
     if not callable(operator):
         raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
-    if not isinstance(x0, torch.Tensor) or not x0.is_floating_point():
-        raise ArgumentError("x0 must be a tensor of floating-point numbers: (batch, …)")
+    is_dense = isinstance(x0, torch.Tensor) and x0.layout is torch.strided
+    if not is_dense or not x0.is_floating_point():
+        raise ArgumentError("x0 must be a tensor of floating-point numbers, not sparse: (batch, …)")
     if not x0.ndim or not x0.numel():
         raise ArgumentError(f"x0 must have a dimension and elements, not {tuple(x0.shape)}")
     modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
@@ -173,16 +176,6 @@ def _device(operator: Any, x0: torch.Tensor) -> torch.device:
     return x0.device if first is None else first.device
 
 
-def _check_step(program: Program, x: torch.Tensor) -> None:
-    """Raise ArgumentError where a step changes the shape."""
-    found = program.advance(x, 1)
-    if found.shape != x.shape:
-        said = f"a step makes {tuple(found.shape)} of {tuple(x.shape)}"
-        raise ArgumentError(
-            f"{said}: give a policy, a function of f(x) and x, that keeps the shape"
-        )
-
-
 def _moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x if x.device == device else x.to(device, non_blocking=True)
 
@@ -199,7 +192,7 @@ def _states(
         steps = min(every, result.asked - result.steps)
         new = [program.advance(_moved(part, device), steps).to(x0.device) for part in parts]
         state = torch.cat(new) if len(new) > 1 else new[0].clone()  # no inference tensor
-        parts = [*state.split(size)] if len(new) > 1 else new
+        parts = new  # what is yielded is the caller's to change
         result.steps, result.state = result.steps + steps, state
         yield state
 

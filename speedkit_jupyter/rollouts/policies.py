@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from speedkit_jupyter.support import arguments
@@ -34,6 +36,11 @@ FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of 
 def policy_of(policy: Any) -> Policy:
     """Return the function of `f(x)` and `x`. Raises ArgumentError for what is none."""
     if callable(policy):
+        with suppress(ValueError):  # some of torch's functions have no signature
+            try:
+                signature(policy).bind(None, None)
+            except TypeError:
+                raise ArgumentError("a policy is a function of two: f(x) and x") from None
         return policy  # type: ignore[no-any-return]
     if policy == "autoregressive":
         return _autoregressive

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.units import count
 
 if TYPE_CHECKING:
@@ -64,6 +65,24 @@ def way_of(words: Any, micro_batch: Any) -> Way:
     return way
 
 
+@contextmanager
+def buffers_kept(operator: Any) -> Iterator[None]:
+    """Put back what a module's steps change in its buffers: trials are no steps of the rollout."""
+    import torch
+
+    modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
+    names = [(one._buffers, dict(one._buffers)) for one in modules]
+    buffers = [one for _, before in names for one in before.values() if one is not None]
+    values = [one.detach().clone() for one in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
+        for now, before in names:
+            now.update(before)
+
+
 class Program:
     """Makes steps of states that lie on the operator's device.
 
@@ -89,7 +108,11 @@ class Program:
             return operator
         if not isinstance(operator, torch.nn.Module):
             raise ArgumentError(f"{needed[0]} needs a torch.nn.Module; this operator is a function")
-        made = copy.deepcopy(operator)
+        try:
+            made = copy.deepcopy(operator)
+        except Exception as error:  # whatever an object's own copying raises
+            why = f"which can't be made ({in_a_line(error)})"
+            raise ArgumentError(f"{needed[0]} needs a copy of the operator, {why}") from None
         if self._dtype is not None:
             made = made.to(self._dtype)
         if "channels_last" in needed:
@@ -108,7 +131,15 @@ class Program:
             if not isinstance(found, torch.Tensor):
                 kind = type(found).__name__
                 raise ArgumentError(f"the operator must return a tensor, not {kind}")
-            return policy(found.to(x.dtype), x)  # type: ignore[no-any-return]
+            state = policy(found.to(x.dtype), x)
+            if not isinstance(state, torch.Tensor):
+                raise ArgumentError(f"the policy must return a tensor, not {type(state).__name__}")
+            if state.shape != x.shape:
+                said = f"a step makes {tuple(state.shape)} of {tuple(x.shape)}"
+                raise ArgumentError(
+                    f"{said}: give a policy, a function of f(x) and x, that keeps the shape"
+                )
+            return state
 
         if "compile" not in self.way.words:
             return step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -140,6 +140,18 @@ def test_a_model_is_named_by_the_beginning_of_its_name(lowered):
     assert api.chosen() == H200  # the error leaves it in force
     autotune.use(None)
     assert api.chosen() is None
+
+
+def test_entries_that_are_damaged_are_left_out(lowered):
+    recorded(lowered, 1)
+    (model,) = autotune.models()
+    database.keep("ranking", H200, model.versions, {"agreement": "high"})
+    database.keep("search", H200, "", {**asdict(model.searches[0]), "timings": {}})
+    assert autotune.models() == [model]
+    with autotune.predictions() as counted:
+        lowered(*mm(512, 512, 512))
+    assert api.current() is None
+    assert counted.searched == 0
 
 
 def test_an_error_of_ours_leaves_the_search_to_inductor(lowered, monkeypatch, caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -114,6 +115,20 @@ def test_the_process_ends_with_the_model(monkeypatch):
     assert not one.is_done()
     del one
     assert process.wait(10) != 0
+
+
+def test_the_process_ends_with_the_plan(monkeypatch):
+    monkeypatch.setattr(beside, "PROGRAM", "import time; time.sleep(60)")
+    model, x = net(), torch.ones(4, 8)
+    expected, before = model(x), vars(model).keys()
+    _, context = apply_speedups(model, CONFIG)
+    assert torch.equal(model(x), expected)
+    assert torch.equal(model(x), expected)
+    (process,) = (one for one in psutil.Process().children() if "sleep(60)" in one.cmdline()[-1])
+    context.restore()
+    assert not process.is_running()
+    assert vars(model).keys() == before
+    assert torch.equal(model(x), expected)
 
 
 def test_it_is_an_option_that_only_a_plan_in_use_has():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,6 +121,16 @@ def test_it_stands_in_for_the_modules_of_its_class_and_is_undone_exactly(added):
     assert looks(model) == before
 
 
+def test_a_model_saved_while_it_is_applied_is_loaded_with_its_classes_own_forward(added):
+    added()
+    model, x, file = nn.Sequential(nn.LayerNorm(8)), torch.randn(2, 8), io.BytesIO()
+    expected = model(x)
+    with apply_speedups(model, SpeedConfig(**{NAME: True}))[1]:
+        torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), expected)
+
+
 def test_a_forward_that_the_user_has_set_stays_his(added):
     added()
     model = network()
@@ -173,7 +184,7 @@ def test_a_name_that_is_taken_is_refused_in_a_line(name):
         optimization(name, replaces=nn.LayerNorm)
 
 
-@pytest.mark.parametrize("name", ["My", "a-b", "", "_x", 3])
+@pytest.mark.parametrize("name", ["My", "a-b", "", "_x", "class", 3])
 def test_what_is_no_name_is_refused(name):
     with pytest.raises(ArgumentError, match="can't name an optimization"):
         optimization(name, replaces=nn.LayerNorm)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import psutil
 import pytest
 
@@ -27,4 +30,17 @@ def test_a_killed_rank_is_named_and_the_next_launch_starts_anew():
     with pytest.raises(RankLost, match="rank 1 of 2 was killed"):
         launch(die)
     assert workers.current() is None
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    started = workers.Workers(1, "speedkit")
+    started.start(lambda _: None)
+    try:
+        assert started.memory_bytes() == [0]
+        assert started._call(os.getpid) == started.pids
+    finally:
+        started.stop()
     assert psutil.Process().children(recursive=True) == []

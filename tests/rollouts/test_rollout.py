@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -60,6 +61,47 @@ def test_an_operator_may_write_to_its_input() -> None:
     found = rollout(lambda state: state.mul_(2), x, 4, tune=True, budget_s=1).state
     assert torch.equal(found, torch.full((2, 3), 16.0))
     assert torch.equal(x, torch.ones(2, 3))
+
+
+class Counting(nn.Linear):
+    """Counts its steps in a buffer, in place or anew, and keeps half of the state from step 3."""
+
+    def __init__(self, cuts: bool = False) -> None:
+        super().__init__(4, 4)
+        self.cuts, self.steps = cuts, nn.Buffer(torch.zeros(()))
+        self.anew = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.anew = self.anew + 1
+        return super().forward(x)[..., : 2 if self.cuts and self.steps > 2 else 4]
+
+
+def test_trials_are_no_steps_of_an_operator_that_counts_them() -> None:
+    operator = Counting()
+    rollout(operator, torch.ones(2, 4), 5, tune=True, budget_s=0.5)
+    assert operator.steps == operator.anew == 5
+
+
+def test_a_way_that_needs_a_copy_says_why_there_is_none() -> None:
+    operator = field()
+    operator.lock = threading.Lock()
+    with pytest.raises(ArgumentError, match=r"bf16 needs a copy of the operator, which can't"):
+        rollout(operator, start(), 2, way="bf16")
+
+
+def test_a_shape_that_changes_later_is_one_line_too() -> None:
+    with pytest.raises(ArgumentError, match=r"a step makes \(2, 2\) of \(2, 4\)"):
+        rollout(Counting(cuts=True), torch.ones(2, 4), 5)
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_who_gets_a_stream_may_write_to_its_states(size: int | None) -> None:
+    x, seen = torch.ones(2, 3), []
+    for state in rollout(lambda state: 2 * state, x, 3, stream=True, micro_batch=size):
+        seen.append(state.max().item())
+        state.zero_()
+    assert seen == [2, 4, 8]
 
 
 def test_the_state_can_be_trained_on() -> None:
@@ -151,6 +193,9 @@ def test_progress_is_told_up_to_the_end() -> None:
         ({"x0": torch.ones(0, 3)}, r"elements, not \(0, 3\)"),
         ({"x0": torch.ones(())}, r"elements, not \(\)"),
         ({"x0": [1.0]}, "x0 must be a tensor"),
+        ({"x0": torch.ones(3).to_sparse()}, "not sparse"),
+        ({"policy": lambda found: found}, "a function of two"),
+        ({"policy": lambda found, x: None}, "policy must return a tensor, not NoneType"),
         ({"operator": 3}, "operator must be callable, not int"),
         ({"operator": nn.Linear(3, 2)}, r"a step makes \(2,\) of \(3,\)"),
         ({"operator": nn.Sequential(nn.Dropout())}, "call eval"),

@@ -44,8 +44,11 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
         stopped = workers.stop()
         display(Document(f"Stopped {count(stopped, 'worker')}" if stopped else "No workers run"))
         return
-    shown = Updated(workers_report(workers.current()))
+    running = workers.current()
+    shown = Updated(workers_report(running))
     if arguments.action == "start":
+        if running and running.dead():
+            workers.stop()
         say = lambda text: shown.show(Document(f"{text} …"))  # noqa: E731
         with shown:
             running, _ = workers.started(arguments.number, say, arguments.profile)

@@ -53,7 +53,9 @@ class Memo:
     met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
-        """Keep nothing that was made of the model's weights."""
+        """Keep nothing that was made of the model's weights, and have nothing made any more."""
+        if self.compiled_call is not None:
+            self.compiled_call.end()
         self.compiled_call = self.graphed = None
         self.quantized.clear()
 

@@ -88,6 +88,12 @@ class Beside:
             self.why_not = lines[-1] if lines else f"the process ended with code {code}"
         return code is not None or bool(self.why_not)
 
+    def end(self) -> None:
+        """Stop the process: its plan is taken back."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
 
 def _look(value: Any) -> Any:
     """Return how a tensor looks, or a number; TypeError for anything else."""

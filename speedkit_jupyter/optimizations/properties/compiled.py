@@ -89,6 +89,11 @@ class CompiledCode:
             self._notes["compile"] = failed if beside.why_not else COMPILED_BESIDE
         self._first = self._first or id(module)
 
+    def end(self) -> None:
+        """Compile nothing any more in another process."""
+        if self._beside is not None:
+            self._beside.end()
+
     def _check(self, graphs: int | None) -> None:
         """Note what was compiled, and try whether more of it can be."""
         self.forwards = {type(part).forward for part in self.parts.every()}
