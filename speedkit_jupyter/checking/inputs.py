@@ -35,7 +35,8 @@ class Inputs:
     """Draws the inputs of `reference` from `source`, a function or an example."""
 
     def __init__(self, source: Any, reference: Callable[..., Any], weights: Values) -> None:
-        self._names = _parameter_names(reference)
+        self._signature = _signature(reference)
+        self._names = list(self._signature.parameters) if self._signature else []
         self._weights = {name: value.detach().clone() for name, value in weights.items()}
         self._moving = {n for n, t in weights.items() if t.requires_grad and t.is_floating_point()}
         self._source: Callable[..., Any] = (
@@ -54,6 +55,7 @@ class Inputs:
             kind = type(value).__name__
             raise ArgumentError(f"inputs must give tensors in a tuple or a dict, not {kind}")
         by_keyword = isinstance(value, Mapping)
+        self._check_fit(value)
         if isinstance(value, Mapping):
             arguments = dict(value)
         else:
@@ -66,6 +68,16 @@ class Inputs:
             for name, value in self._weights.items()
         }
         return Drawn(arguments, by_keyword, weights=weights)
+
+    def _check_fit(self, value: Any) -> None:
+        """Raise ArgumentError where the reference can't be called with these."""
+        if self._signature is None:
+            return
+        by_name = isinstance(value, Mapping)
+        try:
+            self._signature.bind(*(() if by_name else value), **(value if by_name else {}))
+        except TypeError as error:
+            raise ArgumentError(f"inputs do not fit the reference: {error}") from None
 
     def check_fresh(self, first: Drawn, second: Drawn) -> None:
         """Raise ArgumentError if two calls have the same numbers, but for what is constant."""
@@ -117,11 +129,11 @@ def _resampled(value: Any) -> Any:
     return flat[torch.randint(flat.numel(), flat.shape, device=flat.device)].reshape(value.shape)
 
 
-def _parameter_names(function: Any) -> list[str]:
+def _signature(function: Any) -> inspect.Signature | None:
     try:
-        return list(inspect.signature(getattr(function, "forward", function)).parameters)
+        return inspect.signature(getattr(function, "forward", function))
     except (TypeError, ValueError):  # written in C
-        return []
+        return None
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:

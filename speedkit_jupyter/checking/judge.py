@@ -96,7 +96,8 @@ class Judge:
         if free is not None and COPIES * times * took_bytes > free:
             return f"needs about {bytes_(COPIES * times * took_bytes)}, and {bytes_(free)} are free"
         if needed_s > left_s:
-            return f"takes about {seconds(needed_s)}, and {seconds(left_s)} are left (the budget)"
+            left = f"{seconds(left_s)} are" if left_s > 0 else "nothing is"
+            return f"takes about {seconds(needed_s)}, and {left} left (the budget)"
         return ""
 
     def _draw(self, size: Any) -> Drawn:

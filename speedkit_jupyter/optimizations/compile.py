@@ -97,6 +97,8 @@ class Compile(Optimization):
         what = f"its {len(facts.block_names)} repeated blocks " if options.scope == "blocks" else ""
         by = "" if options.backend == INDUCTOR else f", by {options.backend}"
         hint = f"compiles {what}at the first step{by}{_cost(facts, options)}"
+        if options.beside and not by:
+            hint = f"another process compiles {what or 'it '}while your loop goes on"
         return request.on_request(obstacle, offer, hint=hint, details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Program:
             raise ArgumentError(f"{needed[0]} needs a torch.nn.Module; this operator is a function")
         made = copy.deepcopy(operator)
         if self._dtype is not None:
-            made = made.to(self._dtype)
+            made = made.bfloat16()  # complex weights stay: to(dtype) drops imaginary parts
         if "channels_last" in needed:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return made
@@ -103,6 +104,7 @@ class Program:
         if self._states is not None and dtype is None:
             dtype = torch.float32
 
+        @user_code_boundary
         def step(x: torch.Tensor) -> torch.Tensor:
             found = operator(x if dtype is None else x.to(dtype))
             if not isinstance(found, torch.Tensor):
