@@ -31,13 +31,26 @@ WEIGHTS_MOVE = 0.1
 SAME = "inputs gave the same numbers twice: draw them anew, and set no seed inside"
 
 
+def _check_fit(function: Any, value: Any) -> None:
+    """Raise ArgumentError where the function can't be called with these."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    by_name = isinstance(value, Mapping)
+    try:
+        signature.bind(*(() if by_name else value), **(value if by_name else {}))
+    except TypeError as error:
+        raise ArgumentError(f"inputs do not fit the reference: {error}") from None
+
+
 class Inputs:
     """Draws the inputs of `reference` from `source`, a function or an example."""
 
     def __init__(self, source: Any, reference: Callable[..., Any], weights: Values) -> None:
-        self._signature = _signature(reference)
-        self._names = list(self._signature.parameters) if self._signature else []
+        self._names = _parameter_names(reference)
         self._weights = {name: value.detach().clone() for name, value in weights.items()}
+        self._reference = getattr(reference, "forward", reference)
         self._moving = {n for n, t in weights.items() if t.requires_grad and t.is_floating_point()}
         self._source: Callable[..., Any] = (
             source if callable(source) else lambda: tree_map(_resampled, source)
@@ -51,11 +64,12 @@ class Inputs:
         torch.manual_seed(seed)
         value = self._source(size) if self.takes_size else self._source()
         value = (value,) if isinstance(value, torch.Tensor) else value
+        if isinstance(value, Mapping | list | tuple):
+            _check_fit(self._reference, value)
         if not isinstance(value, Mapping | list | tuple):
             kind = type(value).__name__
             raise ArgumentError(f"inputs must give tensors in a tuple or a dict, not {kind}")
         by_keyword = isinstance(value, Mapping)
-        self._check_fit(value)
         if isinstance(value, Mapping):
             arguments = dict(value)
         else:
@@ -68,16 +82,6 @@ class Inputs:
             for name, value in self._weights.items()
         }
         return Drawn(arguments, by_keyword, weights=weights)
-
-    def _check_fit(self, value: Any) -> None:
-        """Raise ArgumentError where the reference can't be called with these."""
-        if self._signature is None:
-            return
-        by_name = isinstance(value, Mapping)
-        try:
-            self._signature.bind(*(() if by_name else value), **(value if by_name else {}))
-        except TypeError as error:
-            raise ArgumentError(f"inputs do not fit the reference: {error}") from None
 
     def check_fresh(self, first: Drawn, second: Drawn) -> None:
         """Raise ArgumentError if two calls have the same numbers, but for what is constant."""
@@ -129,11 +133,11 @@ def _resampled(value: Any) -> Any:
     return flat[torch.randint(flat.numel(), flat.shape, device=flat.device)].reshape(value.shape)
 
 
-def _signature(function: Any) -> inspect.Signature | None:
+def _parameter_names(function: Any) -> list[str]:
     try:
-        return inspect.signature(getattr(function, "forward", function))
+        return list(inspect.signature(getattr(function, "forward", function)).parameters)
     except (TypeError, ValueError):  # written in C
-        return None
+        return []
 
 
 def _takes_argument(function: Callable[..., Any]) -> bool:
