@@ -40,6 +40,26 @@ def test_a_script_runs_with_few_steps(
     assert ends in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("trainer", ("--config", "none.yaml"), "none.yaml: there is no such file"),
+        ("trainer", ("--steps", "0"), "--steps: 1 or more"),
+        ("rollout", ("--config", str(ROOT / "configs" / "exact.yaml")), "keyword argument 'alone'"),
+    ],
+)
+def test_a_wrong_option_is_one_line(
+    name: str,
+    options: tuple[str, ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(monkeypatch, name, *options)
+    assert says in capsys.readouterr().err
+
+
 def run(monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> None:
     """Run a script as `python FILE OPTIONS` does, in this process: it loads torch once for all."""
     monkeypatch.syspath_prepend(SCRIPTS)

@@ -11,21 +11,39 @@ from typing import Any
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def parser_of(
-    doc: str | None, steps: int, config: str = "auto_speed.yaml"
+    doc: str | None,
+    steps: int,
+    config: str = "auto_speed.yaml",
+    read: Callable[[str], object] = SpeedConfig.from_yaml,
 ) -> argparse.ArgumentParser:
-    """Return the options that every script has."""
+    """Return the options that every script has; `read` raises SpeedKitError for a wrong config."""
+
+    def readable(name: str) -> Path:
+        try:
+            read(name)
+        except SpeedKitError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return Path(name)
+
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    parser.add_argument("--config", type=Path, default=CONFIGS / config, help="a YAML file")
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--config", type=readable, default=CONFIGS / config, help="a YAML file")
+    parser.add_argument("--steps", type=positive, default=steps)
+    parser.add_argument("--batch", type=positive, default=32)
     return parser
+
+
+def positive(text: str) -> int:
+    """Return a whole number of 1 or more, for argparse."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError("1 or more")
+    return number
 
 
 def trained(

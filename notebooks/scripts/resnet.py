@@ -49,7 +49,7 @@ def main() -> None:
     with torch.no_grad():
         parts = [model(part.to(DEVICE)).argmax(1).cpu() for part in x[:held_out].split(256)]
     right = (torch.cat(parts) == y[:held_out]).float().mean().item()
-    print(f"{right:.1%} of {held_out:,} images that it has not seen")
+    print(f"right for {right:.1%} of {held_out:,} images that it has not seen")
 
 
 if __name__ == "__main__":

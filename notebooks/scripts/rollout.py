@@ -6,13 +6,16 @@ python notebooks/scripts/rollout.py [--config configs/rollouts/auto.yaml] [--ste
 from __future__ import annotations
 
 import argparse
+from inspect import signature
+from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
 from _common import DEVICE, parser_of
 from torch import nn
 
-from speedkit_jupyter import rollout
+from speedkit_jupyter import SpeedKitError, rollout
 
 DT, SIZE = 0.05, 128
 
@@ -48,13 +51,23 @@ def learned(width: int = 16, steps: int = 500) -> nn.Module:
     return operator.eval()
 
 
+def settings_of(file: str | Path) -> dict[str, Any]:
+    """Return the options of rollout() in a file; raises SpeedKitError for others."""
+    try:
+        settings = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        signature(rollout).bind_partial(**settings)
+    except (OSError, TypeError, yaml.YAMLError) as error:
+        raise SpeedKitError(f"{file} has no options of rollout(): {error}") from None
+    return settings  # type: ignore[no-any-return]
+
+
 def main(options: argparse.Namespace | None = None) -> None:
     """Run the script."""
     if options is None:
-        parser = parser_of(__doc__, steps=500, config="rollouts/auto.yaml")
+        parser = parser_of(__doc__, steps=500, config="rollouts/auto.yaml", read=settings_of)
         parser.set_defaults(batch=1)
         options = parser.parse_args()
-    settings = yaml.safe_load(options.config.read_text(encoding="utf-8"))
+    settings = settings_of(options.config)
     operator, x0 = learned(), fields(options.batch)
     found = rollout(operator, x0, options.steps, ("residual", DT), **settings)
     print(found)

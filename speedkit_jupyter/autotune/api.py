@@ -10,6 +10,7 @@ from speedkit_jupyter.autotune.problems import device_of, versions
 from speedkit_jupyter.autotune.tuner import Counted, Model, Options, Tuner, stored, trained
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 # In force, one at most: Inductor's hooks are the process's, and so is this.
 _TUNERS: list[Tuner] = []
@@ -31,6 +32,7 @@ def detected(device: Any = None) -> str:
     return device_of(None if device is None else torch.device(device)).model
 
 
+@hide_internal_frames
 def use(name: str | None) -> str | None:
     """Predict by the model of another device from now on; None: by this device's own again.
 
@@ -53,6 +55,7 @@ def use(name: str | None) -> str | None:
     return found[0]
 
 
+@hide_internal_frames
 def train(name: str | None = None) -> Model:
     """Learn a ranking from what is recorded of a device, by default this one, and return the model
     with how well it did on shapes that were held back. Raises SpeedKitError for too few.
@@ -68,6 +71,7 @@ def train(name: str | None = None) -> Model:
     return trained(own[-1])
 
 
+@hide_internal_frames
 def record(remember: bool = True) -> Counted:
     """Record each search from now on until `off()`, and leave out what was recorded before."""
     return start(Options(remember=arguments.flag("remember", remember))).counted

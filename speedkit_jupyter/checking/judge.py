@@ -104,7 +104,8 @@ class Judge:
         if free is not None and needed_bytes > free:
             return f"needs about {bytes_(needed_bytes)}, and {bytes_(free)} are free"
         if needed_s > left_s:
-            return f"takes about {seconds(needed_s)}, and {seconds(left_s)} are left (the budget)"
+            left = f"{seconds(left_s)} are" if left_s > 0 else "nothing is"
+            return f"takes about {seconds(needed_s)}, and {left} left (the budget)"
         return ""
 
     def _draw(self, size: Any) -> Drawn:

@@ -18,6 +18,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.torch_private import is_compiler_error, version
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
@@ -198,6 +199,7 @@ def attention(
     """
     import torch
 
+    __tracebackhide__ = True
     call = partial(
         _attention, Inputs(q, k, v, scale), pattern, engine, tune, window=window, prefix=prefix,
         documents=documents, slopes=slopes, cap=cap, mask_mod=mask_mod, score_mod=score_mod,
@@ -205,6 +207,7 @@ def attention(
     return torch.compiler.disable(call)() if torch.compiler.is_compiling() else call()
 
 
+@hide_internal_frames
 def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: Any) -> torch.Tensor:
     import torch
 

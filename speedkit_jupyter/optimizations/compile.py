@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.machines import compile_cache, devices, flags, probes
@@ -94,9 +95,14 @@ class Compile(Optimization):
         offer = f"young on {facts.device_type} on {hardware.system}; it is there on request"
         if facts.device_type == "cpu":
             offer = "10 to 20 s of compiling on a CPU: it is there on request"
+            is_part = options.enabled == "auto" and request.value != self.default
+            if is_part and not obstacle:  # as --compile-mode alone
+                return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
         what = f"its {len(facts.block_names)} repeated blocks " if options.scope == "blocks" else ""
         by = "" if options.backend == INDUCTOR else f", by {options.backend}"
         hint = f"compiles {what}at the first step{by}{_cost(facts, options)}"
+        if options.beside and not by:
+            hint = f"another process compiles {what or 'it '}while your loop goes on"
         return request.on_request(obstacle, offer, hint=hint, details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:

@@ -43,6 +43,8 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(f"{d.name}: {d.value} [{d.source}] {d.reason}" for d in self.decisions)
 
+    __repr__ = __str__  # a notebook shows the last value of a cell
+
     def to_dict(self) -> dict[str, Any]:
         """Return the decisions as plain values, for JSON."""
         keys = ("value", "active", "declined", "worth_measuring", "source", "reason")

@@ -10,7 +10,8 @@ from speedkit_jupyter.report.elements import BLANK, Table
 from speedkit_jupyter.support.units import seconds, share
 
 COLUMNS = ("model", "of", "searches", "a search", "fastest first", "in first 3", "confident up to")
-NONE = "Nothing is recorded yet: `%speedkit autotune record`, then compile with mode='max-autotune'"
+RECORD = "`%speedkit autotune record`, then "
+NONE = "Nothing is recorded yet: {}compile with mode='max-autotune'"
 MEANING = (
     "“Fastest first” and “in first 3”: the share of shapes, held back from training, for which the "
     "first kernels of the ranking hold one within 2 % of the fastest."
@@ -21,12 +22,12 @@ def autotune_report(
     tuner: Tuner | None, models: Sequence[Model], detected: str, chosen: str | None = None
 ) -> Document:
     """Return what is in force, what it did, and what is recorded."""
-    lines = [] if tuner is None else [counted_line(tuner.counted)]
+    lines = [counted_line(tuner.counted)] if tuner and tuner.counted != Counted() else []
     if chosen:
         lines.append(f"Predictions are by {chosen} in the place of {detected}.")
     rows = [_row(model, detected) for model in models]
     table = Table(COLUMNS, rows, COLUMNS[2:], wraps=COLUMNS[:2])
-    body = [table, MEANING] if rows else [NONE]
+    body = [table, MEANING] if rows else [NONE.format("" if tuner else RECORD)]
     return Document(_headline(tuner), [*lines, *body])
 
 

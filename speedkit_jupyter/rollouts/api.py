@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -200,7 +201,8 @@ def _states(
 def _told(
     result: Rollout, states: Iterator[torch.Tensor], tell: Callable[[Progress], object]
 ) -> Iterator[torch.Tensor]:
-    for state in states:
+    further = hide_internal_frames(partial(next, states, None))
+    while (state := further()) is not None:
         tell(Progress(result.steps / result.asked, f"{count(result.steps, 'step')} done"))
         yield state
 

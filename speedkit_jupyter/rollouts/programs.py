@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
+from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class Program:
             why = f"which can't be made ({in_a_line(error)})"
             raise ArgumentError(f"{needed[0]} needs a copy of the operator, {why}") from None
         if self._dtype is not None:
-            made = made.to(self._dtype)
+            made = made.bfloat16()  # complex weights stay: to(dtype) drops imaginary parts
         if "channels_last" in needed:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return made
@@ -126,6 +127,7 @@ class Program:
         if self._states is not None and dtype is None:
             dtype = torch.float32
 
+        @user_code_boundary
         def step(x: torch.Tensor) -> torch.Tensor:
             found = operator(x if dtype is None else x.to(dtype))
             if not isinstance(found, torch.Tensor):

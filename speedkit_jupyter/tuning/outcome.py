@@ -101,7 +101,8 @@ class Timed:
         speed = f"{ratio(self.ratio.median)} as fast"
         if aim.memory and (saved := self.worth(aim)):
             speed += f" with {share(1 / saved)} of the peak memory"
-        rounds = f"{low} to {high} in {count(self.ratio.pairs, 'round')}"
+        spread = f"{low} to {high} " if self.ratio.pairs > 1 else ""
+        rounds = f"{spread}in {count(self.ratio.pairs, 'round')}"
         return f"{self.record.name} is {how}{speed} ({rounds})"
 
 

@@ -323,6 +323,7 @@ def test_what_does_not_fit_is_said(call, says):
     with pytest.raises(ArgumentError) as caught:
         call(floats()[0])
     assert says in str(caught.value)
+    assert not [entry for entry in caught.traceback if entry.name == "_checked"]
 
 
 @pytest.mark.compile

@@ -255,6 +255,13 @@ def test_an_unknown_name_is_one_clear_line_with_the_nearest(word, near):
         variant(f"compile:{word}")
 
 
+def test_on_a_cpu_a_mode_alone_compiles_nothing_and_says_so(hardware):
+    wished = SpeedConfig.from_dict({"compile": {"mode": "max-autotune"}})
+    decisions = [plan(one, hardware("cpu"), Facts())["compile"] for one in (wished, SpeedConfig())]
+    assert [decision.declined for decision in decisions] == [True, False]
+    assert "`--compile true`" in decisions[0].reason
+
+
 def test_a_backend_is_a_word_of_comparisons():
     assert variant("compile:aot_eager").config.compile == wish("aot_eager").compile
     words = variant("bf16+compile:eager").config

@@ -153,6 +153,36 @@ def test_each_way_stays_near_float32_and_leaves_the_operator(word: str) -> None:
     assert [type(one) for one in operator] == [type(one) for one in field()]
 
 
+def test_bf16_keeps_the_imaginary_part_of_weights() -> None:
+    class Spectral(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.polar(torch.ones(4, 5), torch.rand(4, 5)))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.irfft(torch.fft.rfft(x.float()) * self.weight, n=8)
+
+    operator, x = Spectral(), torch.rand(4, 8)
+    exact = rollout(operator, x, 3).state
+    assert (rollout(operator, x, 3, way="bf16").state - exact).norm() < 0.02 * exact.norm()
+
+
+def test_an_error_of_the_operator_shows_its_lines_and_none_of_ours() -> None:
+    class Tired(nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return nn.functional.linear(x, torch.eye(3 if self.calls < 4 else 2))
+
+    found = rollout(Tired(), torch.ones(1, 3), 5, every=2)
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        list(found)
+    names = [entry.name for entry in caught.traceback]
+    assert "forward" in names
+    assert not {"_states", "advance", "step"} & {*names}
+
+
 def test_ctrl_c_returns_what_is_done() -> None:
     calls = []
 

@@ -81,6 +81,7 @@ def test_a_verdict_goes_by_the_number_that_stands_beside_it():
 def test_one_round_makes_nothing_likely():
     told = said(searched({"bf16": 28.6, "fused_optimizer": 1.2}, 1, "too few undisturbed rounds"))
     assert told.startswith("Could not tell: too few undisturbed rounds; best seen: bf16 is 28.60×")
+    assert "as fast (in 1 round)" in told
     assert "--likely" not in told
 
 

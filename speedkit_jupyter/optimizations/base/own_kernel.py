@@ -31,7 +31,7 @@ class OwnKernel(Optimization):
     variable = None
     effect = Effect.ROUNDING
     helps = "wherever a benchmark says so: measure it"
-    risk = "it is your code: every comparison checks its results and gradients against float64"
+    risk = "it is your code: what is faster is checked against float64, results and gradients"
     undone = "the modules compute by their class's own forward again"
     page = "https://docs.pytorch.org/tutorials/advanced/custom_ops_landing_page.html"
     Options = Switch
