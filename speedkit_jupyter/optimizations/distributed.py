@@ -119,6 +119,7 @@ class Distributed(Optimization):
             wrap = f"model = {call('DistributedDataParallel', 'model', **more)}"
             imported = "from torch.nn.parallel import DistributedDataParallel"
             return Snippet(
+                decision.why,
                 imports=("import torch.distributed as dist", imported),
                 setup=(start,),
                 model=(wrap,),
@@ -133,13 +134,24 @@ class Distributed(Optimization):
             f"        fully_shard(block, reshard_after_forward={reshard}{mesh_word})",
         ] * bool(kinds)
         lines.append(f"fully_shard(model, reshard_after_forward={reshard}{mesh_word})")
+        lines[:0] = [
+            "for tensor in [*model.parameters(), *model.buffers()]:  # rank 0's, on all",
+            "    dist.broadcast(tensor.detach(), 0)",
+        ]
         if mesh_word:
-            device, hosts = facts.device_type, decision.details["hosts"]
-            shape = f"({hosts}, dist.get_world_size() // {hosts})"
-            lines.insert(0, f'mesh = init_device_mesh("{device}", {shape})')
-        mesh = ("from torch.distributed.device_mesh import init_device_mesh",) * bool(mesh_word)
+            local = 'int(os.environ["LOCAL_WORLD_SIZE"])'
+            shape = "(dist.get_world_size() // local, local)"
+            lines[:0] = [
+                f"local = {local}",
+                f'mesh = init_device_mesh("{facts.device_type}", {shape})',
+            ]
+        mesh = (
+            "import os",
+            "from torch.distributed.device_mesh import init_device_mesh",
+        ) * bool(mesh_word)
         shard = "from torch.distributed.fsdp import fully_shard"
         return Snippet(
+            decision.why,
             imports=("import torch.distributed as dist", shard, *mesh),
             setup=(start,),
             model=tuple(lines),

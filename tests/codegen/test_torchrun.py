@@ -1,0 +1,116 @@
+"""The script for torchrun, run by torchrun, and the files for Slurm and Kubernetes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
+from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+
+PLACE = "# Your own lines go here"
+YOURS = """
+from torch import nn
+torch.manual_seed(dist.get_rank())
+net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+data = torch.arange(64.0).view(16, 4) / 64
+loader = DataLoader(torch.utils.data.TensorDataset(data, data.sum(1, keepdim=True)), 4)
+loss_fn = nn.functional.mse_loss
+"""
+SAVE = """
+    whole = {name.removeprefix("module."): value for name, value in net.state_dict().items()}
+    whole = {name: getattr(one, "full_tensor", lambda: one)() for name, one in whole.items()}
+    torch.save(whole, f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()"""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def made():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+    return net, torch.optim.SGD(net.parameters(), lr=0.5)
+
+
+def written(strategy="auto", form="torchrun"):
+    net, optimizer = made()
+    config = SpeedConfig(distributed=strategy).alone()
+    facts = Facts.read(net, [optimizer])
+    return code(plan(config, facts=facts), form, {"optimizer": optimizer}, name="net")
+
+
+def filled(text: str, folder: Path) -> Path:
+    """Return the script with the user's own lines in their place."""
+    lines = [YOURS if line.startswith(PLACE) else line for line in text.splitlines()]
+    file = folder / "train.py"
+    file.write_text("\n".join(lines).replace("    dist.destroy_process_group()", SAVE.strip("\n")))
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_under_torchrun_train_as_one(tmp_path, strategy):
+    file = filled(written(strategy), tmp_path)
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", str(file)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "epoch 1: loss" in done.stdout
+    net, optimizer = made()
+    data = torch.arange(64.0).view(16, 4) / 64
+    for batch in data.split(8):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(batch), batch.sum(1, keepdim=True)).backward()
+        optimizer.step()
+    for rank in range(2):
+        torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), dict(net.state_dict()))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("machine", ["cpu", "t4", "a100"])
+def test_the_script_is_whole_but_for_the_users_own_lines(hardware, tmp_path, machine, strategy):
+    facts = Facts(parameters=10**6, block_classes=("Block",), optimizers=(OptimizerFacts("AdamW"),))
+    here = hardware(machine)
+    facts = facts.moved("cuda:0") if here.accelerators else facts
+    config = SpeedConfig(distributed=strategy, compile=True)
+    text = code(plan(config, here, facts), "torchrun")
+    assert ("set_device_index" in text) == ('.to("cuda")' in text) == bool(here.accelerators)
+    assert '"cuda:' not in text
+    assert "torch.compile" not in text
+    (tmp_path / "train.py").write_text(text)
+    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F,I"]
+    names = 'builtins=["model", "loader", "loss_fn"]'
+    done = subprocess.run([*check, "--config", names, str(tmp_path)], capture_output=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_what_torchrun_can_not_do_is_said_with_the_next_step():
+    with pytest.raises(SpeedKitError, match="no optimizer: take --as torch"):
+        code(plan(facts=Facts(parameters=5)), "torchrun")
+    net, _ = made()
+    groups = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 1.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.5)
+    facts = Facts.read(net, [optimizer])
+    with pytest.raises(SpeedKitError, match="`distributed` is off"):
+        code(plan(SpeedConfig(distributed=False), facts=facts), "torchrun", [optimizer])
+    with pytest.raises(SpeedKitError, match="optimizer can't be made anew for a sharded model"):
+        code(plan(SpeedConfig(distributed="fsdp2"), facts=facts), "torchrun", [optimizer])
+
+
+def test_slurm_and_kubernetes_start_a_process_for_each_gpu_of_a_node(hardware):
+    facts = Facts(parameters=10**6).moved("cuda")
+    batch = code(plan(SpeedConfig(), hardware("a100"), facts), "slurm")
+    assert subprocess.run(["bash", "-n"], input=batch, text=True).returncode == 0
+    assert "--gpus-per-node=1" in batch
+    assert '--nnodes "$SLURM_NNODES" --nproc-per-node 1' in batch
+    assert "gpus" not in written(form="slurm")
+    job = yaml.safe_load(code(plan(SpeedConfig(), hardware("a100"), facts), "kubernetes"))
+    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    container = worker["template"]["spec"]["containers"][0]
+    assert worker["replicas"] == job["spec"]["elasticPolicy"]["minReplicas"]
+    assert container["command"] == ["torchrun", "--nproc-per-node=1", "train.py"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
