@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -114,3 +120,67 @@ def test_slurm_and_kubernetes_start_a_process_for_each_gpu_of_a_node(hardware):
     assert worker["replicas"] == job["spec"]["elasticPolicy"]["minReplicas"]
     assert container["command"] == ["torchrun", "--nproc-per-node=1", "train.py"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+
+
+def ip(*words: str) -> int:
+    return subprocess.run(["ip", *words], capture_output=True).returncode
+
+
+@pytest.fixture
+def hosts():
+    """Two network namespaces with a cable between them, by the name of each one's end of it."""
+    names = [f"speedkit{os.getpid() % 10**5}{letter}" for letter in "ab"]
+    if not shutil.which("ip") or any(ip("netns", "add", name) for name in names):
+        pytest.skip("network namespaces are not allowed here")
+    try:
+        ends = [name[4:] for name in names]
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for number, (name, end) in enumerate(zip(names, ends, strict=True), 1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", "lo", "up")
+            assert not ip("-n", name, "link", "set", end, "up")
+        yield dict(zip(names, ends, strict=True))
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_together_and_say_in_one_line_that_one_was_cut_off(tmp_path, hosts):
+    file = filled(written(), tmp_path)
+    text = file.read_text().replace("train(loader, loss_fn)\n", "train(loader, loss_fn, 10**9)\n")
+    limit = "init_process_group(timeout=__import__('datetime').timedelta(seconds=2))"
+    file.write_text(text.replace("init_process_group()", limit))
+    running = []
+    for number, (name, end) in enumerate(hosts.items(), 1):
+        command = ["ip", "netns", "exec", name, *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1"]
+        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.77.0.1:29500"]
+        # A namespace has no host name of its own.
+        command += ["--rdzv-conf", f"is_host={2 - number}", "--local-addr", f"10.77.0.{number}"]
+        log, env = tmp_path / f"{number}.log", os.environ | {"GLOO_SOCKET_IFNAME": end}
+        with log.open("w") as out:
+            running.append(subprocess.Popen([*command, str(file)], stdout=out, stderr=out, env=env))
+    logs = [tmp_path / "1.log", tmp_path / "2.log"]
+    try:
+        wait_for(lambda: "epoch 2: loss" in "".join(log.read_text() for log in logs))
+        ip("-n", [*hosts][1], "link", "set", hosts[[*hosts][1]], "down")
+        wait_for(lambda: all(" ends, because another" in log.read_text() for log in logs))
+    finally:
+        # The one that is cut off waits for the rendezvous on the other; it is not asked.
+        for one in running:
+            for process in [*psutil.Process(one.pid).children(recursive=True), one]:
+                with suppress(psutil.Error):
+                    process.kill()
+            one.wait(10)
+    for log in logs:
+        said = [line for line in log.read_text().splitlines() if " ends, because" in line]
+        assert len(said) == 1
+        assert "Traceback" not in log.read_text().partition(said[0])[0]
+
+
+def wait_for(done: Callable[[], bool], limit_s: float = 60) -> None:
+    deadline = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
