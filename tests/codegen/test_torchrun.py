@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -76,17 +77,23 @@ def test_two_processes_under_torchrun_train_as_one(tmp_path, strategy):
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt"), dict(net.state_dict()))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "hybrid"])
 @pytest.mark.parametrize("machine", ["cpu", "t4", "a100"])
 def test_the_script_is_whole_but_for_the_users_own_lines(hardware, tmp_path, machine, strategy):
     facts = Facts(parameters=10**6, block_classes=("Block",), optimizers=(OptimizerFacts("AdamW"),))
+    facts = replace(facts, processes=16, hosts=2)
     here = hardware(machine)
     facts = facts.moved("cuda:0") if here.accelerators else facts
-    config = SpeedConfig(distributed=strategy, compile=True)
+    options = {"strategy": strategy, "reduce": "bf16"}
+    config = SpeedConfig.from_dict({"distributed": options, "compile": True})
     text = code(plan(config, here, facts), "torchrun")
     assert ("set_device_index" in text) == ('.to("cuda")' in text) == bool(here.accelerators)
     assert '"cuda:' not in text
     assert "torch.compile" not in text
+    hooked = strategy == "ddp" and bool(here.accelerators)  # torch has no such hook on CPUs
+    assert ("bf16_compress_hook)" in text) == hooked
+    assert ("mp_policy=" in text) == (strategy != "ddp")
+    assert ("mesh=mesh" in text) == (strategy == "hybrid")
     (tmp_path / "train.py").write_text(text)
     check = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F,I"]
     names = 'builtins=["model", "loader", "loss_fn"]'
