@@ -20,6 +20,7 @@ from speedkit_jupyter.codegen.script import (
     taken_as_they_are,
     words_of,
 )
+from speedkit_jupyter.codegen.torchrun import STARTERS, spread, torchrun
 from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from speedkit_jupyter.codegen.script import Optimizers
 
-FORMS = ("torch", "yaml", "accelerate", "fabric", "transformers")
+FORMS = ("torch", "torchrun", "yaml", "accelerate", "fabric", "transformers", *STARTERS)
 
 
 @hide_internal_frames
@@ -51,6 +52,8 @@ def code(
     names: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
+
+    `torchrun` is a whole script for several processes; `slurm` and `kubernetes` start it.
 
     `optimizers` are those that the plan was made with; their hyperparameters are written out. Where
     they are a mapping, its keys are your words for them, and a framework goes on with your own
@@ -75,9 +78,13 @@ def code(
     if form not in FORMS:
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
+    if form in STARTERS:
+        return STARTERS[form](plan)
     words, name = words_of(optimizers, names), arguments.word("name", name)
-    script = gather(plan, form, named(plan, optimizers), words, call_of(model), name)  # type: ignore[arg-type]
-    taken = taken_as_they_are(script, {} if form == "torch" else words)
+    plan = spread(plan) if form == "torchrun" else plan
+    known: Any = "torch" if form == "torchrun" else form  # as the catalog knows it
+    script = gather(plan, known, named(plan, optimizers), words, call_of(model), name)
+    taken = taken_as_they_are(script, {} if known == "torch" else words)
     return WRITERS[form](replace(script, own=taken))
 
 
@@ -108,7 +115,8 @@ def code_report(
 ) -> Document:
     """Return a report of it; `name` is the user's word for the model, `names` the notebook."""
     text = code(plan, form, optimizers, model=model, name=name, names=names)
-    title = {"torch": "plain PyTorch", "yaml": "a config"}.get(form, form.capitalize())
+    titles = {"torch": "plain PyTorch", "torchrun": "a script for torchrun", "yaml": "a config"}
+    title = titles.get(form, form.capitalize())
     body = Section(Code(text.rstrip("\n"), is_file=True))
     return Document(f"The plan for `{name}` as {title}", (body,), {"form": form, "code": text})
 
@@ -192,6 +200,7 @@ def _transformers(script: Script) -> str:
 
 WRITERS = {
     "torch": _torch,
+    "torchrun": torchrun,
     "accelerate": _accelerate,
     "fabric": _fabric,
     "transformers": _transformers,

@@ -39,10 +39,13 @@ WIDTH = 88  # of a comment
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
 # Names that generated code gives to something else.
 TAKEN = {
-    "accelerator", "arguments", "attention", "batch", "block", "closure", "compiled_model",
-    "fabric", "group", "inputs", "loss", "loss_fn", "losses", "module", "more", "name", "number",
-    "one", "outputs", "scaler", "targets", "torch", "train_dataset", "trainer",
+    "accelerator", "arguments", "attention", "batch", "block", "closure", "compiled_model", "dist",
+    "epoch", "fabric", "group", "inputs", "loader", "loss", "loss_fn", "losses", "module", "more",
+    "name", "number", "one", "outputs", "sampler", "scaler", "targets", "torch", "train",
+    "train_dataset", "trainer",
 }  # fmt: skip
+# Strategies by which a process holds a part of each parameter.
+SHARDED = ("fsdp2", "hybrid")
 # What snippets call the model; the user's own word takes its place.
 MODEL = "model"
 
@@ -251,14 +254,16 @@ def _variable(name: str) -> str:
 
 def taken_as_they_are(script: Script, given: Mapping[str, str]) -> frozenset[str]:
     """Return the `given` optimizers, those without a change, and those that one line can't make."""
+    # Of a model in parts, an optimizer has to be made after the parts.
+    sharded = script.plan["distributed"].value in SHARDED
     return frozenset(
         name
         for name in script.optimizers
-        if name in given or not script.added(name) or not _makeable(script, name)
+        if name in given or not (script.added(name) or sharded) or not makeable(script, name)
     )
 
 
-def _makeable(script: Script, name: str) -> bool:
+def makeable(script: Script, name: str) -> bool:
     """Return whether one line makes it: torch's own class, all parameters in one group."""
     import torch
 

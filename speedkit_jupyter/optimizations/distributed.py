@@ -73,11 +73,14 @@ class Distributed(Optimization):
         details = {name: getattr(options, name) for name in ("reduce", "reshard", "bucket_view")}
         details |= {"static_graph": options.static_graph, "hosts": facts.hosts}
         hint = f"{facts.processes} times the samples a step; loader = ctx.sharded(loader)"
-        if asked != "auto":
-            rule = f"over {count(facts.processes, 'rank')}"
-            return request.obey(asked, rule, details=details, hint=hint)
         value, rule = _by_memory(hardware, facts)
-        return request.apply(value, rule, details=details, hint=hint)
+        if asked != "auto":
+            value, rule = asked, f"over {count(facts.processes, 'rank')}"
+        if value == "ddp" and details["reduce"] == "bf16" and facts.device_type == "cpu":
+            details["reduce"] = "auto"
+            hint += "; gradients go in full precision: ddp sends bf16 between GPUs only"
+        decide = request.apply if asked == "auto" else request.obey
+        return decide(value, rule, details=details, hint=hint)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -109,41 +112,60 @@ class Distributed(Optimization):
         return {"model.distributed": now or "no"}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        start = "dist.init_process_group()  # under torchrun"
         if form != "torch":  # its launcher and its own arguments do it
             return Snippet(comment=f"start it with {form}'s own launcher")
-        if decision.value == "ddp":
-            more = {"gradient_as_bucket_view": decision.details.get("bucket_view", True)}
-            if decision.details.get("static_graph"):
-                more["static_graph"] = True
-            wrap = f"model = {call('DistributedDataParallel', 'model', **more)}"
-            imported = "from torch.nn.parallel import DistributedDataParallel"
-            return Snippet(
-                imports=("import torch.distributed as dist", imported),
-                setup=(start,),
-                model=(wrap,),
-            )
-        reshard = decision.details.get("reshard", True)
-        kinds = " ".join(f'"{name}",' for name in facts.block_classes)
-        mesh_word = ", mesh=mesh" if decision.value == "hybrid" else ""
-        lines = [
+        imports, lines = (_ddp if decision.value == "ddp" else _parts)(decision, facts)
+        return Snippet(
+            decision.why,
+            imports=("import torch.distributed as dist", *imports),
+            setup=("dist.init_process_group()  # under torchrun",),
+            model=tuple(lines),
+        )
+
+
+def _ddp(decision: Decision, facts: Facts) -> tuple[list[str], list[str]]:
+    """Return imports and lines that make the model a copy on each rank."""
+    more = {"gradient_as_bucket_view": decision.details.get("bucket_view", True)}
+    if decision.details.get("static_graph"):
+        more["static_graph"] = True
+    imports = ["from torch.nn.parallel import DistributedDataParallel"]
+    lines = [f"model = {call('DistributedDataParallel', 'model', **more)}"]
+    if decision.details.get("reduce") == "bf16":
+        hooks = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+        imports.append(f"from {hooks} import bf16_compress_hook")
+        lines.append("model.register_comm_hook(None, bf16_compress_hook)")
+    return imports, lines
+
+
+def _parts(decision: Decision, facts: Facts) -> tuple[list[str], list[str]]:
+    """Return imports and lines that leave a part of the model on each rank."""
+    words = [f"reshard_after_forward={decision.details.get('reshard', True)}"]
+    imports = ["from torch.distributed.fsdp import fully_shard"]
+    lines = [
+        "for tensor in [*model.parameters(), *model.buffers()]:  # rank 0's, on all",
+        "    dist.broadcast(tensor.detach(), 0)",
+    ]
+    if decision.details.get("reduce") == "bf16":
+        imports[0] = "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard"
+        lines.append("policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)")
+        words.append("mp_policy=policy")
+    if decision.value == "hybrid":
+        imports += ["import os", "from torch.distributed.device_mesh import init_device_mesh"]
+        shape = "(dist.get_world_size() // local, local)"
+        lines += [
+            'local = int(os.environ["LOCAL_WORLD_SIZE"])',
+            f'mesh = init_device_mesh("{facts.device_type}", {shape})',
+        ]
+        words.append("mesh=mesh")
+    kinds = " ".join(f'"{name}",' for name in facts.block_classes)
+    if kinds:
+        lines += [
             f"kinds = ({kinds})",
             "for block in [*model.modules()][1:]:",
             "    if type(block).__name__ in kinds:",
-            f"        fully_shard(block, reshard_after_forward={reshard}{mesh_word})",
-        ] * bool(kinds)
-        lines.append(f"fully_shard(model, reshard_after_forward={reshard}{mesh_word})")
-        if mesh_word:
-            device, hosts = facts.device_type, decision.details["hosts"]
-            shape = f"({hosts}, dist.get_world_size() // {hosts})"
-            lines.insert(0, f'mesh = init_device_mesh("{device}", {shape})')
-        mesh = ("from torch.distributed.device_mesh import init_device_mesh",) * bool(mesh_word)
-        shard = "from torch.distributed.fsdp import fully_shard"
-        return Snippet(
-            imports=("import torch.distributed as dist", shard, *mesh),
-            setup=(start,),
-            model=tuple(lines),
-        )
+            f"        fully_shard(block, {', '.join(words)})",
+        ]
+    return imports, [*lines, f"fully_shard(model, {', '.join(words)})"]
 
 
 def _obstacle(facts: Facts) -> str:

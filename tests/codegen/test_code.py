@@ -25,7 +25,7 @@ from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 MACHINES = machines.names()
-PYTHON_FORMS = [form for form in FORMS if form != "yaml"]
+PYTHON_FORMS = [form for form in FORMS if form not in ("yaml", "torchrun", "slurm", "kubernetes")]
 FACTS = Facts(parameters=11_000_000, convolutions=20, optimizers=(OptimizerFacts("AdamW"),))
 every_machine = pytest.mark.parametrize("machine", MACHINES)
 
