@@ -8,7 +8,7 @@ gradients too, since a single function has fewer places where rounding is decisi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -119,8 +119,21 @@ def _widened(drawn: Drawn) -> Drawn:
     return replace(drawn, arguments=arguments, cotangents=tree_map(wide, drawn.cotangents))
 
 
-def rows(values: Values, reference: Values) -> dict[str, Row]:
-    """Compare what both have, or one has: a gradient that is missing stands for zeros."""
+def usual(values: Values, known: Mapping[str, float]) -> dict[str, float]:
+    """Return the largest root mean square of each tensor, of these values and those before."""
+    seen = {n: one for n, one in values.items() if _is_floating(one) and one.numel()}
+    now = {n: float(one.norm()) / math.sqrt(one.numel()) for n, one in seen.items()}
+    finite = {n: size for n, size in now.items() if math.isfinite(size)}
+    return {n: max(finite.get(n, 0.0), known.get(n, 0.0)) for n in {*finite, *known}}
+
+
+def rows(
+    values: Values, reference: Values, least_of: Mapping[str, float] | None = None
+) -> dict[str, Row]:
+    """Compare what both have, or one has: a gradient that is missing stands for zeros.
+
+    `least_of` is the least root mean square to which a tensor is compared, by its name.
+    """
     extra = [n for n in values if n.startswith(GRADIENT) and n not in reference]
     pairs = {name: (values.get(name), reference.get(name)) for name in (*reference, *extra)}
     floats = {name: pair for name, pair in pairs.items() if all(map(_is_floating, pair))}
@@ -132,6 +145,7 @@ def rows(values: Values, reference: Values) -> dict[str, Row]:
         if name in parts:
             part = parts[name]
             floor = least if name.startswith(GRADIENT) and math.isfinite(least) else 0.0
+            floor = max(floor, (least_of or {}).get(name, 0.0))
             typical = max(math.sqrt(part.square / max(part.size, 1)), floor)
             worst_row = _worst_row(one, other, typical)
             found[name] = Row(part.deviation(floor), worst_row, 0, part.size)
