@@ -9,7 +9,7 @@ from torch import nn
 from speedkit_jupyter import autotune
 from speedkit_jupyter.autotune.tuner import Counted
 
-pytestmark = [pytest.mark.slow, pytest.mark.compile]
+pytestmark = [pytest.mark.slow, pytest.mark.compile, pytest.mark.thorough]
 
 
 def compiled(model: nn.Module, x: torch.Tensor) -> Counted:

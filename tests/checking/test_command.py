@@ -106,7 +106,7 @@ def run(kernels, candidate, *more, reference="reference"):
 
 @pytest.mark.slow
 def test_a_right_one_passes(kernels):
-    done = run(kernels, "right", "--json", "--budget", "5")
+    done = run(kernels, "right", "--json", "--budget", "20")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["passed"]
@@ -116,6 +116,7 @@ def test_a_right_one_passes(kernels):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_modules_have_the_same_weights(kernels):
     words = {"reference": "Model"}
     done = run(kernels, "Rewritten", "--inputs", f"{kernels}:get_inputs", **words)
@@ -132,7 +133,7 @@ def test_modules_have_the_same_weights(kernels):
     ("candidate", "said"),
     [
         ("ends", "its process ended"),
-        ("early", "output"),
+        pytest.param("early", "output", marks=pytest.mark.thorough),
         ("ahead", "output"),
     ],
 )

@@ -154,6 +154,7 @@ def hosts():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_two_hosts_train_together_and_say_in_one_line_that_one_was_cut_off(tmp_path, hosts):
     file = filled(written(), tmp_path)
     text = file.read_text().replace("train(loader, loss_fn)\n", "train(loader, loss_fn, 10**9)\n")

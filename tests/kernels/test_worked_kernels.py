@@ -50,6 +50,7 @@ def is_right(kernel: Any, device: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_the_cpp_kernel_is_right():
     is_right(built("cpp"), "cpu")
 

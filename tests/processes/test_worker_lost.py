@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-import psutil
 import pytest
 
 from speedkit_jupyter import launch
@@ -16,7 +15,7 @@ pytest.importorskip("ipyparallel")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
 
 
-def test_a_killed_rank_is_named_and_the_next_launch_starts_anew():
+def test_a_killed_rank_is_named_and_the_next_launch_starts_anew(left_processes):
     def die():
         import os
         import signal
@@ -30,10 +29,11 @@ def test_a_killed_rank_is_named_and_the_next_launch_starts_anew():
     with pytest.raises(RankLost, match="rank 1 of 2 was killed"):
         launch(die)
     assert workers.current() is None
-    assert psutil.Process().children(recursive=True) == []
+    assert left_processes() == []
 
 
-def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch):
+@pytest.mark.thorough
+def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch, left_processes):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     started = workers.Workers(1, "speedkit")
@@ -43,4 +43,4 @@ def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch):
         assert started._call(os.getpid) == started.pids
     finally:
         started.stop()
-    assert psutil.Process().children(recursive=True) == []
+    assert left_processes() == []
