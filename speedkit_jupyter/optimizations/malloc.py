@@ -15,6 +15,9 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import LARGE_BYTES, Facts
 
 NAME = "malloc.keep"
+# A step that gets this much anew from the system spends tens of milliseconds on it. A few times
+# less costs little, and a search loses more by toggling than it may win.
+MUCH_BYTES = 4 * LARGE_BYTES
 FRESH = "each step gets about {} MiB anew from the system, which clears it page by page"
 
 
@@ -77,4 +80,4 @@ class Malloc(Optimization):
         return (True,) if is_cpu and self._is_much(facts) else ()
 
     def _is_much(self, facts: Facts) -> bool:
-        return facts.fresh_bytes >= LARGE_BYTES
+        return facts.fresh_bytes >= MUCH_BYTES

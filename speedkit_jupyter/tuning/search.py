@@ -148,7 +148,7 @@ class Search:
         budget.follow(first.usual_s, first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
-        facts = [replace(one, fresh_bytes=first.fresh_bytes) for one in seen.facts]
+        facts = [replace(one, fresh_bytes=first.fresh_bytes or 0) for one in seen.facts]
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
         return seen._replace(task=task, facts=facts)

@@ -16,7 +16,7 @@ from speedkit_jupyter.optimizations.facts.model import LARGE_BYTES
 from speedkit_jupyter.plans.planning import plan
 
 ENTRY = named("malloc")
-MUCH = Facts(fresh_bytes=100 << 20)
+MUCH = Facts(fresh_bytes=200 << 20)
 needs_glibc = pytest.mark.skipif(heap.library() is None, reason="for glibc's own malloc")
 
 
@@ -58,7 +58,7 @@ def test_it_is_offered_where_a_step_gets_much_memory_anew():
     cpu = Hardware.from_json("cpu")
     decision = plan(SpeedConfig(), cpu, MUCH)["malloc"]
     assert (decision.active, decision.worth_measuring) == (False, True)
-    assert "100 MiB" in decision.why
+    assert "200 MiB" in decision.why
     assert ENTRY.candidates(cpu, MUCH) == (True,)
     assert ENTRY.candidates(cpu, Facts()) == ()
 

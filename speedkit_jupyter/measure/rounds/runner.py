@@ -45,10 +45,10 @@ class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
     `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
-    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). The latest
-    one got `fresh_bytes` from the system. `around` makes what is in force beside the plan. One that
-    `is_planned` has a config; one that is not `is_routed` gets of its plan only what the step asks
-    its context for.
+    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). Each
+    got `fresh_bytes` from the system at least. `around` makes what is in force beside the plan. One
+    that `is_planned` has a config; one that is not `is_routed` gets of its plan only what the step
+    asks its context for.
     """
 
     step: Step
@@ -62,7 +62,7 @@ class Runner:
     skipped_in_a_row: int = 0
     compiled_in_a_row: int = 0
     was_disturbed: bool = False
-    fresh_bytes: int = 0
+    fresh_bytes: int | None = None
     is_planned: bool = False
     is_routed: bool = True
     _router: Router | None = None
@@ -121,7 +121,8 @@ class Runner:
             self.warm.restore()
         before = heap.fresh_bytes()
         took_s = clock.timed(self.once, self.device)
-        self.fresh_bytes = heap.fresh_bytes() - before
+        fresh = heap.fresh_bytes() - before
+        self.fresh_bytes = fresh if self.fresh_bytes is None else min(self.fresh_bytes, fresh)
         return took_s
 
     @user_code_boundary
