@@ -203,10 +203,10 @@ class Workers:
         bad = {r: o for r, o in ended.items() if isinstance(o, BaseException) or o.error}
         if not bad:
             return
-        deadline = time.monotonic() + DEATH_S
+        # On this host a dead process is seen soon, though others may lose its connection before.
+        is_soon = self.is_here and not any(isinstance(one, BaseException) for one in bad.values())
+        deadline = time.monotonic() + (DEATH_S / 4 if is_soon else DEATH_S)
         while time.monotonic() < deadline and not self.dead():
-            if not any(isinstance(one, BaseException) for one in bad.values()) and self.is_here:
-                break  # on this host a dead process is seen at once
             time.sleep(POLL_S)
         if dead := self.dead():
             raise self._lost(dead)
