@@ -22,9 +22,9 @@ MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 15, 0.08
 LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
 # A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
-# A proof ends when the plan's interval is at most PRECISE of its median, or PRECISE_GAIN of its
-# gain: the second digit of a threefold speed-up matters little.
-PRECISE, PRECISE_GAIN = 0.05, 0.1
+# A proof ends when the plan's interval is as narrow as PRECISE, or as this share of its gain: so
+# much another process may differ anyway.
+PRECISE_GAIN = 0.1
 # A search needs about this many steps, and a proof so many rounds: of the baseline and a plan,
 # which takes ALONE of its step, or PROVEN with its parts.
 ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
@@ -103,7 +103,8 @@ class Proof(Grid):
     """Goes on until the first plan is precise, and its parts clear; then checks what is best, and
     what may be left of it, until something is right.
 
-    Rivals leave when they fall behind; where `steps_are_long` so do plans without a part.
+    Rivals leave when they fall behind, and plans without a part once that is proven; where
+    `steps_are_long` they do so like rivals.
     """
 
     times, proves, checked = BEHIND, True, 2
@@ -115,16 +116,22 @@ class Proof(Grid):
         self._staying = {plans[0].name, *(plan.name for plan in parts)}
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what is slower than the baseline or far behind, at a look also a whole that gains
-        nothing.
+        """Return what is slower than the baseline or far behind; at a look also what lacks a
+        proven part, and a whole that gains nothing.
         """
         if self._aim.memory:
             return ()
         gone, whole = [*super().leaving(racing, comparison)], self._row(racing)
         if not _is_early(racing):
             gone += [row for row in fallen_behind(racing) if row.name not in self._staying]
-        ratio = comparison.ratio(whole) if comparison and whole else None
-        return [*gone, whole] if whole and ratio and ratio.median <= 1 else gone
+        if comparison and whole:
+            proven = {
+                self._whole.without(p.name).name for p in self._parts(comparison) if p.is_proven
+            }
+            gone += [row for row in racing[1:] if row.name in proven]
+            ratio = comparison.ratio(whole)
+            gone += [whole] if ratio and ratio.median <= 1 else []
+        return gone
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
         if comparison is None or len(racing) == 1:
@@ -134,9 +141,9 @@ class Proof(Grid):
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
             return False
-        precise = max(PRECISE, PRECISE_GAIN * (ratio.median - 1))
+        precise = max(aim.PRECISE, PRECISE_GAIN * (ratio.median - 1))
         names = {row.name for row in racing}
-        parts = aim.parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
+        parts = self._parts(comparison)
         left = [part for part in parts if self._whole.without(part.name).name in names]
         return ratio.is_precise(precise) and all(part.is_clear for part in left)
 
@@ -158,6 +165,9 @@ class Proof(Grid):
                     yield records[self._whole.without(idle).name]
                 return
             gains[best.name] = 0.0
+
+    def _parts(self, comparison: Comparison) -> list[aim.Part]:
+        return aim.parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
 
     def _row(self, racing: Sequence[Record]) -> Record | None:
         return next((row for row in racing[1:] if row.name == self._whole.name), None)

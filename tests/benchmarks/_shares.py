@@ -60,21 +60,23 @@ class Shares:
 @contextmanager
 def noted() -> Iterator[Shares]:
     """Note where the seconds of the block go."""
-    shares, lead_ins, whole = Shares(), [-1], Examination.late
-    steps = {part: shares.within(part)(clock.timed) for part in PARTS[:3]}
+    shares, is_block, whole = Shares(), [False], Examination.late
+    steps = {part: shares.within(part)(clock.timed) for part in ("lead-ins", "warm-up")}
     blocks = Sampler._block
 
     def timed(*given: Any) -> float:
-        part = "warm-up" if lead_ins[0] < 0 else "lead-ins" if lead_ins[0] else "timed steps"
-        lead_ins[0] -= part == "lead-ins"
-        return steps[part](*given)
+        return steps["lead-ins" if is_block[0] else "warm-up"](*given)
 
     def block(sampler: Sampler, *given: Any) -> Any:
-        lead_ins[0] = sampler._lead_in
+        is_block[0] = True
         try:
-            return blocks(sampler, *given)
+            found = blocks(sampler, *given)
         finally:
-            lead_ins[0] = -1
+            is_block[0] = False
+        timed_s = found[0] * sampler._length if found else 0.0
+        shares.seconds["lead-ins"] -= timed_s
+        shares.seconds["timed steps"] += timed_s
+        return found
 
     def late(*given: Any) -> Iterator[Any]:
         turns = whole(*given)

@@ -15,7 +15,7 @@ from speedkit_jupyter.kernels.recognition import recognized
 from speedkit_jupyter.machines import heap
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Effect
-from speedkit_jupyter.optimizations.facts.model import LARGE_BYTES as FRESH_BYTES
+from speedkit_jupyter.optimizations.malloc import MUCH_BYTES
 from speedkit_jupyter.profiling.split import Part
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import ratio, share, size
@@ -49,7 +49,7 @@ def fresh_memory(seen: Situation) -> Iterator[Opportunity]:
     """Find, on a CPU, a step that gets its memory anew from the system each time."""
     calls = max(len(seen.profile.plain_s), 1)
     fresh = seen.profile.fresh_bytes // calls
-    if not seen.on_cpu or fresh < FRESH_BYTES or heap.library() is None or heap.is_kept():
+    if not seen.on_cpu or fresh < MUCH_BYTES or heap.library() is None or heap.is_kept():
         return
     taken = min(heap.fresh_s(fresh) * calls / max(seen.profile.timed_s, 1e-9), 0.9)
     if taken >= 0.05:

@@ -103,9 +103,10 @@ class Observer(Watcher):
     `others` are parameters beside those of the models; gradients of those whose ids are `unread`
     do not count. `scale` gives the loss scale in force. A run that `ends_early` raises `Enough`
     after the followed steps of its optimizers, or after one call; one that `stops_at_step` does so
-    before the first of these steps, once its gradients are known. Where results are `named`, they
-    are compared in place of all outputs. Gradients are cleared first, so that they are the step's
-    alone; the caller puts them back.
+    before the first of these steps, once its gradients are known. In one that is `led` the
+    optimizers get no gradients, and parameters go where the trace's went. Where results are
+    `named`, they are compared in place of all outputs. Gradients are cleared first, so that they
+    are the step's alone; the caller puts them back.
     """
 
     models: Sequence[Any]
@@ -116,6 +117,7 @@ class Observer(Watcher):
     extends: bool = False
     ends_early: bool = False
     stops_at_step: bool = False
+    led: bool = False
     named: bool = False
     unread: Collection[int] = ()
     run: Run = field(default_factory=Run)
@@ -235,7 +237,8 @@ class Observer(Watcher):
         self._in_closure = False
         if self._is_free:
             return
-        self._moves("parameter", {self._name(p): p for p in parameters_of([optimizer])})
+        own = {self._name(p): p for p in parameters_of([optimizer])}
+        self._moves("parameter", own, led=self.led)
         self._moves("buffer", self._all("buffers"))
         if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
             raise Enough
@@ -273,10 +276,14 @@ class Observer(Watcher):
     def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
         import torch
 
-        self._is_fresh = False
+        self._is_fresh, parameters = False, list(parameters)
         gradients = {self._name(p): self._gradient(p) for p in parameters}
         values = {n: None if one is None else plain(one) for n, one in gradients.items()}
         self._look("gradient", _divided(values, scale))
+        if replace and self.led:
+            for parameter in parameters:
+                parameter.grad = None
+            return
         expected = self.trace[self._key].values if replace and self._key in self.trace else {}
         for name, gradient in gradients.items():
             value = expected.get(name)
@@ -292,21 +299,25 @@ class Observer(Watcher):
             return None
         return parameter.grad
 
-    def _moves(self, kind: str, holders: Values) -> bool:
+    def _moves(self, kind: str, holders: Values, led: bool = False) -> bool:
         """Compare where parameters or buffers are now; return whether they went anywhere."""
         values = {name: plain(tensor) for name, tensor in holders.items()}
-        self._look(kind, {name: value for name, value in values.items() if value is not None})
+        known = {name: value for name, value in values.items() if value is not None}
+        self._look(kind, known, led=led)
         look = self.trace.get(self._key)
         return look is not None and any(look.ways.values())
 
-    def _look(self, kind: str, found: Values, tag: str = "") -> Iterable[Row]:
-        """Compare with the trace, or add to it."""
+    def _look(self, kind: str, found: Values, tag: str = "", led: bool = False) -> Iterable[Row]:
+        """Compare with the trace, or add to it; if `led`, write the trace's values first."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
         look = self.trace.get(key)
         if look is None and self.extends:
             self.trace[key], look = self._stored(kind, found), Look(found)
+        for name in found.keys() & look.values.keys() if led and look is not None else ():
+            if found[name].shape == look.values[name].shape:
+                found[name].copy_(look.values[name])
         rows = _compared(kind, found, look)
         for name, row in rows.items():
             self.run.rows[key, name] = row

@@ -22,7 +22,8 @@ LEAST_PAIRS = 8
 # A run may err with this probability in all; half of it is for the look at its end, which most
 # small differences wait for, the other half is shared by the looks before.
 ERROR, LAST_LOOK = 0.05, 0.5
-FIRST_LOOK = 10
+# The first look has pairs enough for an interval where five variants share a few looks.
+FIRST_LOOK = 12
 # How an interval is called wherever one is shown.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # The standard deviation of a gain between processes, as a share of it (of its logarithm): memory
@@ -129,10 +130,10 @@ def order_statistic(number: int, error: float) -> int:
 
 
 def planned_looks(rounds: int) -> tuple[int, ...]:
-    """Return after which rounds to look before a budget of so many is spent: 10, 20, 40 …"""
+    """Return after which rounds to look before a budget of so many is spent: 12, 18, 27, 40 …"""
     looks = [FIRST_LOOK]
-    while looks[-1] * 2 < rounds:
-        looks.append(looks[-1] * 2)
+    while (later := looks[-1] * 3 // 2) < rounds:
+        looks.append(later)
     return tuple(looks)
 
 

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
 # What a plan changes in the optimizer's step alone.
 STEPS = {"fused_optimizer"}
+# The heap has settled in a step that gets no more anew than this beyond another one: that takes a
+# few hundredths of a long step.
+SETTLED_BYTES = 4 << 20
 # A step, or a block of steps, is expected to take as long as the slowest of so many before it.
 RECENT = 8
 
@@ -46,7 +49,8 @@ class Runner:
 
     `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
     fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). Each
-    got `fresh_bytes` from the system at least. `around` makes what is in force beside the plan. One
+    got `fresh_bytes` from the system at least; the last one `has_settled` if it got hardly more.
+    `around` makes what is in force beside the plan. One
     that `is_planned` has a config; one that is not `is_routed` gets of its plan only what the step
     asks its context for.
     """
@@ -63,6 +67,7 @@ class Runner:
     compiled_in_a_row: int = 0
     was_disturbed: bool = False
     fresh_bytes: int | None = None
+    has_settled: bool = True
     is_planned: bool = False
     is_routed: bool = True
     _router: Router | None = None
@@ -123,6 +128,7 @@ class Runner:
         took_s = clock.timed(self.once, self.device)
         fresh = heap.fresh_bytes() - before
         self.fresh_bytes = fresh if self.fresh_bytes is None else min(self.fresh_bytes, fresh)
+        self.has_settled = fresh <= self.fresh_bytes + SETTLED_BYTES
         return took_s
 
     @user_code_boundary

@@ -126,6 +126,7 @@ class Sampler:
         self.round_s: float | None = None
         self.skipped_rounds = self.compiled_rounds = 0
         self._lead_in, self._length = block_steps(runners, throughput)
+        self._is_long = bool(runners) and runners[0].step_s >= LONG_S
         self._steps = self._lead_in + self._length  # of one block
 
     @property
@@ -258,19 +259,15 @@ class Sampler:
         assert runner.warm is not None
         begun_s, before = self._budget.spent_s, compilations.graphs()
         with runner.applied(), runner.record.compilations.counted():
-            device = runner.device  # a plan may have moved the model
             if not runner.step.afresh:
                 runner.warm.restore()
             heap.give_back()
-            for _ in range(self._lead_in):
-                runner.timed()
-            scale, graphs = runner.scale(), compilations.graphs()
-            self._interruptions.begin()
-            if self.throughput and not runner.step.afresh:
-                steps = (runner.once() for _ in range(self._length))
-                seconds = clock.timed(lambda: deque(steps, maxlen=0), device)
-            else:
-                seconds = sum(runner.timed() for _ in range(self._length))
+            for untimed in range(self._lead_in, -1, -1):
+                scale, graphs = runner.scale(), compilations.graphs()
+                self._interruptions.begin()
+                seconds = runner.timed() if untimed else self._timed(runner)
+                if untimed and self._is_long and runner.has_settled:
+                    break  # so this step counts
             waited_s = self._interruptions.seconds(seconds)
             skipped = runner.scale() < scale
             compiled = compilations.graphs() > graphs
@@ -281,6 +278,13 @@ class Sampler:
         runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
         return None if skipped or compiled else (seconds / self._length, waited_s / self._length)
 
+    def _timed(self, runner: Runner) -> float:
+        """Return the seconds of a block's timed steps."""
+        if self.throughput and not runner.step.afresh:
+            steps = (runner.once() for _ in range(self._length))
+            return clock.timed(lambda: deque(steps, maxlen=0), runner.device)
+        return sum(runner.timed() for _ in range(self._length))
+
 
 def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[int, int]:
     """Return how many steps of a block are not timed, which lead in, and how many are."""
@@ -288,8 +292,8 @@ def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[in
     length = max(1, math.ceil((THROUGHPUT_BLOCK_S if throughput else BLOCK_S) / shortest_s))
     if runners and runners[0].step_s < LONG_S:
         return max(1, math.ceil(LEAD_IN_S / shortest_s)), max(BLOCK_STEPS, length)
-    # The first step gets what another variant's block has handed back to the system; what is kept
-    # settles in two.
+    # The first step may get what another variant's block has handed back to the system; what is
+    # kept settles in two at most.
     toggles = any("malloc" in runner.record.applied for runner in runners)
     return (2 if heap.is_kept() else 1) if toggles else 0, length
 
