@@ -122,11 +122,13 @@ class Known:
     reasons: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[Timed]:
-        """Return the last that was seen of each candidate; what was not timed tells nothing new."""
+        """Return the last that was seen of each candidate; a round or two tell nothing new."""
         rows: dict[str, Timed] = {}
         for comparison in (stage.comparison for stage in self.stages):
             for record in comparison.records[1:]:
-                if record.times_s or record.failure or record.name not in rows:
+                known = rows.get(record.name)
+                least = min(len(known.record.times_s), FEW_ROUNDS) if known else 0
+                if known is None or record.failure or len(record.times_s) >= max(least, 1):
                     rows[record.name] = Timed(comparison, record)
         return list(rows.values())
 
