@@ -22,17 +22,17 @@ BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 def near_ones(
     known: Known, warm: Collection[str], plan: Candidate, others: Iterable[Candidate]
 ) -> list[Candidate]:
-    """Return those that lack the weakest part first; what would be compiled anew, though the
-    plan itself is compiled, is left out.
+    """Return first those whose parts gain most by themselves, beside what the plan loses for them;
+    what would be compiled anew, though the plan itself is compiled, is left out.
     """
-    speedups = {row.record.name: row.ratio.median for row in known.rows()}
+    speedups = {row.record.name: row.ratio.median or 1.0 for row in known.rows()}
 
-    def gain_of_what_it_lacks(other: Candidate) -> float:
-        gone = plan.values.keys() - other.values.keys()
-        return min((speedups.get(plan.part(name).name, 1.0) for name in gone), default=math.inf)
+    def gain(one: Candidate, other: Candidate) -> float:
+        names = [name for name in one.values if other.values.get(name) != one.values[name]]
+        return math.prod(speedups.get(one.part(name).name, 1.0) for name in names)
 
     quick = [one for one in others if not (plan.costly and one.costly) or one.name in warm]
-    return sorted(quick, key=gain_of_what_it_lacks)
+    return sorted(quick, key=lambda other: gain(plan, other) / gain(other, plan))
 
 
 def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:

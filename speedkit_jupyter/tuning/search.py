@@ -230,7 +230,9 @@ class Search:
         compiled = [start.joined(single) for single in costly]  # on GPUs its graphs, too
         alone = [start.part(name) for name in start.values]
         near = start.neighbours(cheap)
-        # The few plans that there is time for where steps are long: what may be the best itself.
+        # The few plans that there is time for where steps are long: what may be the best itself,
+        # as with another part in the place of one. A proof has the plan without each of its parts.
+        near.sort(key=lambda plan: len(plan.values) != len(start.values))
         rest = [*near, *alone] if self.budget.steps_are_long else [*alone, *near]
         return self._worth_trying([start, *compiled, *rest, *cheap, *costly])
 
@@ -310,14 +312,10 @@ class Search:
         if gains[best.name] > 1:
             self.tuning.take(best, comparison)
             if is_taken:
-                yield from self._drop_idlest(comparison, gains)
+                self._drop_idlest(comparison, gains)
 
-    def _drop_idlest(
-        self, comparison: Comparison, gains: Mapping[str, float]
-    ) -> Iterator[Progress]:
-        """Leave out the part that brings least, if it brings nothing, and prove the rest anew if
-        others bring nothing either: together they may be worth much.
-        """
+    def _drop_idlest(self, comparison: Comparison, gains: Mapping[str, float]) -> None:
+        """Leave out the part that brings least, if it brings nothing."""
         tuning, whole = self.tuning, self.tuning.winner
         name = "" if self.aim.memory else idlest(whole, comparison)
         rest = whole.without(name)
@@ -328,9 +326,6 @@ class Search:
         self.known.refuse(gone.word, f"left out: with it the plan is {gone.ratio} as fast")
         tuning.take(rest, comparison)
         tuning.parts_found = list((parts | {p.name: p for p in tuning.parts_found}).values())
-        is_idle = any(part.is_idle for part in tuning.parts_found)
-        if is_idle and len(rest.values) > 1 and self.budget.can_check():
-            yield from self.prove(rest, "without what is not proven")
 
     def _benchmark(
         self, title: str, asked: Sequence[Candidate], policy: Policy

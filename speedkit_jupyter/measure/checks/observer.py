@@ -315,9 +315,9 @@ class Observer(Watcher):
         look = self.trace.get(key)
         if look is None and self.extends:
             self.trace[key], look = self._stored(kind, found), Look(found)
-        for name in found.keys() & look.values.keys() if led and look is not None else ():
-            if found[name].shape == look.values[name].shape:
-                found[name].copy_(look.values[name])
+        for name, value in look.values.items() if led and look is not None else ():
+            if name in found and found[name].shape == value.shape:
+                found[name].copy_(value)
         rows = _compared(kind, found, look)
         for name, row in rows.items():
             self.run.rows[key, name] = row
