@@ -63,9 +63,11 @@ class Candidate:
         return [self.without(name) for name in names]
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return both, without the parts of the plan that exclude the single one."""
+        """Return both, without the parts of the plan that exclude the single one, or lower
+        precision as it does.
+        """
         (name,) = single.values
-        beside = optimizations.named(name).excludes
+        beside = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         idle = [n for n in self.values if n in beside or name in optimizations.named(n).excludes]
         return self.without(*idle) + single
 

@@ -131,6 +131,8 @@ def test_candidates_join_in_the_catalogs_order_one_value_each():
     assert strongest([fp16, fused, bf16]).name == "fp16+fused_optimizer"
     assert (fused + bf16).without("precision").name == "fused_optimizer"
     assert (fused + bf16).part("precision").name == "bf16"
+    medium = Candidate({"tf32": "medium"})
+    assert (fused + bf16).joined(medium).name == "tf32:medium+fused_optimizer"
 
 
 def test_a_search_that_is_stopped_leaves_everything_as_before(work):
