@@ -30,9 +30,9 @@ class Record:
 
     `applied` is what its plan changes, `plan` the same in the config's words, `changes_model` what
     of it makes another model. `first_call_s` holds compilation, `settling_s` is what all warm-up
-    steps took beyond ordinary ones, `limit_s` the machine's own limit for this step. `declines` are
-    the reasons of what was refused of the plan; `declined` says that nothing is left of it, and
-    `failure` why. `score` is the user's own number for the baseline and under this plan.
+    steps took beyond ordinary ones. `declines` are the reasons of what was refused of the plan;
+    `declined` says that nothing is left of it, and `failure` why. `score` is the user's own number
+    for the baseline and under this plan.
     """
 
     name: str
@@ -50,7 +50,6 @@ class Record:
     changes_model: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
     compilations: Compilations = field(default_factory=Compilations)
-    limit_s: float | None = None
     score: Scored | None = None
     waited_s: list[float] = field(default_factory=list)
 
