@@ -95,19 +95,6 @@ def anomaly_mode_off(_: Subject) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def unchecked_distributions(_: Subject) -> Iterator[None]:
-    """Check no arguments of `torch.distributions`."""
-    from torch.distributions import Distribution
-
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
-
-
 def by_pattern(mask: torch.Tensor, found: Recognized) -> Trial:
     """Return what has SDPA compute the pattern wherever it is given a mask of these values."""
     import torch

@@ -124,8 +124,6 @@ class Watched:
     attentions: dict[tuple[int, int], AttentionCall] = field(default_factory=dict)
     ran: set[CodeType] = field(default_factory=set)
     in_anomaly_mode: bool = False
-    checks: int = 0
-    checks_s: float = 0.0
     _inside: bool = False
     _iterators: dict[int, int] = field(default_factory=dict)
 
@@ -167,15 +165,6 @@ class Watched:
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
         self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
-
-    def check(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Time what a distribution's constructor and `log_prob` call to check what they get."""
-        begun_s = clock.now()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self.checks += 1
-            self.checks_s += clock.now() - begun_s
 
     def attention(
         self, original: Original, query: Any, key: Any, value: Any, attn_mask: Any = None,
@@ -227,8 +216,6 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (torch.optim.Optimizer, "zero_grad", found.zero_grad),
             (DataLoader, "__iter__", found.loop),
             (loader_iterator(), "__next__", found.draw),
-            (torch.distributions.Distribution, "__init__", found.check),
-            (torch.distributions.Distribution, "_validate_sample", found.check),
         ):
             stack.enter_context(patched(owner, name, partial(partial, see)))
         stack.enter_context(optimizer_hooks(after=found.stepped))
