@@ -80,14 +80,14 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: its first line, what makes a step of it, and what a profiler.
+    """The last `%%speedbench` cell: its first line, all of it, and what makes a step of it.
 
-    Both are made anew each time, so that no model is kept alive by having been measured.
+    That is made anew each time, so that no model is kept alive by having been measured.
     """
 
     title: str
+    command: str
     step: Callable[[], Step]
-    profiler: Callable[[float | None], Any] | None = None
 
 
 @dataclass

@@ -43,6 +43,11 @@ def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
 
+def names_of_models(names: Space) -> dict[int, str]:
+    """Return the variables that are models by the models' ids."""
+    return {id(model): name for name, model in models(names).items()}
+
+
 def functions(names: Space) -> dict[str, Any]:
     return {
         name: value

@@ -5,10 +5,8 @@ Nothing is traced: the parts are few and long, so that a step takes hardly longe
 
 from __future__ import annotations
 
-import ast
-import builtins
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,8 +27,6 @@ WAITING = (
     "__index__", "__format__", "__repr__",
 )  # fmt: skip
 MOVING = ("to", "cuda", "cpu")
-# These are at hand already; torch's loaders are seen wherever they are used.
-AT_HAND = (range, list, tuple, dict, set, frozenset, str)
 
 
 @contextmanager
@@ -169,50 +165,3 @@ def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
 
     with optimizer_hooks(before, after):
         yield
-
-
-class Loops:
-    """Every `for` of the code that is `rewritten` calls this object, by a built-in name."""
-
-    name = "_speedbench_waits"
-
-    def __init__(self) -> None:
-        self._recorder: Recorder | None = None
-
-    def rewritten(self, tree: ast.Module) -> ast.Module:
-        """Return the same code with its loops, and those of functions that it defines, told."""
-        for node in ast.walk(tree):
-            if isinstance(node, ast.For):
-                called = ast.Call(ast.Name(self.name, ast.Load()), [node.iter], [])
-                node.iter = ast.copy_location(called, node.iter)
-        return ast.fix_missing_locations(tree)
-
-    @contextmanager
-    def told_to(self, recorder: Recorder | None) -> Iterator[None]:
-        """Let the code run in the block; a recorder learns of the waits."""
-        self._recorder = recorder
-        setattr(builtins, self.name, self)
-        try:
-            yield
-        finally:
-            self._recorder = None
-            delattr(builtins, self.name)
-
-    def __call__(self, iterable: Iterable[Any]) -> Iterable[Any]:
-        """Return what the loop goes through in place of this."""
-        is_at_hand = isinstance(iterable, AT_HAND) or hasattr(type(iterable), "__array__")
-        if self._recorder is None or is_at_hand:
-            return iterable
-        return _waited(self._recorder, iterable)
-
-
-def _waited(recorder: Recorder, iterable: Iterable[Any]) -> Iterator[Any]:
-    with recorder.within("data"):
-        draws = iter(iterable)
-    while True:
-        try:
-            with recorder.within("data"):
-                drawn = next(draws)
-        except StopIteration:
-            return
-        yield drawn

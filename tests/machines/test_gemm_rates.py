@@ -69,7 +69,7 @@ def test_what_holds_an_engine_back_has_rates_of_its_own(variable, monkeypatch, h
 
 
 def test_a_row_that_is_none_of_ours_is_measured_anew():
-    database.keep_rates("here", {"blas": -1})
+    database.keep("rates", "here", "", {"blas": -1})
     assert gemm_rates.known("here") is None
 
 

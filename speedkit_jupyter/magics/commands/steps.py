@@ -57,18 +57,18 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
     from speedkit_jupyter.advice.advisor import Advised, Advisor
     from speedkit_jupyter.measure.subject.from_function import step_of
     from speedkit_jupyter.profiling.api import profiler_of
+    from speedkit_jupyter.profiling.profiler import Profiler
 
-    name, budget_s = arguments.step, arguments.budget
+    name, budget_s, words = arguments.step, arguments.budget, namespace.names_of_models(names)
     anew: Callable[[], Step]
     if name is None:
         cell = last_cell(session)
-        assert cell.profiler is not None
-        profiler, anew, subject = cell.profiler(budget_s), cell.step, cell.title
+        anew, subject = cell.step, cell.title
+        profiler = Profiler(anew(), budget_s, cell.command, words)
     else:
         model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
         function = _over_batches(names, name, arguments.loader)
         text = f"%speedkit advise --step {name}"
-        words = {id(value): word for word, value in namespace.models(names).items()}
         profiler, subject = profiler_of(function, model, None, budget_s, text, words), name
         # For --try, with what the names mean by that time.
         anew = lambda: step_of(_over_batches(names, name, arguments.loader), model)  # noqa: E731
