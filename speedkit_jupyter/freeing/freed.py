@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.results.presentable import Shown
 
@@ -188,7 +190,6 @@ def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
 def is_large(value: Any) -> bool:
     """Return whether it is a tensor, or an array of more than a little memory."""
     import numpy as np
-    import torch
 
     is_array = issubclass(type(value), np.ndarray)
     return issubclass(type(value), torch.Tensor) or (is_array and value.nbytes >= LARGE_BYTES)

@@ -16,7 +16,10 @@ from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.loading.settings import (
     Settings,
@@ -31,9 +34,6 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 # This many samples are looked at, for this long at the most.
 MOST, LONGEST_S = 32, 1.0
@@ -66,7 +66,6 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     are the user's to see. Raises StepError for a StopIteration of its own.
     """
     import numpy as np
-    import torch
 
     if is_iterable(loader):
         return Samples()
@@ -120,8 +119,6 @@ def _drawn(dataset: Any, key: Any) -> Any:
 
 
 def _state(generator: Any) -> bytes:
-    import torch
-
     if isinstance(generator, torch.Generator):
         return bytes(generator.get_state().numpy())
     return bytes(ForkingPickler.dumps(generator))
@@ -141,8 +138,6 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    import torch
-
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -194,7 +189,6 @@ def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[],
 def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
     """Return what it gives, and random numbers that are drawn in between."""
     import numpy as np
-    import torch
 
     found = []
     try:

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from io import IOBase
 from typing import Any
 
+import torch
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 
@@ -181,8 +182,6 @@ def _cached(shell: Any, code: str) -> str:
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     """Return the cell with the models and optimizers that it uses, or those that were named."""
-    import torch
-
     names = shell.user_ns
     objects = discovery.reached([cell.names()])
     found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)

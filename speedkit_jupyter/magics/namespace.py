@@ -9,9 +9,12 @@ from dataclasses import replace
 from functools import partial
 from keyword import iskeyword
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from IPython.core.error import UsageError
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.measure.subject.discovery import holds, outermost
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -24,9 +27,6 @@ from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 from speedkit_jupyter.tuning import learning
-
-if TYPE_CHECKING:
-    import torch
 
 Space = Mapping[str, Any]
 # Not those of `models['a,b']`.
@@ -82,8 +82,6 @@ def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
 
     Raises UsageError.
     """
-    import torch
-
     known = models(names)
     if name is not None:
         return lookup.canonical(name), _find(names, name, "model", known, torch.nn.Module)
@@ -117,8 +115,6 @@ def find_optimizers(
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers of those names; raises UsageError."""
-    from torch.optim import Optimizer
-
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
@@ -140,8 +136,6 @@ def find_function(names: Space, name: str) -> Any:
 
 def find_loader(names: Space, name: str | None) -> Any:
     """Return the DataLoader of that name (`train_loader`, `data['train']`); None without a name."""
-    from torch.utils.data import DataLoader
-
     return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
 
 
@@ -149,7 +143,6 @@ def check_result_name(name: str | None, names: Space) -> None:
     """Raise UsageError where the result can't get this name."""
     if name is None:
         return
-    import torch
 
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
         raise UsageError(f"-v {name or repr(name)}: this is no name for a variable of yours")

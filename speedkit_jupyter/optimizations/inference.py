@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
@@ -78,7 +80,6 @@ class Unrecorded(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model does."""
-        import torch
         from torch.utils.checkpoint import checkpoint
 
         if not self._suits((args, kwargs)):
@@ -90,8 +91,6 @@ class Unrecorded(Call):
 
     def _suits(self, inputs: Any) -> bool:
         """Return whether this call is a prediction that autograd would record."""
-        import torch
-
         if not self.acts() or not torch.is_grad_enabled():
             return False
         asks = (isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs))

@@ -9,7 +9,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
@@ -17,9 +21,6 @@ from speedkit_jupyter.measure.undo.handlers.iterators import Replay
 from speedkit_jupyter.profiling.split import Line, Part, Recorder
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
-
-if TYPE_CHECKING:
-    import torch
 
 # Each waits until the device has done all that it was asked for.
 WAITING = (
@@ -37,10 +38,6 @@ def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
     For many calls at once: Python 3.13 forgets for ever how to find methods quickly in a class that
     was changed a thousand times.
     """
-    import torch
-    from torch.nn.utils import clip_grad
-    from torch.utils.data import DataLoader
-
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
         (torch_private.loader_iterator(), "__next__", "data"),

@@ -7,7 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines import heap
 from speedkit_jupyter.machines.devices import synchronize
@@ -31,9 +33,6 @@ from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.source_lines import cells
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-
-if TYPE_CHECKING:
-    import torch
 
 # How many profiled calls are enough; about how often plain and profiled calls take turns.
 ENOUGH, TURNS = 100, 10

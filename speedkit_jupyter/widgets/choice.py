@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+import torch
+
 from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.context import SpeedContext
@@ -18,8 +20,6 @@ from speedkit_jupyter.support.weak import Alive, Listeners
 from speedkit_jupyter.tuning.learning import or_learned
 
 if TYPE_CHECKING:
-    import torch
-
     from speedkit_jupyter.measure.results.comparison import Comparison
     from speedkit_jupyter.measure.subject.step import Step
     from speedkit_jupyter.measure.undo.event_loop import Run

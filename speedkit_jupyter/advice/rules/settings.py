@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
+import torch
+
 from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
@@ -65,8 +67,6 @@ def fresh_memory(seen: Situation) -> Iterator[Opportunity]:
 
 def double_precision(seen: Situation) -> Iterator[Opportunity]:
     """Find models that compute in float64."""
-    import torch
-
     computing = seen.share("forward", "backward", "optimizer")
     calls = (one.module for one in seen.calls)
     double = (one for one in calls if any(p.dtype == torch.float64 for p in one.parameters()))
@@ -114,8 +114,6 @@ SDPA = ("aten::scaled_dot_product", "aten::_scaled_dot_product")
 
 def dense_mask(seen: Situation) -> Iterator[Opportunity]:
     """Find a dense mask given to SDPA that is a pattern, by its values."""
-    import torch
-
     taken = min(seen.operators(*SDPA), 0.95)
     for call in seen.watched.attentions.values() if taken >= 0.05 else ():
         queries, keys = call.q.shape[-2], call.k.shape[-2]
@@ -149,8 +147,6 @@ ZEROS, NUMBERS, SLOWER = 0.98, 500_000, 10
 
 def sparse_products(seen: Situation) -> Iterator[Opportunity]:
     """Find products with a matrix that is almost all zeros: given to a model, or its buffer."""
-    import torch
-
     products = ("aten::mm", "aten::addmm", "aten::bmm", "aten::matmul")
     taken = min(seen.operators(*products), 0.95)
     given = [*seen.inputs, *(one for model in seen.models for one in model.buffers())]

@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.rounds import clock
-
-if TYPE_CHECKING:
-    import torch
 
 # The best of many calls and sizes is the machine's rate: what disturbs only makes it lower.
 # Sizes grow until one call takes this long, each is repeated for at least so long.
@@ -36,22 +35,17 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
 
     The flags and threads that are in force count; call it inside the plan.
     """
-    import torch
-
     return _peak(device, dtype, setting, torch.get_num_threads())
 
 
 def eager() -> Any:
     """Compiled code runs as plain PyTorch, operation by operation, in this context."""
-    import torch
-
     return torch.compiler.set_stance("force_eager")
 
 
 @cache
 def _peak(device: torch.device, dtype: torch.dtype, setting: str, threads: int) -> Peak:
     """Try products and convolutions: their kernels may use other engines."""
-    import torch
 
     def make(*shape: int) -> torch.Tensor:
         return torch.ones(*shape, device=device, dtype=dtype)

@@ -7,15 +7,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once, layers
-
-if TYPE_CHECKING:
-    import torch
 
 
 class _Weakly:
@@ -126,8 +125,6 @@ class Target:
 
 def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
     import gc
-
-    import torch
 
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
@@ -12,9 +14,6 @@ from speedkit_jupyter.optimizations.properties.overrides import (
     Property,
     put_back_entries,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 # Where a module has it (`_parameters`, `_modules`, empty for its own attributes), and its name.
 Slot = tuple[str, str]
@@ -92,8 +91,6 @@ def _holder(module: torch.nn.Module, slot: Slot) -> dict[str, Any]:
 
 def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
     """Return whether it stands there, or a cast or moved copy of the same class of tensors."""
-    import torch
-
     now = _holder(module, slot).get(slot[1], MISSING)
     if not slot[0]:
         return bool((now.__func__ if isinstance(now, MethodType) else now) == value)
