@@ -7,7 +7,10 @@ import re
 import pytest
 
 BUDGET = re.compile(r"(--budget |budget_s=)(\d+)")
-DEFAULT = re.compile(r"(?m)^(%%speedbench --tune|%speedkit advise)(?!.* --budget)")
+# Magics without a budget of their own.
+DEFAULT = re.compile(
+    r"(?m)^(%%speedbench --tune|%speedkit advise|%%speedbench(?= -v \w+$))(?!.* --budget)"
+)
 
 
 def shortened(source: str) -> str:
