@@ -10,6 +10,7 @@ from functools import partial
 from types import CellType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -131,8 +132,6 @@ def _variables(step: Step) -> list[Variable]:
 
 def resized(batch: Any, number: int) -> Any:
     """Return `number` samples of a batch: the first ones, or all over and over."""
-    import numpy as np
-
     length = length_of(batch) or 1
 
     def take(value: Any) -> Any:

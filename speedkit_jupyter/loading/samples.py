@@ -18,6 +18,7 @@ from statistics import median
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -65,8 +66,6 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     What drawing changes is not put back: call it while the step is isolated. Errors of the data set
     are the user's to see. Raises StepError for a StopIteration of its own.
     """
-    import numpy as np
-
     if is_iterable(loader):
         return Samples()
     # The functions of these modules are methods of a generator that torch seeds in each worker.
@@ -188,8 +187,6 @@ def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[],
 
 def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
     """Return what it gives, and random numbers that are drawn in between."""
-    import numpy as np
-
     found = []
     try:
         for _ in range(EPOCHS):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -80,8 +81,6 @@ class Unrecorded(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model does."""
-        from torch.utils.checkpoint import checkpoint
-
         if not self._suits((args, kwargs)):
             return self.below(*args, **kwargs)
         # Reentrant: the call is made under `no_grad`, and again in the backward pass, if one comes.

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import record_function
+from torch.utils.flop_counter import flop_registry
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.checks import torch_profiler
@@ -137,8 +139,6 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
     Operations are those that `torch.utils.flop_counter` knows (matrix products, convolutions,
     attention), bytes the tensors that are read and written.
     """
-    from torch.utils.flop_counter import flop_registry
-
     found = Counter[Work]()
 
     class Counting(torch_private.dispatch_mode()):  # type: ignore[misc]
@@ -227,8 +227,6 @@ class Trace:
 
         Raises StepError beside another profiler.
         """
-        from torch.profiler import record_function
-
         if torch_private.is_profiled():
             raise StepError(IN_USE)
         follows = modules.followed(lambda name: record_function(MODULE + name))

@@ -68,8 +68,6 @@ def comparison_report(comparison: Comparison) -> Document:
         key=lambda line: not isinstance(line, Urgent),
     )
     open_lines = max(SHOWN, sum(isinstance(line, Urgent) for line in lines))
-    if len(lines) == open_lines + 1:  # one line takes no more room than its summary
-        open_lines += 1
     ratios = [comparison.ratio(record) for record in comparison.records]
     png = cache(lambda: plots.as_png(plots.speedups(comparison)))
     picture = Picture(png, "Speed-up of each variant with its interval, as in the table")
@@ -77,7 +75,7 @@ def comparison_report(comparison: Comparison) -> Document:
         comparison_table(comparison),
         picture if any(gain and gain.low > 0 for gain in ratios) else None,
         "\n".join(lines[:open_lines]),
-        Section("\n".join(lines[open_lines:]), folded=True),
+        Section("\n".join([*lines[open_lines:], LEGEND]), folded=True),
     ]
     return Document(_headline(comparison), content, comparison.to_dict())
 
@@ -311,7 +309,6 @@ def _runner_up(comparison: Comparison) -> list[str]:
 
 
 def _legend(comparison: Comparison) -> Iterator[str]:
-    yield LEGEND
     if comparison.dropout_off:
         yield "Dropout was off in the accuracy check: each kernel draws other masks."
     if comparison.skipped_rounds:

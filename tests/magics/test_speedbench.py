@@ -125,6 +125,7 @@ def test_each_variant_has_a_row_with_memory(shell):
     rows = [line.split()[0] for line in shown.splitlines() if line.strip()]
     assert {"baseline", "auto", "fused_optimizer"} <= {*rows}
     assert "memory" in shown
+    assert "more note" in shown
     assert "Median time of one step" in shell.run("%speedkit report --notes")
     row = shell.names["found"].to_dict()["variants"][0]
     assert row["memory"]["peak_bytes"] > row["memory"]["state_bytes"] > 0

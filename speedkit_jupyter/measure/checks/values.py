@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import enum
 import numbers
-import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 
 from speedkit_jupyter.support.storage import is_in_memory
@@ -90,14 +90,13 @@ def _rank(value: Any) -> tuple[float, str]:
 
 def _without_numpy(value: Any) -> Any:
     """Return a NumPy array or scalar as a tensor, or as text; anything else as it is."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+    if not isinstance(value, (np.ndarray, np.generic)):
         return value
-    array = numpy.asarray(value)
+    array = np.asarray(value)
     if array.dtype.kind not in "fciub":
         return repr(array.tolist())
     dtype = "int64" if array.dtype.kind in "iub" else array.dtype.newbyteorder("=")
-    return torch.from_numpy(numpy.array(array, dtype=dtype))
+    return torch.from_numpy(np.array(array, dtype=dtype))
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:

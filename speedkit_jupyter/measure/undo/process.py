@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from speedkit_jupyter.machines import devices, flags
@@ -112,9 +113,8 @@ def generators() -> Iterator[Setting]:
     ways: list[tuple[str, Any, Any]] = [
         ("Python's", random.getstate, random.setstate),
         ("torch's", torch.get_rng_state, torch.set_rng_state),
+        ("NumPy's", np.random.get_state, np.random.set_state),
     ]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        ways.append(("NumPy's", numpy.random.get_state, numpy.random.set_state))
     ways += [(f"{kind.name}'s", *kind.generators()) for kind in devices.in_use()]
     for name, read, write in ways:
         yield Setting(f"{name} random numbers", read, write, lambda now, saved: False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
@@ -124,7 +125,6 @@ class Target:
 
 
 def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
-    import gc
 
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
@@ -159,7 +159,6 @@ def newcomers(
     if not target.search and not target.made:
         yield
         return
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     here = target.only_in
     reference = weakref.ref(target)

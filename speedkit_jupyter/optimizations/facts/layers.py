@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 from torch.nn.parameter import is_lazy
 
 from speedkit_jupyter.optimizations.properties.calls import is_watched
@@ -32,8 +33,6 @@ def is_linear(module: torch.nn.Module) -> bool:
     """Return whether this is a linear layer that multiplies by itself: the last one of torch's
     attention only lends its weight.
     """
-    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
-
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 Optimizers = Sequence["torch.optim.Optimizer"]
 MISSING = object()
@@ -25,7 +26,7 @@ class Property(ABC):
     """
 
     def __init__(self) -> None:
-        self._layers: MutableMapping[Any, Layers] | None = None
+        self._layers: MutableMapping[Any, Layers] = WeakIdKeyDictionary()
 
     @abstractmethod
     def found(self, thing: Any, optimizers: Optimizers) -> Any:
@@ -71,10 +72,6 @@ class Property(ABC):
 
     def every(self) -> MutableMapping[Any, Layers]:
         """Return the layers of each object that plans override."""
-        if self._layers is None:
-            from torch.utils.weak import WeakIdKeyDictionary
-
-            self._layers = WeakIdKeyDictionary()
         return self._layers
 
 
@@ -94,8 +91,6 @@ class Layer:
     """What one plan overrides, on `things`."""
 
     def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
         self._property, self._search = owner, search
         self._optimizers = search()
         self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()

@@ -7,6 +7,7 @@ from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
@@ -37,11 +38,11 @@ class Swapped(Property):
 
     def __init__(self) -> None:
         super().__init__()
-        self._standing: MutableMapping[Any, dict[Slot, StandIn]] | None = None
+        self._standing: MutableMapping[Any, dict[Slot, StandIn]] = WeakIdKeyDictionary()
 
     def standing(self, thing: torch.nn.Module) -> dict[Slot, StandIn]:
         """Return what plans have put there, and what has not been replaced since."""
-        known = {} if self._standing is None else self._standing.get(thing, {})
+        known = self._standing.get(thing, {})
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
     def in_model(self, model: torch.nn.Module) -> Iterator[StandIn]:
@@ -56,8 +57,6 @@ class Swapped(Property):
         return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
 
     def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
         layers = self.every()[thing]
         wanted: dict[Slot, StandIn] = {}
         for each in layers.overrides.values():
@@ -66,7 +65,6 @@ class Swapped(Property):
             _put(thing, slot, layers.original.get(slot, MISSING))
         for slot, one in wanted.items():
             _put(thing, slot, one.value)
-        self._standing = WeakIdKeyDictionary() if self._standing is None else self._standing
         self._standing[thing] = wanted
 
     def holds(self, thing: torch.nn.Module, override: Slots) -> bool:

@@ -35,10 +35,8 @@ class Tensors(StateHandler):
     `.data` and `.numpy()` write without counting it.
     """
 
+    types = (torch.Tensor,)
     bulky = True
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, torch.Tensor)
 
     def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
         saved = home = None
@@ -91,8 +89,7 @@ class Tensors(StateHandler):
 class Gradients(StateHandler):
     """Which tensor lies in `.grad`, and which hooks wait for it. Put back after all values."""
 
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, torch.Tensor)
+    types = (torch.Tensor,)
 
     def children(self, instance: torch.Tensor) -> Iterable[Any]:
         yield from (part for part in self.copy(instance, Copies()) if part is not None)
