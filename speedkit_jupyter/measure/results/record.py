@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -14,10 +16,6 @@ from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_rati
 from speedkit_jupyter.measure.subject.named_accuracy import Scored
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.support import __version__
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Notes about the time that one measurement had.
 OF_ITS_TIME = ("left out", "dropped", "budget", "limits")
