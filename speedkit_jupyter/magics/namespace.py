@@ -32,14 +32,14 @@ Space = Mapping[str, Any]
 # Not those of `models['a,b']`.
 AT_COMMAS = re.compile(r",(?![^\[]*\])")
 # The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
-models = partial(named, kind="nn.Module", inside=False)
-loaders = partial(named, kind="utils.data.DataLoader", inside=False)
-words_of_models = partial(named, kind="nn.Module")
+models = partial(named, kind=torch.nn.Module, inside=False)
+loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
+words_of_models = partial(named, kind=torch.nn.Module)
 
 
 def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
     """Return the variables that are optimizers, without their wrappers."""
-    found = named(names, "optim.Optimizer", inside=False)
+    found = named(names, torch.optim.Optimizer, inside=False)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
 
@@ -59,7 +59,7 @@ def functions(names: Space) -> dict[str, Any]:
 
 def whole_models(names: Space, inside: bool = True) -> dict[str, torch.nn.Module]:
     """Return the models that have parameters and are no part of another."""
-    found = named(names, "nn.Module", inside)
+    found = named(names, torch.nn.Module, inside)
     wholes = set(map(id, outermost(found.values())))
     return {name: model for name, model in found.items() if id(model) in wholes}
 
@@ -124,7 +124,7 @@ def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.opt
 
 def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
     """Return optimizers by the words that find them in the notebook."""
-    found = named(names, "optim.Optimizer")
+    found = named(names, torch.optim.Optimizer)
     words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
     return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
 
