@@ -69,7 +69,7 @@ browser: .venv/installed
 	  || { apt-get update -qq; apt-get install -y -qq --no-install-recommends \
 	       chromium fonts-dejavu-core; } \
 	  || echo "Chromium could not be installed: the browser tests are skipped."
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m browser tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "browser and not thorough" tests/browser
 
 # A part of magics and panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed

@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary, ref
 
+import torch
+
 from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
+from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -21,11 +24,6 @@ from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
-
-if TYPE_CHECKING:
-    import torch
-
-    from speedkit_jupyter.measure.subject.step import Step
 
 # The variable that a context gets.
 CTX = "ctx"
@@ -41,15 +39,11 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in list((names or {}).items()) if name[:1] != "_"]
 
 
-def named(names: Mapping[str, Any] | None, kind: str, inside: bool = True) -> dict[str, Any]:
-    """Return the objects of a kind (a class of torch) by the words that find them, each once.
+def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> dict[str, Any]:
+    """Return the objects of a class by the words that find them, each once.
 
     After the variables come those `inside` lists, dicts and the user's own objects, one level deep.
-    Nothing imports torch for this: without it there are none.
     """
-    cls: Any = sys.modules.get("torch")
-    for part in kind.split(".") if cls is not None else ():
-        cls = getattr(cls, part)
     entries = public(names)
     parts = (
         (f"{name}{word}", value)
@@ -58,8 +52,8 @@ def named(names: Mapping[str, Any] | None, kind: str, inside: bool = True) -> di
         for word, value in _parts_of(owner)
     )
     found: dict[int, tuple[str, Any]] = {}
-    for name, value in itertools.chain(entries, parts) if cls is not None else ():
-        if lookup.is_a(value, cls):
+    for name, value in itertools.chain(entries, parts):
+        if lookup.is_a(value, kind):
             found.setdefault(id(value), (name, value))
     return dict(found.values())
 
@@ -80,14 +74,14 @@ def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: its first line, what makes a step of it, and what a profiler.
+    """The last `%%speedbench` cell: its first line, all of it, and what makes a step of it.
 
-    Both are made anew each time, so that no model is kept alive by having been measured.
+    That is made anew each time, so that no model is kept alive by having been measured.
     """
 
     title: str
+    command: str
     step: Callable[[], Step]
-    profiler: Callable[[float | None], Any] | None = None
 
 
 @dataclass
@@ -158,7 +152,7 @@ class Session:
 
     def applied(self, names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
         """Return the contexts in force by the words of their models, marked where these changed."""
-        contexts = [(word, applied_to(one)) for word, one in named(names, "nn.Module").items()]
+        contexts = [(word, applied_to(one)) for word, one in named(names, torch.nn.Module).items()]
         by_id = {id(one): (word, one) for word, one in contexts if one is not None}
         by_id |= {id(one): (word, one) for word, one in self._applied if not one.restored}
         return [
@@ -190,7 +184,7 @@ class Session:
 
     def name_of(self, model: torch.nn.Module, otherwise: str = "model") -> str:
         """Return the word by which the notebook finds a model: `net`, `models['lm']`."""
-        words = named(self.names, "nn.Module").items()
+        words = named(self.names, torch.nn.Module).items()
         whole = unwrapped(model)
         return next((word for word, one in words if unwrapped(one) is whole), otherwise)
 

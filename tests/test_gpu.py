@@ -115,7 +115,6 @@ def test_a_timing_has_device_time_and_a_comparison_what_the_allocator_reserved(s
     )
     for record in shell_on_gpu.user_ns["found"].records:
         assert record.memory.peak_bytes > record.memory.state_bytes
-        assert record.limit_s > 0
 
 
 @pytest.fixture

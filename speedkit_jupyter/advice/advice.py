@@ -6,17 +6,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Part
 from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import ratio
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import DataLoader
 
 EXACT = "none: the results are the same"
 # No remedy is expected to remove more of a step than this; what gains less than LEAST at best is

@@ -9,7 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.advice.advice import Advice, Opportunity, Subject, ranked
 from speedkit_jupyter.advice.code import Code
@@ -34,10 +37,6 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_l
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.tuning import learning
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import DataLoader
 
 # A trial takes this many pairs of calls at most.
 PAIRS = 40
@@ -145,8 +144,6 @@ def _most(isolated: Isolated, trial: Callable[[], Any], begun_s: float) -> float
 
 def loaders_of(step: Step) -> list[DataLoader[Any]]:
     """Return torch's that the step's code reaches, in the order in which it does."""
-    from torch.utils.data import DataLoader
-
     return [value for value in step.walk().found.values() if is_a(value, DataLoader)]
 
 

@@ -7,7 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.advice.advice import Opportunity, Subject
 from speedkit_jupyter.advice.code import Code, Part
@@ -19,10 +22,6 @@ from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Part as PartOfStep
 from speedkit_jupyter.support.database import Kept
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import DataLoader
 
 # The parts of a step that a line of the user's does by itself.
 BESIDE: frozenset[PartOfStep] = frozenset(["rest", "data", "synchronizations", "host to device"])
@@ -119,7 +118,6 @@ class Situation:
         """Return how many times as long the first takes as the second, in turn, each without
         gradients; None where there is no time, or one raises.
         """
-        import torch
 
         def pair_s() -> tuple[float, float]:
             return clock.timed(first, self.device), clock.timed(second, self.device)

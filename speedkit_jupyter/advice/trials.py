@@ -9,16 +9,16 @@ import gc
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn import functional
 
 from speedkit_jupyter.advice.advice import Subject, Trial
 from speedkit_jupyter.kernels.attention import attention
 from speedkit_jupyter.kernels.recognition import Recognized
 from speedkit_jupyter.loading.settings import Settings, begun_with, rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
-
-if TYPE_CHECKING:
-    import torch
 
 Context = AbstractContextManager[Any]
 
@@ -45,8 +45,6 @@ def without_gradients(subject: Subject) -> Iterator[None]:
 @contextmanager
 def sparse_tables(subject: Subject) -> Iterator[None]:
     """Have embeddings give gradients of the rows that were asked for."""
-    import torch
-
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     tables = [one for model in subject.models for one in model.modules() if isinstance(one, kinds)]
     dense = [one for one in tables if not one.sparse]
@@ -61,22 +59,17 @@ def sparse_tables(subject: Subject) -> Iterator[None]:
 
 def no_gradients(_: Subject) -> Context:
     """Compute without gradients."""
-    import torch
-
     return torch.no_grad()
 
 
 def zeroed_to_none(_: Subject) -> Context:
     """Let `zero_grad` drop gradients, whatever it was asked for."""
-    import torch
-
     make = lambda original: lambda optimizer, set_to_none=True: original(optimizer)  # noqa: E731
     return patched(torch.optim.Optimizer, "zero_grad", make)
 
 
 def graph_let_go(_: Subject) -> Context:
     """Call `backward` without `retain_graph` and `create_graph`."""
-    import torch
 
     def call(original: Any, tensors: Any, grads: Any = None, retain_graph: Any = None,
              create_graph: Any = False, *args: Any, **kwargs: Any) -> Any:  # fmt: skip
@@ -88,30 +81,13 @@ def graph_let_go(_: Subject) -> Context:
 @contextmanager
 def anomaly_mode_off(_: Subject) -> Iterator[None]:
     """Detect no anomalies, also where the step itself turns that on."""
-    import torch
-
     make = lambda original: lambda mode, check_nan=True: original(False, check_nan)  # noqa: E731
     with torch.autograd.set_detect_anomaly(False), patched(torch, "set_anomaly_enabled", make):
         yield
 
 
-@contextmanager
-def unchecked_distributions(_: Subject) -> Iterator[None]:
-    """Check no arguments of `torch.distributions`."""
-    from torch.distributions import Distribution
-
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
-
-
 def by_pattern(mask: torch.Tensor, found: Recognized) -> Trial:
     """Return what has SDPA compute the pattern wherever it is given a mask of these values."""
-    import torch
-    from torch.nn import functional
 
     def call(original: Any, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0,
              is_causal: bool = False, **kwargs: Any) -> Any:  # fmt: skip
@@ -128,8 +104,6 @@ def by_pattern(mask: torch.Tensor, found: Recognized) -> Trial:
 @contextmanager
 def nothing_collected(_: Subject) -> Iterator[None]:
     """Return at once from `gc.collect` and `empty_cache`."""
-    import torch
-
     nothing = lambda original: lambda *args, **kwargs: None  # noqa: E731
     with patched(gc, "collect", nothing), patched(torch.cuda, "empty_cache", nothing):
         yield

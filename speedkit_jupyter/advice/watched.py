@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.advice.code import what_ran
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.support.samples import tensors_in
 from speedkit_jupyter.support.torch_private import loader_iterator, tree_map, version
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import DataLoader
 
 Original = Callable[..., Any]
 # The masks of attention that are kept, with the tensors that they are for.
@@ -56,8 +56,6 @@ class ModelCall:
 
     def with_rows(self, times: int) -> ModelCall:
         """Return the same call with every tensor's rows repeated; a vector is one row."""
-        import torch
-
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -82,8 +80,6 @@ class AttentionCall:
     dropout_p: float
 
     def __call__(self) -> torch.Tensor:
-        from torch.nn import functional
-
         return functional.scaled_dot_product_attention(
             self.q, self.k, self.v, self.mask, scale=self.scale,
             enable_gqa=self.q.shape[-3] != self.k.shape[-3],
@@ -124,14 +120,10 @@ class Watched:
     attentions: dict[tuple[int, int], AttentionCall] = field(default_factory=dict)
     ran: set[CodeType] = field(default_factory=set)
     in_anomaly_mode: bool = False
-    checks: int = 0
-    checks_s: float = 0.0
     _inside: bool = False
     _iterators: dict[int, int] = field(default_factory=dict)
 
     def module(self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         self.times[type(module)] += 1
         if self._inside:
             return original(module, *args, **kwargs)
@@ -168,15 +160,6 @@ class Watched:
         self.steps += 1
         self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
 
-    def check(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Time what a distribution's constructor and `log_prob` call to check what they get."""
-        begun_s = clock.now()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            self.checks += 1
-            self.checks_s += clock.now() - begun_s
-
     def attention(
         self, original: Original, query: Any, key: Any, value: Any, attn_mask: Any = None,
         dropout_p: float = 0.0, is_causal: bool = False, *args: Any, **kwargs: Any,
@@ -209,8 +192,6 @@ class Watched:
 
 def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()) -> Watched:
     """Make the call; `parameters` are those of the step's models."""
-    import torch
-    from torch.utils.data import DataLoader
 
     def gradients() -> dict[int, tuple[int, int] | None]:
         """Return what changes where a gradient is written to."""
@@ -227,8 +208,6 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (torch.optim.Optimizer, "zero_grad", found.zero_grad),
             (DataLoader, "__iter__", found.loop),
             (loader_iterator(), "__next__", found.draw),
-            (torch.distributions.Distribution, "__init__", found.check),
-            (torch.distributions.Distribution, "_validate_sample", found.check),
         ):
             stack.enter_context(patched(owner, name, partial(partial, see)))
         stack.enter_context(optimizer_hooks(after=found.stepped))

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.autotune.problems import device_of, versions
 from speedkit_jupyter.autotune.tuner import Counted, Model, Options, Tuner, stored, trained
 from speedkit_jupyter.support import arguments
@@ -27,8 +29,6 @@ def detected(device: Any = None) -> str:
 
     `device` is a torch.device or its name; by default the first GPU, or else the CPU.
     """
-    import torch
-
     return device_of(None if device is None else torch.device(device)).model
 
 

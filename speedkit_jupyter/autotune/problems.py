@@ -11,6 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.units import count
@@ -110,8 +112,6 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
     """Return the product that these kernels compute; None for another operation, one whose shape
     changes from call to call, or one without a library's kernel.
     """
-    import torch
-
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -133,8 +133,6 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
 
 def device_of(device: Any = None) -> Device:
     """Return what stands behind a torch.device; without one, that of the first GPU or the CPU."""
-    import torch
-
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
@@ -149,8 +147,6 @@ def device_of(device: Any = None) -> Device:
 
 def versions() -> str:
     """Return the versions of torch and Triton: timings of others say nothing here."""
-    import torch
-
     triton = import_module("triton") if find_spec("triton") else None
     more = f", Triton {getattr(triton, '__version__', '')}" if triton else ""
     return f"torch {torch.__version__}{more}"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+import numpy as np
+
 from speedkit_jupyter.autotune.problems import Problem, Search
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -42,8 +44,6 @@ class Calibration:
     shapes: int
 
     def confidence(self, agreement: float) -> float:
-        import numpy as np
-
         return float(np.interp(agreement, self.agreement, self.right))
 
 
@@ -55,7 +55,6 @@ class Ranking:
 
     def __init__(self, searches: Sequence[Search]) -> None:
         ensemble = _sklearn("ensemble")
-        import numpy as np
 
         self._kinds = sorted({_kind(label) for one in searches for label in one.offered})
         self._ops = sorted({(one.problem.op, one.problem.inputs[0].dtype) for one in searches})
@@ -79,8 +78,6 @@ class Ranking:
         """Yield the first, the first two, and the first three kernels of the ranking, never all:
         each time with the share of trees that find one of these the fastest.
         """
-        import numpy as np
-
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order = each.mean(0).argsort()

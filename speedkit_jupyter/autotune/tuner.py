@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
+import torch
 from pydantic import TypeAdapter, ValidationError
 
 from speedkit_jupyter.autotune.problems import Problem, Search, label, problem_of
@@ -132,8 +133,6 @@ class Tuner:
         self._remove()
 
     def _give_up(self, error: Exception) -> None:
-        import torch
-
         moved = torch_private.moved(error)
         why = f"this torch has no {moved}" if moved else in_a_line(error)
         self.problem = f"off with torch {torch.__version__}: {why}"

@@ -8,7 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import CellType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.loading.settings import begun_with
 from speedkit_jupyter.measure.subject.step import Step
@@ -16,9 +20,6 @@ from speedkit_jupyter.measure.undo.handlers.names import Names
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import EMPTY, each_taken, length_of
 from speedkit_jupyter.support.torch_private import tree_leaves
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 
 @dataclass
@@ -114,8 +115,6 @@ def named(step: Step, given: Sequence[Any] = ()) -> Feed:
 
 def _variables(step: Step) -> list[Variable]:
     """Return those that hold tensors, without parameters and buffers."""
-    import torch
-
     walk, found = step.walk(), list[Variable]()
     for holder in walk.near:
         if isinstance(holder, Names):
@@ -133,9 +132,6 @@ def _variables(step: Step) -> list[Variable]:
 
 def resized(batch: Any, number: int) -> Any:
     """Return `number` samples of a batch: the first ones, or all over and over."""
-    import numpy as np
-    import torch
-
     length = length_of(batch) or 1
 
     def take(value: Any) -> Any:

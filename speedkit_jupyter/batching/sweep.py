@@ -9,7 +9,10 @@ import re
 import traceback
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.batching import feeds
 from speedkit_jupyter.batching.batch_sizes import BatchSizes, Size
@@ -31,10 +34,6 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.samples import tensors_in
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import DataLoader
 
 DEFAULT_S, RANGE = 20.0, (8, 4096)
 # A size is left out where its first CALLS would take more than this share of the budget; a block
@@ -224,8 +223,6 @@ class Sweep:
 
 def received(call: Callable[[], object]) -> int:
     """Make the call; return how many numbers all modules in it were given."""
-    import torch
-
     given: list[int] = []
 
     def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -239,8 +236,6 @@ def received(call: Callable[[], object]) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether it was raised for want of memory."""
-    import torch
-
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
@@ -248,8 +243,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def free_bytes(device: torch.device) -> int | None:
     """Return what may be allocated, with what torch keeps for later; None where it is unknown."""
-    import torch
-
     if device.type == "cpu":
         import psutil
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.checking.calls import BUFFER, GRADIENT, Drawn, Here, Taken, Values
 from speedkit_jupyter.measure.checks import rounding
@@ -20,9 +22,6 @@ from speedkit_jupyter.measure.checks.deviations import NOTHING, Deviation, sums,
 from speedkit_jupyter.measure.checks.reference import in_float64
 from speedkit_jupyter.measure.checks.tolerance import TERMS, beyond_limit
 from speedkit_jupyter.support.torch_private import tree_map
-
-if TYPE_CHECKING:
-    import torch
 
 # The worst row may be so many times as far off as that of what rounding explains.
 ROW = 4.0

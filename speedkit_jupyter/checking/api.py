@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.checking.calls import GRADIENT, Here
 from speedkit_jupyter.checking.inputs import GIVEN, SIZES, Inputs
 from speedkit_jupyter.checking.judge import Judge, Side
@@ -49,8 +51,6 @@ def check(
 
     Raises ArgumentError, StepError, and what the reference or `inputs` raise.
     """
-    import torch
-
     seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
     arguments.flag("gradients", gradients)
     is_apart = is_word(candidate)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.checks.memory import Memory, needed
 from speedkit_jupyter.support.torch_private import tree_map
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-
-if TYPE_CHECKING:
-    import torch
 
 # The kinds of values, by how their names begin; what begins otherwise is an output.
 GRADIENT, INPUT, BUFFER = "gradient of ", "input ", "buffer "
@@ -58,8 +57,6 @@ class Taken:
 
 def named_tensors(value: Any, name: str = "output") -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a result with their places in it; numbers count as tensors."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, bool | int | float | complex):
@@ -108,8 +105,6 @@ class Here:
         They are written into the memory of the last inputs where these are to `reuse` it. Values
         like those `expected` of each call are shared by the side of another process alone.
         """
-        import torch
-
         self._drawn = list(drawn)
         fresh = [tree_map(self._copy, dict(one.arguments)) for one in drawn]
         if reuse and len(fresh) == len(self.given):
@@ -121,8 +116,6 @@ class Here:
 
     def _copy(self, value: Any) -> Any:
         """Return a value of its own for each call; of floats one that wants a gradient."""
-        import torch
-
         if not isinstance(value, torch.Tensor):
             return value
         # As it lies in memory, expanded dimensions too.
@@ -132,8 +125,6 @@ class Here:
     @property
     def device(self) -> torch.device:
         """Return where the first tensor that it is given lies."""
-        import torch
-
         tensors = [t for one in self.given for _, t in inputs_of(one)]
         return next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
 
@@ -145,8 +136,6 @@ class Here:
 
     @user_code_boundary
     def _call(self, drawn: Drawn, given: dict[str, Any]) -> Values:
-        import torch
-
         result = self.function(**given) if drawn.by_keyword else self.function(*given.values())
         values = dict(named_tensors(result))
         through = {n: t for n, t in values.items() if n in drawn.cotangents and t.requires_grad}
@@ -202,8 +191,6 @@ def inputs_of(given: Mapping[str, Any]) -> list[tuple[str, torch.Tensor]]:
 
 def _written(old: Any, new: Any) -> Any:
     """Return the old tensor with the new values, at the same address and of the same version."""
-    import torch
-
     if not isinstance(old, torch.Tensor) or old.shape != new.shape or old.dtype != new.dtype:
         return new
     old.data.copy_(new.data)

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.checking.calls import Drawn, Values, are_equal, inputs_of
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.torch_private import tree_map
@@ -54,8 +56,6 @@ class Inputs:
 
     def draw(self, seed: int, size: Any) -> Drawn:
         """Return new ones."""
-        import torch
-
         torch.manual_seed(seed)
         if callable(self._source):
             value = self._source(size) if self.takes_size else self._source()
@@ -85,8 +85,6 @@ class Inputs:
 
 def _resampled(value: Any) -> Any:
     """Return other numbers from those of a floating-point tensor; anything else as it is."""
-    import torch
-
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     flat = value.detach().flatten()

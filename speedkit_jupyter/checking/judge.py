@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+import torch
 
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
 from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows, usual
@@ -24,9 +26,6 @@ from speedkit_jupyter.measure.rounds.sampler import BLOCK_S
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.units import seconds
 from speedkit_jupyter.support.units import size as bytes_
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 Side = Here | Elsewhere
@@ -110,8 +109,6 @@ class Judge:
 
     def _draw(self, size: Any) -> Drawn:
         """Return a call on new inputs; the seed that it is told is not that of its inputs."""
-        import torch
-
         secret, also, told = (self._random.getrandbits(60) for _ in range(3))
         drawn = self._inputs.draw(secret, size)
         generator = torch.Generator().manual_seed(also)

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.machines import flags
 
 PACKAGE = __name__.partition(".")[0]
@@ -30,8 +32,6 @@ class Watch:
     """
 
     def __init__(self, reference: Any = None) -> None:
-        import torch
-
         module = sys.modules.get(type(reference).__module__, builtins)
         scope = getattr(reference, "__globals__", vars(module))
         owners: list[tuple[str, Mapping[str, Any], Callable[[str, Any], None]]] = [
@@ -47,8 +47,6 @@ class Watch:
 
     def changes(self) -> list[str]:
         """Return a line for each function that was replaced and switch that was changed."""
-        import torch
-
         faults = [f"time.{name} is not Python's own" for name in self._late]
         for label, names, put_back, before in self._before:
             for name, value in before.items():
@@ -71,8 +69,6 @@ class Watch:
 
 def _owners() -> Iterator[Any]:
     """Yield the modules and classes that a judgement or a reference stands on."""
-    import torch
-
     yield from (builtins, time, torch, torch.linalg, torch.autograd, torch.random, torch.cuda)
     yield from (torch.accelerator, torch.nn.functional, torch.Tensor, torch.nn.Module)
     yield from (torch.nn.Linear, torch.nn.LayerNorm, torch.autograd.Function)
@@ -102,7 +98,6 @@ def _is_same(now: Any, before: Any) -> bool:
     """Return whether it is the one before, or what torch.compile put around that."""
     if now is before or (isinstance(before, dict) and now == before):
         return True
-    import torch
 
     code, folder = getattr(now, "__code__", None), str(Path(torch.__file__).parent)
     is_torchs = code is not None and code.co_filename.startswith(folder)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from speedkit_jupyter.codegen.script import (
     MODEL,
     Script,
@@ -34,8 +36,6 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
-    import torch
-
     from speedkit_jupyter.codegen.script import Optimizers
 
 FORMS = ("torch", "torchrun", "yaml", "accelerate", "fabric", "transformers", *STARTERS)

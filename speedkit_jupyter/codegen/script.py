@@ -12,6 +12,8 @@ from inspect import signature
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from speedkit_jupyter.codegen.training_loop import (
     INDENT,
     Block,
@@ -29,8 +31,6 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 if TYPE_CHECKING:
-    import torch
-
     Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
     Named = Mapping[str, torch.optim.Optimizer | None]
 
@@ -265,8 +265,6 @@ def taken_as_they_are(script: Script, given: Mapping[str, str]) -> frozenset[str
 
 def makeable(script: Script, name: str) -> bool:
     """Return whether one line makes it: torch's own class, all parameters in one group."""
-    import torch
-
     optimizer = script.optimizers[name]
     if optimizer is None:
         return hasattr(torch.optim, script.class_name(name))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.wrappers import layers
-
-if TYPE_CHECKING:
-    import torch
 
 Block = list[str]
 INDENT = "    "

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.compiling.history import Finding
 from speedkit_jupyter.optimizations.properties.calls import SLOT, is_compiled
 from speedkit_jupyter.optimizations.properties.compiled import CompiledCall
@@ -27,7 +29,7 @@ def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
         if old is not None and word != _name(old) and (new := _newer(names, old)) is not None:
             remedy = f"compile it anew: `{word} = torch.compile({_name(old)})`"
             yield _finding(word, f"the earlier `{_name(old)}`", new, remedy)
-    for word, model in named(names, "nn.Module").items():
+    for word, model in named(names, torch.nn.Module).items():
         is_wrapped = torch_private.compiled_from(model) is not None
         if not (is_wrapped or any(map(is_compiled, model.modules()))):
             continue

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import torch
+
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.measure.results.presentable import Shown
 
@@ -187,9 +190,6 @@ def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
 
 def is_large(value: Any) -> bool:
     """Return whether it is a tensor, or an array of more than a little memory."""
-    import numpy as np
-    import torch
-
     is_array = issubclass(type(value), np.ndarray)
     return issubclass(type(value), torch.Tensor) or (is_array and value.nbytes >= LARGE_BYTES)
 
@@ -205,8 +205,6 @@ def size(values: Iterable[Any]) -> int:
 
 def _piece(value: Any) -> tuple[object, int]:
     """Return the piece of memory that a tensor or array lies in, and its bytes."""
-    import numpy as np
-
     if hasattr(value, "fake_mode"):
         return id(value), 0  # without memory; it warns where it is asked for some
     try:

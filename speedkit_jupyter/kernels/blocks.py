@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import torch
 
 from speedkit_jupyter.kernels.patterns import MaskMod, Pattern
-
-if TYPE_CHECKING:
-    import torch
 
 # Biases that take more bytes than this for all blocks are computed at each call.
 KEPT_BYTES = 2**28
@@ -43,8 +42,6 @@ class Inputs(NamedTuple):
     @property
     def is_learned(self) -> bool:
         """Return whether a backward pass may follow."""
-        import torch
-
         return torch.is_grad_enabled() and any(one.requires_grad for one in self[:3])
 
 
@@ -84,8 +81,6 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> Layout:
 
     Where the pattern differs between the rows of a batch, each row has blocks of its own.
     """
-    import torch
-
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -100,7 +95,6 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> Layout:
 
 def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[Block]:
     """Yield the blocks of some rows of the batch. Blocks that are alike share a mask."""
-    import torch
 
     def numbers(first: int, last: int) -> torch.Tensor:
         return torch.arange(first, last, device=shape.device)
@@ -133,8 +127,6 @@ def _whole_blocks(span: tuple[int, int], size: int, keys: int) -> tuple[int, int
 
 
 def _seen(mask: MaskMod, at: Indices) -> torch.Tensor:
-    import torch
-
     seen = mask(*at)
     ones = (1, 1, at.query.numel(), at.key.numel())
     return seen.expand(torch.broadcast_shapes(seen.shape, ones))
@@ -144,8 +136,6 @@ def _runs(mask: torch.Tensor, low: int, size: int) -> list[tuple[int, int]]:
     """Return where the blocks of keys lie that some query sees, neighbours as one; at least one
     block, so that what sees nothing is zero, and has a gradient, as anything else.
     """
-    import torch
-
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []
@@ -162,8 +152,6 @@ def bias(
     pattern: Pattern, at: Indices, mask: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return what a pattern adds to scores, minus infinity where nothing is seen."""
-    import torch
-
     assert pattern.score is not None
     nothing = torch.zeros((), device=at.query.device)
     added = pattern.score(nothing, *at).to(dtype)

@@ -9,12 +9,14 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
 from speedkit_jupyter.kernels.blocks import Block, Inputs, Layout, Shape, bias
 from speedkit_jupyter.kernels.patterns import Pattern
 from speedkit_jupyter.support.torch_private import can_hook_saved_tensors
 
 if TYPE_CHECKING:
-    import torch
     from torch.nn.attention.flex_attention import BlockMask
 
 
@@ -42,8 +44,6 @@ class _Parts:
     """
 
     def __init__(self, whole: torch.Tensor, size: int) -> None:
-        import torch
-
         self._whole, self._size = whole, size
         self.is_learned = torch.is_grad_enabled() and whole.requires_grad
         self._blocks = whole.split(size, 2) if self.is_learned else ()
@@ -63,8 +63,6 @@ class _Parts:
 
 
 def _joined(parts: list[torch.Tensor], dim: int = 2) -> torch.Tensor:
-    import torch
-
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
@@ -104,8 +102,6 @@ def fused(
     inputs: Inputs, mask: torch.Tensor | None = None, is_causal: bool = False
 ) -> torch.Tensor:
     """Return torch's `scaled_dot_product_attention`; key heads may be fewer."""
-    from torch.nn.functional import scaled_dot_product_attention
-
     q, k, v, scale = inputs
     is_grouped = q.shape[1] != k.shape[1]
     return scaled_dot_product_attention(
@@ -115,8 +111,6 @@ def fused(
 
 def _scored(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
     """Return attention with scores that a function changes, in float32 at least."""
-    import torch
-
     assert pattern.score is not None
     q, k, v, scale = inputs
     batch, heads, queries, width = q.shape
@@ -145,7 +139,6 @@ def compiled_flex(device: torch.device) -> Flex:
 
     On CPUs for each shape anew: what Inductor writes for shapes that change does not always build.
     """
-    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(*args: Any, **kwargs: Any) -> Any:
@@ -176,8 +169,6 @@ def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
 
 def by_flex(inputs: Inputs, pattern: Pattern, flex: Flex, blocks: BlockMask | None) -> torch.Tensor:
     """Return FlexAttention's result."""
-    import torch
-
     q, k, v, scale = inputs
     if not torch.is_grad_enabled():  # on a CPU it refuses what requires gradients even then
         q, k, v = q.detach(), k.detach(), v.detach()

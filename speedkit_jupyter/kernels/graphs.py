@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.subject.discovery import optimizers_among, outermost, reached
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -13,9 +15,6 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.support.torch_private import tree_leaves, tree_map
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-
-if TYPE_CHECKING:
-    import torch
 
 # Steps that are compared, on other numbers each; warm-up steps as torch's notes ask for them.
 COMPARED, WARM_UP = 3, 3
@@ -47,8 +46,6 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
     training modes switched or an optimizer's numbers changed, all calls are, with a warning.
     Raises ArgumentError for inputs that are no tensors.
     """
-    import torch
-
     if not callable(step):
         raise ArgumentError(f"the step must be a function, not {type(step).__name__}")
     for one in inputs:
@@ -133,8 +130,6 @@ class GraphedStep:
 
     def _recorded(self, before: Snapshot) -> str:
         """Record the step, and return what it does otherwise than the plain one."""
-        import torch
-
         plain = self._changes(self._step, before)
         control = _apart(self._changes(self._step, before), plain)
         before.restore()
@@ -163,8 +158,6 @@ class GraphedStep:
         return ""
 
     def _replayed(self, inputs: Sequence[torch.Tensor]) -> Any:
-        import torch
-
         with torch.no_grad():
             for static, given in zip(self._static, inputs, strict=True):
                 static.copy_(given)
@@ -175,8 +168,6 @@ class GraphedStep:
         self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
     ) -> Values:
         """Return what some steps from the same state change, and what the last one returns."""
-        import torch
-
         before.restore()
         if gradients is not None:
             self._bind(gradients)
@@ -232,8 +223,6 @@ class GraphedStep:
 
 def _keeps_no_state(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether it has none even after a step: SGD without momentum."""
-    import torch
-
     groups = optimizer.param_groups
     return type(optimizer) is torch.optim.SGD and not any(one["momentum"] for one in groups)
 
@@ -244,8 +233,6 @@ def _is_plain(value: Any) -> bool:
 
 def _kind(inputs: Sequence[Any]) -> Any:
     """Return what has to be alike for a replay."""
-    import torch
-
     alike = [(getattr(x, "shape", type(x)), getattr(x, "dtype", None), getattr(x, "device", None))
              for x in inputs]  # fmt: skip
     return alike, torch.is_grad_enabled()

@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
-
-if TYPE_CHECKING:
-    import torch
 
 # Torch's own: `mask_mod(batch, head, query, key)` and `score_mod(score, batch, head, query, key)`.
 MaskMod = Callable[..., "torch.Tensor"]
@@ -46,8 +45,6 @@ class Pattern:
         self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
     ) -> torch.Tensor:
         """Return the mask of the first positions, with sizes of 1 where it does not differ."""
-        import torch
-
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
 
@@ -138,7 +135,6 @@ def alibi(options: Options) -> Pattern:
     slopes = options["slopes"]
     if slopes is None:
         device = options["device"]
-        import torch
 
         slopes = torch.tensor(slopes_of(options["heads"]), device=device)
     return Pattern(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.kernels.patterns import composed
-
-if TYPE_CHECKING:
-    import torch
 
 # Larger masks are not looked into.
 MOST_VALUES = 2**28
@@ -59,8 +58,6 @@ def recognized(mask: torch.Tensor, queries: int, keys: int) -> Recognized | None
 
 def _seen(mask: torch.Tensor) -> torch.Tensor | None:
     """Return what is seen, (batch, queries, keys), where the heads are alike and it is plain."""
-    import torch
-
     if mask.dim() not in (2, 4) or mask.numel() > MOST_VALUES or mask.requires_grad:
         return None
     seen = mask if mask.dim() == 4 else mask[None, None]
@@ -79,8 +76,6 @@ def _seen(mask: torch.Tensor) -> torch.Tensor | None:
 
 def _candidates(seen: torch.Tensor) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield patterns that it may be, the simplest first, and the options by the mask's edges."""
-    import torch
-
     yield "full", {}
     yield "causal", {}
     rows, queries, keys = seen.shape

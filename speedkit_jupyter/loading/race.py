@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.loading.settings import Settings, end_workers
 from speedkit_jupyter.measure.results.statistics import ERROR, PRECISE, Ratio, paired_ratio
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 T = TypeVar("T")
 # A candidate leaves after this many rounds if it takes this many times as long as the fastest; the

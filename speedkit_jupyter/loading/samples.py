@@ -16,7 +16,11 @@ from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from statistics import median
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.loading.settings import (
     Settings,
@@ -31,9 +35,6 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.torch_private import tree_leaves
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 # This many samples are looked at, for this long at the most.
 MOST, LONGEST_S = 32, 1.0
@@ -65,9 +66,6 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     What drawing changes is not put back: call it while the step is isolated. Errors of the data set
     are the user's to see. Raises StepError for a StopIteration of its own.
     """
-    import numpy as np
-    import torch
-
     if is_iterable(loader):
         return Samples()
     # The functions of these modules are methods of a generator that torch seeds in each worker.
@@ -120,8 +118,6 @@ def _drawn(dataset: Any, key: Any) -> Any:
 
 
 def _state(generator: Any) -> bytes:
-    import torch
-
     if isinstance(generator, torch.Generator):
         return bytes(generator.get_state().numpy())
     return bytes(ForkingPickler.dumps(generator))
@@ -141,8 +137,6 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    import torch
-
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -193,9 +187,6 @@ def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[],
 
 def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
     """Return what it gives, and random numbers that are drawn in between."""
-    import numpy as np
-    import torch
-
     found = []
     try:
         for _ in range(EPOCHS):

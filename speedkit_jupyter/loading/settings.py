@@ -7,14 +7,22 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
 
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.units import count
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 # torch's default (torch.utils.data.DataLoader): each worker loads this many batches ahead.
 PREFETCH = 2
@@ -55,15 +63,11 @@ class Settings:
 
 def is_iterable(loader: DataLoader[Any]) -> bool:
     """Return whether its data set gives samples one after another, and none by an index."""
-    from torch.utils.data import IterableDataset
-
     return isinstance(loader.dataset, IterableDataset)
 
 
 def takes_whole_batches(loader: DataLoader[Any]) -> bool:
     """Return whether it stacks samples of tensors in memory, which take a list of indices."""
-    from torch.utils.data import TensorDataset, default_collate
-
     is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
     return is_plain and type(loader.dataset) is TensorDataset
 
@@ -89,8 +93,6 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
 
     The constructor of a subclass, whose arguments nobody knows, is not called.
     """
-    from torch.utils.data import default_convert
-
     other = copy.copy(loader)
     other._iterator = None
     other.num_workers = settings.num_workers
@@ -105,8 +107,6 @@ def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
 
 def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractContextManager[None]:
     """Have loops over this loader go through what `begin` returns, in the block."""
-    from torch.utils.data import DataLoader
-
     make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
     return patched(DataLoader, "__iter__", make)
 
@@ -126,8 +126,6 @@ def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
 
 def _which(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, str]:
     """Return the arguments that say which samples make a batch."""
-    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
-
     if settings.whole_batches:
         return {"sampler": f"{name}.batch_sampler", "batch_size": "None"}
     plain = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
@@ -143,8 +141,6 @@ def _which(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, 
 
 def _how(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, str]:
     """Return the other arguments that differ from torch's defaults."""
-    from torch.utils.data import default_collate
-
     own = [key for key in ("generator", "worker_init_fn") if getattr(loader, key) is not None]
     if loader.collate_fn is not default_collate and not settings.whole_batches:
         own.append("collate_fn")

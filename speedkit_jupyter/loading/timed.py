@@ -8,7 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.loading import settings
 from speedkit_jupyter.loading.race import Candidate
@@ -20,10 +23,6 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import held_back
 from speedkit_jupyter.support.samples import EMPTY
 from speedkit_jupyter.support.torch_private import end_workers
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import DataLoader
 
 # A block takes about BLOCK_S, or less where the budget is to have room for ROUNDS of CANDIDATES.
 # Calls of up to WHOLE blocks, and at least of WHOLE_S, are timed whole; of longer ones a window of
@@ -89,8 +88,6 @@ class Draw:
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Give the batches for one loop of the user's."""
-        from torch.utils.data import DataLoader
-
         begun_s = clock.now()
         with held_back():  # no worker is left half started
             # A subclass's own is in the user's loop already.

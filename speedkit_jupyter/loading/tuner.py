@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.loading import samples
 from speedkit_jupyter.loading.race import GAIN, Candidate, Race
@@ -36,9 +38,6 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.samples import EMPTY
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 DEFAULT_S = 20.0
 # The share of the budget that is kept for variations of the best of the first race, and then for
@@ -262,8 +261,6 @@ def tune_loader(
 
 def check_loader(loader: Any) -> None:
     """Raise StepError for what is no DataLoader of torch's."""
-    from torch.utils.data import DataLoader
-
     if not is_a(loader, DataLoader):
         kind = type(loader).__name__
         raise StepError(f"loader must be a torch.utils.data.DataLoader, not {kind}")

@@ -81,7 +81,7 @@ class GemmRates(BaseModel):
 def known(machine: str) -> GemmRates | None:
     """Return what was measured on this machine before; None where nothing was, or can be read."""
     with suppress(SpeedKitError, ValidationError):  # whoever writes there next says what is wrong
-        if (rates := database.rates(machine)) is not None:
+        if (rates := database.newest("rates", machine)) is not None:
             return GemmRates.model_validate(rates)
     return None
 
@@ -97,7 +97,7 @@ def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> Gemm
         rates = _measure(threads, patience_s)
         if BUSY not in rates.failure:
             with suppress(SpeedKitError):  # measured anew the next time
-                database.keep_rates(machine, rates.model_dump())
+                database.keep("rates", machine, "", rates.model_dump())
     return rates
 
 

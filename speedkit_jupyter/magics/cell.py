@@ -12,12 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import IOBase
-from typing import Any, TypeVar
+from typing import Any
 
+import torch
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.magics.namespace import find_model, models, named_optimizers
+from speedkit_jupyter.magics.namespace import find_model, named_optimizers
 from speedkit_jupyter.measure.rounds.clock import Stopwatch
 from speedkit_jupyter.measure.subject import discovery
 from speedkit_jupyter.measure.subject.step import Step
@@ -28,8 +29,6 @@ from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 
-R = TypeVar("R")
-Rewrite = Callable[[ast.Module], ast.Module]
 NO_MODEL = (
     "the cell uses no model that was there before: make it in an earlier cell, and name it with "
     "--model where the code hides it"
@@ -51,7 +50,11 @@ class Cell:
         self.tree: ast.Module = self._parsed(code)
         if not self.tree.body:
             raise UsageError("the cell is empty: write the step to measure in it")
-        self._compile(self.tree)
+        body, last = list(self.tree.body), None
+        if isinstance(body[-1], ast.Expr):
+            last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
+        self._code = shell.compile(ast.Module(body, []), self._file, "exec")
+        self._last = shell.compile(last, self._file, "eval") if last else None
         self._setup = ast.Module([], [])
         self._names = shell.user_ns
         self._has_run = False
@@ -60,20 +63,6 @@ class Cell:
     def _parsed(self, code: str) -> ast.Module:
         tree: ast.Module = self._shell.compile.ast_parse(code, self._file)
         return self._shell.transform_ast(tree)  # type: ignore[no-any-return]
-
-    def _compile(self, runs: ast.Module) -> None:
-        body, last = list(runs.body), None
-        if isinstance(body[-1], ast.Expr):
-            last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
-        self._code = self._shell.compile(ast.Module(body, []), self._file, "exec")
-        self._last = self._shell.compile(last, self._file, "eval") if last else None
-
-    def rewritten(self, rewrite: Rewrite) -> Cell:
-        """Return the same cell; what runs of it is what `rewrite` makes of its code."""
-        cell = copy.copy(self)
-        cell._compile(rewrite(copy.deepcopy(self.tree)))
-        cell._has_run = False
-        return cell
 
     @property
     def has_value(self) -> bool:
@@ -193,8 +182,6 @@ def _cached(shell: Any, code: str) -> str:
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     """Return the cell with the models and optimizers that it uses, or those that were named."""
-    import torch
-
     names = shell.user_ns
     objects = discovery.reached([cell.names()])
     found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)
@@ -232,21 +219,10 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     )
 
 
-def profiler(shell: Any, cell: Cell, arguments: Any, command: str, budget_s: float | None) -> Any:
-    """Return the profiler of a cell whose loops tell what they wait for."""
-    from speedkit_jupyter.profiling.instruments import Loops
-    from speedkit_jupyter.profiling.profiler import Profiler
-
-    loops = Loops()
-    step = step_of_cell(shell, cell.rewritten(loops.rewritten), arguments)
-    called = {id(model): name for name, model in models(shell.user_ns).items()}
-    return Profiler(step, budget_s, command, called, loops)
-
-
-def again(make: Callable[..., R], *arguments: Any) -> R:
-    """Call one of the above later, with what the cell's names mean by then; raises StepError."""
+def again(shell: Any, cell: Cell, arguments: Any) -> Step:
+    """Return the step later, with what the cell's names mean by then; raises StepError."""
     try:
-        return make(*arguments)
+        return step_of_cell(shell, cell, arguments, quiet=True)
     except UsageError as error:
         raise StepError(str(error)) from None
 

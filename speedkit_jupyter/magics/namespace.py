@@ -9,9 +9,12 @@ from dataclasses import replace
 from functools import partial
 from keyword import iskeyword
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from IPython.core.error import UsageError
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.measure.subject.discovery import holds, outermost
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -25,22 +28,24 @@ from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 from speedkit_jupyter.tuning import learning
 
-if TYPE_CHECKING:
-    import torch
-
 Space = Mapping[str, Any]
 # Not those of `models['a,b']`.
 AT_COMMAS = re.compile(r",(?![^\[]*\])")
 # The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
-models = partial(named, kind="nn.Module", inside=False)
-loaders = partial(named, kind="utils.data.DataLoader", inside=False)
-words_of_models = partial(named, kind="nn.Module")
+models = partial(named, kind=torch.nn.Module, inside=False)
+loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
+words_of_models = partial(named, kind=torch.nn.Module)
 
 
 def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
     """Return the variables that are optimizers, without their wrappers."""
-    found = named(names, "optim.Optimizer", inside=False)
+    found = named(names, torch.optim.Optimizer, inside=False)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
+
+
+def names_of_models(names: Space) -> dict[int, str]:
+    """Return the variables that are models by the models' ids."""
+    return {id(model): name for name, model in models(names).items()}
 
 
 def functions(names: Space) -> dict[str, Any]:
@@ -54,7 +59,7 @@ def functions(names: Space) -> dict[str, Any]:
 
 def whole_models(names: Space, inside: bool = True) -> dict[str, torch.nn.Module]:
     """Return the models that have parameters and are no part of another."""
-    found = named(names, "nn.Module", inside)
+    found = named(names, torch.nn.Module, inside)
     wholes = set(map(id, outermost(found.values())))
     return {name: model for name, model in found.items() if id(model) in wholes}
 
@@ -77,8 +82,6 @@ def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
 
     Raises UsageError.
     """
-    import torch
-
     known = models(names)
     if name is not None:
         return lookup.canonical(name), _find(names, name, "model", known, torch.nn.Module)
@@ -112,8 +115,6 @@ def find_optimizers(
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers of those names; raises UsageError."""
-    from torch.optim import Optimizer
-
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
@@ -123,7 +124,7 @@ def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.opt
 
 def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
     """Return optimizers by the words that find them in the notebook."""
-    found = named(names, "optim.Optimizer")
+    found = named(names, torch.optim.Optimizer)
     words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
     return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
 
@@ -135,8 +136,6 @@ def find_function(names: Space, name: str) -> Any:
 
 def find_loader(names: Space, name: str | None) -> Any:
     """Return the DataLoader of that name (`train_loader`, `data['train']`); None without a name."""
-    from torch.utils.data import DataLoader
-
     return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
 
 
@@ -144,7 +143,6 @@ def check_result_name(name: str | None, names: Space) -> None:
     """Raise UsageError where the result can't get this name."""
     if name is None:
         return
-    import torch
 
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
         raise UsageError(f"-v {name or repr(name)}: this is no name for a variable of yours")

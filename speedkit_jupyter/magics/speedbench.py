@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.against import Against
-from speedkit_jupyter.magics.cell import Cell, again, profiler, step_of_cell
+from speedkit_jupyter.magics.cell import Cell, again, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
 from speedkit_jupyter.magics.commands.processes import compared_on_workers
 from speedkit_jupyter.magics.progress import measured
@@ -20,6 +20,7 @@ from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import check_free, parse
+from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.interrupts import interruptible
@@ -57,8 +58,8 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     work.begun_s = begun_s
     session.measured = MeasuredCell(
         next((row.strip() for row in source.splitlines() if row.strip()), ""),
-        partial(again, step_of_cell, shell, cell, arguments, True),
-        partial(again, profiler, shell, cell, arguments, command),
+        command,
+        partial(again, shell, cell, arguments),
     )
     is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
     result = measured(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
@@ -103,7 +104,9 @@ def _work(
 ) -> tuple[Any, str]:
     mode, names = _mode(arguments), shell.user_ns
     if mode == PROFILE:
-        return profiler(shell, cell, arguments, command, arguments.budget), "profiling"
+        called = namespace.names_of_models(names)
+        step = step_of_cell(shell, cell, arguments)
+        return Profiler(step, arguments.budget, command, called), "profiling"
     if mode == AGAINST:
         return Against(shell, cell, arguments.against, arguments.budget), "checking"
     loop = cell.loop(setup) if mode == TIMING else None

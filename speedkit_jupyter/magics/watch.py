@@ -139,7 +139,8 @@ class LiveLine:
 
         if not self._history.recompiled:
             with suppress(SpeedKitError):
-                database.keep_compile_seconds(_name(self._history.subject), self._history.seconds)
+                name, took = _name(self._history.subject), {"seconds": self._history.seconds}
+                database.keep("compiling", name, "", took)
 
 
 def last_time(context: SpeedContext) -> str:
@@ -157,7 +158,7 @@ def _known(subject: str) -> float | None:
     from speedkit_jupyter.support import database
 
     with suppress(SpeedKitError):
-        return database.compile_seconds(_name(subject))
+        return (database.newest("compiling", _name(subject)) or {}).get("seconds")
     return None
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -26,9 +28,6 @@ from speedkit_jupyter.optimizations.properties.tensors import (
     weight_of,
 )
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-if TYPE_CHECKING:
-    import torch
 
 HINT = (
     "code that calls .view() on weights, gradients or activations needs .reshape(); safetensors "

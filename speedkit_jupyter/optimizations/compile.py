@@ -6,7 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from speedkit_jupyter.machines import compile_cache, devices, flags, probes
 from speedkit_jupyter.machines.hardware import Hardware
@@ -20,9 +22,6 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled, users_own
 from speedkit_jupyter.optimizations.properties.compiled import CompiledCall, CompiledCode
 from speedkit_jupyter.support import torch_private, units
-
-if TYPE_CHECKING:
-    import torch
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 # An error of the backward pass comes up in the forward pass, where the plain model can take over.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -16,9 +18,6 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, around, has_hooks
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import tree_leaves, tree_map
-
-if TYPE_CHECKING:
-    import torch
 
 # Kinds of calls that are remembered until one of them comes again.
 SEEN = 8
@@ -127,8 +126,6 @@ class Graphed(Call):
 
     def _kind_of(self, given: Sequence[Any], names: Sequence[str], own: Sequence[Any]) -> Any:
         """Return what has to be alike for a replay; None for a call that is made as usual."""
-        import torch
-
         is_plain = self._is_off or is_recording() or not self.acts() or has_hooks(self.module)
         if is_plain or not own or not all(type(one) is torch.Tensor for one in given):
             return None
@@ -145,8 +142,6 @@ class Graphed(Call):
         """Return what replays the call. It is made several times, so buffers and random numbers are
         put back. Weights are inputs by tensors in their memory: gradients come back as results.
         """
-        import torch
-
         model, whole = self.module, torch.nn.Module()
         named = (*model.named_parameters(), *model.named_buffers())
         own = {f"model.{name}": one for name, one in named}

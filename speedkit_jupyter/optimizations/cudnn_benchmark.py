@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -45,8 +47,6 @@ class CudnnBenchmark(Optimization):
         return request.offer(False, True, reason)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        import torch
-
         return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:

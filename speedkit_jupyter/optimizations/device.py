@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 from pydantic import Field
 
 from speedkit_jupyter import machines
@@ -19,9 +20,6 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.tensors import PLACE
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Device(Optimization):

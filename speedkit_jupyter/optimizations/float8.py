@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.base.compression import FUSED, Compression, torchao
 from speedkit_jupyter.optimizations.base.decision import Decision, Switch
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
-
-if TYPE_CHECKING:
-    import torch
 
 CODE = """\
 convert_to_float8_training(

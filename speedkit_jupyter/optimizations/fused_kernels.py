@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
@@ -26,9 +28,6 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.support.wrappers import unwrapped
-
-if TYPE_CHECKING:
-    import torch
 
 LIBRARY = "liger-kernel"
 SINCE = (0, 8)  # the first that was looked at

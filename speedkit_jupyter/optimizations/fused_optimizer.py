@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from pydantic import AliasChoices, Field
 
 from speedkit_jupyter.machines import devices
@@ -20,9 +21,6 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.optimizations.properties.settings import FUSED, in_files
 from speedkit_jupyter.support.exceptions import did_you_mean
-
-if TYPE_CHECKING:
-    import torch
 
 NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "

@@ -6,7 +6,9 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -17,9 +19,6 @@ from speedkit_jupyter.optimizations.base.target import Target, newcomers
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-if TYPE_CHECKING:
-    import torch
 
 FORGOTTEN = (
     "fp16 without the GradScaler: small gradients become zero. Replace loss.backward() and "

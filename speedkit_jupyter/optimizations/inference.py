@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -14,9 +17,6 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, around
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import tree_leaves
-
-if TYPE_CHECKING:
-    pass
 
 ASKED = "an input asks for its gradient, so calls are recorded as usual"
 TRAINING = "the model is in training mode by now, so calls are recorded as usual: model.eval()"
@@ -81,9 +81,6 @@ class Unrecorded(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model does."""
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
         if not self._suits((args, kwargs)):
             return self.below(*args, **kwargs)
         # Reentrant: the call is made under `no_grad`, and again in the backward pass, if one comes.
@@ -93,8 +90,6 @@ class Unrecorded(Call):
 
     def _suits(self, inputs: Any) -> bool:
         """Return whether this call is a prediction that autograd would record."""
-        import torch
-
         if not self.acts() or not torch.is_grad_enabled():
             return False
         asks = (isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs))

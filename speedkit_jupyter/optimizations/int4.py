@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.base.compression import Compression
 from speedkit_jupyter.optimizations.base.decision import Switch
-
-if TYPE_CHECKING:
-    import torch
 
 # So many weights of a row have a scale of their own, and torchao takes rows of whole groups only.
 GROUP = 128

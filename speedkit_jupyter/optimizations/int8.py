@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import Compression
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.support import torch_private
-
-if TYPE_CHECKING:
-    import torch
 
 CONFIGS = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8WeightOnlyConfig"}
 
@@ -44,7 +43,5 @@ class Int8(Compression):
 @cache
 def overflows() -> bool:
     """Return whether integer products are wrong on this CPU: without VNNI sums of two saturate."""
-    import torch
-
     most = torch.full((32, 64), 127, dtype=torch.int8)
     return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())

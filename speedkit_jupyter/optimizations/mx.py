@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import FUSED, INFERENCE, Compression
 from speedkit_jupyter.optimizations.facts.model import Facts
-
-if TYPE_CHECKING:
-    import torch
 
 # torch's words for the numbers of a block, which share a scale. NVFP4 is not among them: torchao
 # 0.18 makes NaN of a tensor of zeros.
@@ -38,8 +37,6 @@ class Mx(Compression):
 
     def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
         """Return the config, with the same numbers for weights and for what comes in."""
-        import torch
-
         dtype = getattr(torch, ELEMENTS[value])
         arguments = {"activation_dtype": dtype, "weight_dtype": dtype}
         return "prototype.mx_formats", "MXDynamicActivationMXWeightConfig", arguments

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import torch
+
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
@@ -84,8 +86,6 @@ class Precision(Optimization):
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Return autocast's own state, for each kind of device."""
-        import torch
-
         cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
         switches = {"autocast.cache_enabled": flags.Switch(*cached)}
         for kind in filter(torch.amp.is_autocast_available, ("cpu", *devices.KINDS)):
@@ -111,8 +111,6 @@ class Precision(Optimization):
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
         """Return `torch.autocast` for the model's device; fp32 by request switches autocast off."""
-        import torch
-
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:

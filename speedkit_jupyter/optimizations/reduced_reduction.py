@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+import torch
+
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
@@ -45,8 +47,6 @@ class ReducedReduction(Optimization):
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Return the switch, and cuBLAS's others, which a measurement puts back."""
-        import torch
-
         matmul, table = torch.backends.cuda.matmul, {}
         for name in REDUCTIONS:
             read, write = partial(_reduction, matmul, name), partial(setattr, matmul, name)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -15,9 +18,6 @@ from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.layers import GROUPS, rewritable
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, Slots, StandIn
-
-if TYPE_CHECKING:
-    import torch
 
 # What the modules become, in words and as code.
 CHANGES = {"instance_norm": f"InstanceNorm2d -> GroupNorm({GROUPS})", "gelu": "GELU -> tanh"}
@@ -97,8 +97,6 @@ class Rewrites(Optimization):
 
 def _made(kind: str, old: Any) -> torch.nn.Module:
     """Return what stands in for the module, with the same parameters."""
-    from torch import nn
-
     if kind == "gelu":
         return nn.GELU(approximate="tanh").train(old.training)
     norm = nn.GroupNorm(GROUPS, old.num_features, old.eps, device="meta").train(old.training)

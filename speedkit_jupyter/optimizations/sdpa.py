@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
+import torch
+
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
@@ -64,7 +66,6 @@ class Sdpa(Optimization):
 
     def switches(self) -> Mapping[str, flags.Switch]:
         """Return those of the kernels, and the key of torch.compile's caches, blind to them."""
-        import torch
         from torch.backends import cuda
 
         kernels = {
@@ -84,8 +85,6 @@ class Sdpa(Optimization):
         """Return the same as others do, once torch has its own order: the first call on a GPU sets
         it, over any that is set before.
         """
-        import torch
-
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)

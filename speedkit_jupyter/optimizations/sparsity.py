@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.compression import FOR_GOOD, Compression, own_weight
 from speedkit_jupyter.optimizations.base.decision import Decision
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.facts.model import Facts
-
-if TYPE_CHECKING:
-    import torch
 
 HALVES = ("bfloat16", "float16")
 CODE = """\
@@ -54,8 +53,6 @@ class Sparsity(Compression):
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
         """Return the weight as the kernels take it; torch calls that a prototype."""
-        import torch
-
         weight = own_weight(layer).detach()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor")

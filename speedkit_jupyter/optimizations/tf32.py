@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
+import torch
+
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.fp32_precision import NAMES
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
@@ -82,7 +84,6 @@ class Tf32(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         """Set both of torch's APIs in agreement, whatever state they were in."""
-        import torch
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
@@ -115,8 +116,6 @@ class Tf32(Optimization):
 
 def _cudnn_tf32() -> bool | None:
     """Return whether convolutions use TF32; None while torch's two APIs disagree about it."""
-    import torch
-
     with suppress(RuntimeError):
         return torch.backends.cudnn.allow_tf32
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field
 
 from speedkit_jupyter.machines import flags
@@ -49,8 +50,6 @@ class Threads(Optimization):
         return request.leave(now, f"{threads} the {usable} usable core{'s' * (usable > 1)}")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        import torch
-
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 

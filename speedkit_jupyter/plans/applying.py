@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.config import SpeedConfig, nothing
@@ -17,9 +19,6 @@ from speedkit_jupyter.support import arguments, interrupts, lookup
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
-
-if TYPE_CHECKING:
-    import torch
 
 # The argument by which each library's trainer computes in the plan's precision.
 ARGUMENTS = {
@@ -45,8 +44,6 @@ def apply_speedups(
     of the wrong kind; whatever is raised, nothing is left half applied. An interrupt on the very
     return leaves the plan to `restore_all()`.
     """
-    import torch
-
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
     if not isinstance(config, SpeedConfig | None):

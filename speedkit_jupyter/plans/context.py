@@ -15,7 +15,9 @@ from contextlib import (
 )
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines import flags, heap
 from speedkit_jupyter.machines.flags import Change
@@ -30,9 +32,6 @@ from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
-
-if TYPE_CHECKING:
-    import torch
 
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
 CHANGES = Listeners()
@@ -140,8 +139,6 @@ class SpeedContext:
     @property
     def device(self) -> torch.device:
         """Where the model lies now; batches belong there too."""
-        import torch
-
         parameter = None if self.model is None else next(self.model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
@@ -177,8 +174,6 @@ class SpeedContext:
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
         """A GradScaler on the model's device; a disabled one passes everything through."""
-        import torch
-
         acting = self._acting
         acting.asked.add("grad_scaler")
         if acting._scaler is None:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 from keyword import iskeyword
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+import torch
 from pydantic.fields import FieldInfo
 
 from speedkit_jupyter.optimizations import CATALOG, find
@@ -17,9 +18,6 @@ from speedkit_jupyter.plans.sources import ALONE, FromCatalog
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-
-if TYPE_CHECKING:
-    import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -50,8 +48,6 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
     force keeps the function that it was applied with. Raises ArgumentError for a name that is
     taken, and for what is no function or no class of modules.
     """
-    import torch
-
     _check_free(name)
     if not (isinstance(replaces, type) and issubclass(replaces, torch.nn.Module)):
         given = arguments.shown(replaces)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations import CATALOG
@@ -18,9 +20,6 @@ from speedkit_jupyter.plans.context import SpeedContext, observed
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support.wrappers import each_once
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.support.interrupts import interruptible
-
-if TYPE_CHECKING:
-    import torch
 
 
 @interruptible
@@ -60,8 +59,6 @@ def profiler_of(
 
 def models_of(step: Callable[..., object]) -> dict[int, str]:
     """Return the names that models have where the function was defined, by the models' ids."""
-    import torch
-
     function = inspect.unwrap(step)
     if not inspect.isfunction(function):
         return {}

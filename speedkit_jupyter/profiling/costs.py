@@ -8,15 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
 
 from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
 from speedkit_jupyter.measure.checks import roofline
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.profiling.operators import MODULE, ModuleCalls, Trace, Work, counted
-
-if TYPE_CHECKING:
-    import torch
 
 Bound = Literal["compute", "memory", ""]
 # The rate of a large copy is measured to about a tenth.
@@ -145,8 +144,6 @@ def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]
 
 def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[float, float]]:
     """Return seconds for the operations and the bytes of each, at the machine's own rates."""
-    import torch
-
     precision = str(read()[MATMUL_PRECISION])
     setting = "fp32" if precision == "highest" else precision
     found = {}

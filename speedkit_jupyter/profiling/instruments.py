@@ -5,13 +5,15 @@ Nothing is traced: the parts are few and long, so that a step takes hardly longe
 
 from __future__ import annotations
 
-import ast
-import builtins
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
@@ -20,17 +22,12 @@ from speedkit_jupyter.profiling.split import Line, Part, Recorder
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
 
-if TYPE_CHECKING:
-    import torch
-
 # Each waits until the device has done all that it was asked for.
 WAITING = (
     "item", "tolist", "numpy", "nonzero", "__array__", "__bool__", "__float__", "__int__",
     "__index__", "__format__", "__repr__",
 )  # fmt: skip
 MOVING = ("to", "cuda", "cpu")
-# These are at hand already; torch's loaders are seen wherever they are used.
-AT_HAND = (range, list, tuple, dict, set, frozenset, str)
 
 
 @contextmanager
@@ -41,10 +38,6 @@ def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
     For many calls at once: Python 3.13 forgets for ever how to find methods quickly in a class that
     was changed a thousand times.
     """
-    import torch
-    from torch.nn.utils import clip_grad
-    from torch.utils.data import DataLoader
-
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
         (torch_private.loader_iterator(), "__next__", "data"),
@@ -169,50 +162,3 @@ def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
 
     with optimizer_hooks(before, after):
         yield
-
-
-class Loops:
-    """Every `for` of the code that is `rewritten` calls this object, by a built-in name."""
-
-    name = "_speedbench_waits"
-
-    def __init__(self) -> None:
-        self._recorder: Recorder | None = None
-
-    def rewritten(self, tree: ast.Module) -> ast.Module:
-        """Return the same code with its loops, and those of functions that it defines, told."""
-        for node in ast.walk(tree):
-            if isinstance(node, ast.For):
-                called = ast.Call(ast.Name(self.name, ast.Load()), [node.iter], [])
-                node.iter = ast.copy_location(called, node.iter)
-        return ast.fix_missing_locations(tree)
-
-    @contextmanager
-    def told_to(self, recorder: Recorder | None) -> Iterator[None]:
-        """Let the code run in the block; a recorder learns of the waits."""
-        self._recorder = recorder
-        setattr(builtins, self.name, self)
-        try:
-            yield
-        finally:
-            self._recorder = None
-            delattr(builtins, self.name)
-
-    def __call__(self, iterable: Iterable[Any]) -> Iterable[Any]:
-        """Return what the loop goes through in place of this."""
-        is_at_hand = isinstance(iterable, AT_HAND) or hasattr(type(iterable), "__array__")
-        if self._recorder is None or is_at_hand:
-            return iterable
-        return _waited(self._recorder, iterable)
-
-
-def _waited(recorder: Recorder, iterable: Iterable[Any]) -> Iterator[Any]:
-    with recorder.within("data"):
-        draws = iter(iterable)
-    while True:
-        try:
-            with recorder.within("data"):
-                drawn = next(draws)
-        except StopIteration:
-            return
-        yield drawn

@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
+
 from speedkit_jupyter.profiling.split import LineSample, Part, Recorder
 from speedkit_jupyter.support.source_lines import Spot, user_spot
 
@@ -72,8 +74,6 @@ def sampled(recorder: Recorder) -> Iterator[None]:
 
     Nothing is noted outside the main thread, on Windows, and beside a timer of the user's.
     """
-    import torch
-
     is_free = (
         hasattr(signal, "setitimer")
         and threading.current_thread() is threading.main_thread()

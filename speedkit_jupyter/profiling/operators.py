@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch.profiler import record_function
+from torch.utils.flop_counter import flop_registry
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.checks import torch_profiler
@@ -22,9 +26,6 @@ from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.wrappers import unwrapped
-
-if TYPE_CHECKING:
-    import torch
 
 # These read no more of a table than they give.
 LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
@@ -88,8 +89,6 @@ class ModuleCalls:
         self, around: Callable[[str], AbstractContextManager[Any]] = nullcontext
     ) -> Iterator[None]:
         """Follow calls in the block; `around` makes what surrounds each, from the module's name."""
-        import torch
-
         with patched(torch.nn.Module, "__call__", partial(self._calling, around)):
             yield
 
@@ -140,8 +139,6 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
     Operations are those that `torch.utils.flop_counter` knows (matrix products, convolutions,
     attention), bytes the tensors that are read and written.
     """
-    from torch.utils.flop_counter import flop_registry
-
     found = Counter[Work]()
 
     class Counting(torch_private.dispatch_mode()):  # type: ignore[misc]
@@ -175,8 +172,6 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
 
 def _tensors(values: Any) -> list[Any]:
     """Return the tensors in containers, each once."""
-    import torch
-
     leaves = torch_private.tree_leaves(values)
     return list({id(one): one for one in leaves if isinstance(one, torch.Tensor)}.values())
 
@@ -232,8 +227,6 @@ class Trace:
 
         Raises StepError beside another profiler.
         """
-        from torch.profiler import record_function
-
         if torch_private.is_profiled():
             raise StepError(IN_USE)
         follows = modules.followed(lambda name: record_function(MODULE + name))

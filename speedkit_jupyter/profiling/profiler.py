@@ -7,7 +7,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines import heap
 from speedkit_jupyter.machines.devices import synchronize
@@ -31,9 +33,6 @@ from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.source_lines import cells
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-
-if TYPE_CHECKING:
-    import torch
 
 # How many profiled calls are enough; about how often plain and profiled calls take turns.
 ENOUGH, TURNS = 100, 10
@@ -66,21 +65,15 @@ class Profiler:
     """Drain `run()`, then read `result()`.
 
     `budget_s` are the seconds for all of it; a call that takes most of them is the only one.
-    `command` is how the profile is repeated; `called` is how the user calls models, by their ids;
-    `loops` are those of the step's own code, where it was rewritten to tell them. `afterwards` is
-    called at the end, while the step is isolated still. Whatever happens, all that the step changes
-    is put back. Raises StepError.
+    `command` is how the profile is repeated; `called` is how the user calls models, by their ids.
+    `afterwards` is called at the end, while the step is isolated still. Whatever happens, all that
+    the step changes is put back. Raises StepError.
     """
 
     def __init__(
-        self,
-        step: Step,
-        budget_s: float | None,
-        command: str,
-        called: Mapping[int, str],
-        loops: instruments.Loops | None = None,
+        self, step: Step, budget_s: float | None, command: str, called: Mapping[int, str]
     ) -> None:
-        self.step, self.called, self._loops = step, called, loops or instruments.Loops()
+        self.step, self.called = step, called
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self.begun_s: float | None = None
         self.afterwards: Callable[[Isolated], object] | None = None
@@ -234,7 +227,7 @@ class Profiler:
 
     def _aside(self, call: Callable[[], object]) -> None:
         """Call what runs the step, once, and tells nothing to a split."""
-        with self.step.around_blocks(), self._loops.told_to(None):
+        with self.step.around_blocks():
             call()
 
     def _settle(self, state: Snapshot) -> None:
@@ -272,11 +265,8 @@ class Profiler:
         A short step is called once before: Python forgets what it knows of the types that are
         patched, which costs a tenth.
         """
-        with (
-            self.step.around_blocks(),
-            self._loops.told_to(recorder),
-            instruments.told(recorder, sees_functions=not (is_first or is_whole)),
-        ):
+        told = instruments.told(recorder, sees_functions=not (is_first or is_whole))
+        with self.step.around_blocks(), told:
             if self._is_short and not is_first:
                 self._call(recorder)
             self._call(recorder)

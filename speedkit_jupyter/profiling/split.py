@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support import torch_private
 
@@ -177,9 +180,6 @@ class Recorder:
 
         A compiled step would be compiled anew for the mode. Methods of tensors are patched first.
         """
-        import torch
-        from torch.overrides import TorchFunctionMode
-
         recorder = self
         # torch finds a method by its name, and so what stands in for it, again.
         methods = {

@@ -19,7 +19,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.verification_report import change, judged, shown
 from speedkit_jupyter.support import units
-from speedkit_jupyter.support.units import between, count, operations, ratio, seconds, share, size
+from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
 TONES: dict[str, Tone] = {
     "faster": "good",
@@ -39,16 +39,11 @@ SHOWN = 2
 SHORT, LONG = 60, 20
 WORDS = ("variant", "verdict", "accuracy")
 # Columns that leave a narrow text.
-LEAVING = ("memory", "first call", "of limit")
+LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
     "round; first call and warm-up apart. Memory: state and the step's peak beyond it. Model, "
     "optimizer and random state are as before."
-)
-LIMIT = (
-    "A step is {} of matrix products, convolutions and attention. Of limit: the time they need at "
-    "this machine's own GEMM rate (or the state, read once at its copy rate) as a share of the "
-    "median."
 )
 # Characters of the bar of progress.
 WIDTH = 24
@@ -73,8 +68,6 @@ def comparison_report(comparison: Comparison) -> Document:
         key=lambda line: not isinstance(line, Urgent),
     )
     open_lines = max(SHOWN, sum(isinstance(line, Urgent) for line in lines))
-    if len(lines) == open_lines + 1:  # one line takes no more room than its summary
-        open_lines += 1
     ratios = [comparison.ratio(record) for record in comparison.records]
     png = cache(lambda: plots.as_png(plots.speedups(comparison)))
     picture = Picture(png, "Speed-up of each variant with its interval, as in the table")
@@ -82,7 +75,7 @@ def comparison_report(comparison: Comparison) -> Document:
         comparison_table(comparison),
         picture if any(gain and gain.low > 0 for gain in ratios) else None,
         "\n".join(lines[:open_lines]),
-        Section("\n".join(lines[open_lines:]), folded=True),
+        Section("\n".join([*lines[open_lines:], LEGEND]), folded=True),
     ]
     return Document(_headline(comparison), content, comparison.to_dict())
 
@@ -166,7 +159,7 @@ def _is_timed(comparison: Comparison, record: Record) -> bool:
 def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
     record, baseline = group[0], comparison.baseline
     times_s, memory = comparison.times_s(record), record.memory
-    gain, limit = comparison.ratio(record), comparison.share_of_limit(record)
+    gain = comparison.ratio(record)
     if gain is not None and (math.isinf(gain.high) or record.same_as_baseline):
         gain = None  # too few rounds to say anything, or nothing that could differ
     cells = {
@@ -175,7 +168,6 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
         INTERVAL: f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else "",
         "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
         "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
-        "of limit": "" if limit is None else share(limit),
     }
     if baseline.score is not None:
         name = baseline.score.function
@@ -317,10 +309,6 @@ def _runner_up(comparison: Comparison) -> list[str]:
 
 
 def _legend(comparison: Comparison) -> Iterator[str]:
-    yield LEGEND
-    has_limits = any(comparison.share_of_limit(record) for record in comparison.records)
-    if comparison.flops is not None and has_limits:
-        yield LIMIT.format(operations(comparison.flops))
     if comparison.dropout_off:
         yield "Dropout was off in the accuracy check: each kernel draws other masks."
     if comparison.skipped_rounds:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.codegen.forms import code
@@ -23,9 +25,6 @@ from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table, To
 from speedkit_jupyter.session import Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count, size, word
-
-if TYPE_CHECKING:
-    import torch
 
 COLUMNS = ("optimization", "state", "value", "by", "why")
 IN_CATALOG = ("optimization", "what it does", "state", "value", "why")

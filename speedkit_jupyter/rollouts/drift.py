@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import torch
+import numpy as np
+import torch
 
+if TYPE_CHECKING:
     from speedkit_jupyter.rollouts.programs import Program
 
 # States are compared at about this many steps, and on the first samples of the batch alone.
@@ -47,8 +48,6 @@ class Drift:
 
     def _extrapolated(self) -> float:
         """Return the error at the horizon, by a power or an exponential, which fits better."""
-        import numpy as np
-
         half = len(self.steps) // 2
         steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
         if not errors.any():
@@ -89,8 +88,6 @@ def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterat
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the norm of the difference over the norm, of the sample where it is largest."""
-    import torch
-
     with torch.inference_mode():
         rows = max(len(exact), 1) if exact.ndim > 1 else 1
         # MPS has no float64.

@@ -104,31 +104,16 @@ def unlearn(numbers: Iterable[int] | None) -> int:
     return sum(_delete("kind = 'plan' AND id = ?", number) for number in numbers)
 
 
-def keep_rates(machine: str, rates: Mapping[str, Any]) -> None:
-    """Keep what was measured of a machine in place of what was before. Raises SpeedKitError."""
-    _keep("rates", machine, rates, replaces=True)
-
-
-def rates(machine: str) -> Mapping[str, Any] | None:
-    """Return what was measured of this machine; None without. Raises SpeedKitError."""
-    return next((row.value for row in _rows("rates", machine)), None)
-
-
-def keep_compile_seconds(name: str, seconds: float) -> None:
-    """Keep how long something took to compile, the last time. Raises SpeedKitError."""
-    _keep("compiling", name, {"seconds": seconds}, replaces=True)
-
-
-def compile_seconds(name: str) -> float | None:
-    """Return how long it took to compile the last time; None if unknown. Raises SpeedKitError."""
-    return next((float(row.value["seconds"]) for row in _rows("compiling", name)), None)
-
-
 def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
-    """Keep a `search` of max-autotune for a product (`task`), or a device's `ranking`, in place of
-    what was before. Raises SpeedKitError.
+    """Keep a `search` of max-autotune for a product (`task`), a device's `ranking`, a machine's
+    `rates`, or the seconds of `compiling`, in place of what was before. Raises SpeedKitError.
     """
     _keep(kind, name, value, task, replaces=True)
+
+
+def newest(kind: str, name: str) -> Mapping[str, Any] | None:
+    """Return what `keep` has kept for a name; None without. Raises SpeedKitError."""
+    return next((row.value for row in _rows(kind, name)), None)
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:

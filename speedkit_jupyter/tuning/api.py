@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+
+import torch
 
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -18,9 +19,6 @@ from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.tuning.outcome import Tuning
 from speedkit_jupyter.tuning.search import Search
 from speedkit_jupyter.tuning.verification import Verification, Verifier
-
-if TYPE_CHECKING:
-    import torch
 
 
 @interruptible

@@ -14,7 +14,11 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.machines.hardware import Hardware
@@ -28,10 +32,6 @@ from speedkit_jupyter.support import messages, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import seconds
 from speedkit_jupyter.tuning import learning
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-    from torch.optim import Optimizer
 
 ARTIFACTS = "artifacts"
 LIBRARY = re.compile(r"\w\w/\w+(\.\w+)*\.so")
@@ -95,8 +95,6 @@ def load_newest(models: Sequence[Module], optimizers: Sequence[Optimizer]) -> st
 
 def load(bundle: Mapping[str, Any]) -> str:
     """Load a bundle by its manifest; nothing of one that is not as it was kept."""
-    import torch
-
     folder, checksum = compile_cache.prepare(), str(bundle.get("checksum"))
     if folder is None:
         return ""  # a warning has said why

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+import torch
+
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.rounds.confinement import patched
 
@@ -116,8 +119,6 @@ class Losses(Watcher):
     scale: float = field(default=1.0, compare=False)
 
     def before_backward(self, tensors: Any) -> None:
-        import torch
-
         for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
             self.ran_on.append(_mean_of(tensor) / self.scale)
             self.was_scaled |= self.scale != 1.0
@@ -127,8 +128,6 @@ class Losses(Watcher):
 @contextmanager
 def watched() -> Iterator[Losses]:
     """Note the losses that backward passes begin from, without a GradScaler's scale."""
-    import torch
-
     losses = Losses()
 
     def scaling(original: Any) -> Callable[..., Any]:
@@ -145,9 +144,6 @@ def watched() -> Iterator[Losses]:
 
 def number(result: object) -> float | None:
     """Return a floating-point number or tensor of one element; None for a count or a flag."""
-    import numpy as np
-    import torch
-
     if isinstance(result, torch.Tensor):
         is_number = result.numel() == 1 and result.is_floating_point()
         return _mean_of(result) if is_number else None
@@ -155,8 +151,6 @@ def number(result: object) -> float | None:
 
 
 def _mean_of(tensor: Any) -> float:
-    import torch
-
     wide = tensor.detach()
     return float((wide if wide.dtype is torch.float64 else wide.float()).mean())
 

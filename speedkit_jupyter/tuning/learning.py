@@ -7,7 +7,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
@@ -30,10 +34,6 @@ from speedkit_jupyter.support.samples import tensors_in
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.wrappers import unwrapped
-
-if TYPE_CHECKING:
-    from torch.nn import Module
-    from torch.optim import Optimizer
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,6 @@ def setting(models: Sequence[Module], hardware: Hardware) -> str:
 
     What was measured for another machine's plans holds on this machine, for those plans.
     """
-    import torch
-
     device = Facts.read(models[0]).device
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
     lines = [line for machine in machines for line in (describe(machine, device), machine.torch)]
@@ -223,8 +221,6 @@ def tuned(
     `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
     Raises SpeedKitError where the store can't be read, ArgumentError for what is no model.
     """
-    import torch
-
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     if wrong := [m for m in models or [None] if not isinstance(m, torch.nn.Module)]:
         raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(wrong[0]).__name__}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import budget
@@ -185,8 +187,6 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
 
     Rounds that others held up are left out if enough remain.
     """
-    import numpy as np
-
     logs = np.log(np.array([record.times_s for record in records]))
     held_up = np.array([any(row) for row in zip(*(r.interrupted for r in records), strict=False)])
     if len(held_up) == logs.shape[1] and (~held_up).sum() >= RACE_ROUNDS:

@@ -11,6 +11,8 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.measure.checks.rounding import unit
 from speedkit_jupyter.measure.checks.scorer import Scorer
 from speedkit_jupyter.measure.results.presentable import Shown
@@ -230,8 +232,6 @@ class Verifier:
 
 def _seed_all(seed: int) -> None:
     """Seed Python's, torch's and, where it is in use, NumPy's generators."""
-    import torch
-
     random.seed(seed)
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
@@ -240,8 +240,6 @@ def _seed_all(seed: int) -> None:
 
 def jitter(models: Sequence[Any]) -> None:
     """Add one rounding's noise to every parameter: bf16's, or its own dtype's if coarser."""
-    import torch
-
     with torch.no_grad():
         for parameter in (p for m in models for p in m.parameters() if is_in_memory(p)):
             values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
@@ -256,8 +254,6 @@ def jitter(models: Sequence[Any]) -> None:
 
 def _own_unit(step: Step) -> float:
     """Return the unit roundoff of the coarsest dtype that the parameters have."""
-    import torch
-
     dtypes = {parameter.dtype for model in step.models for parameter in model.parameters()}
     exact = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
     return max((torch.finfo(dtype).eps / 2 for dtype in exact), default=0.0)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
+import torch
+
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import AUTO, BASELINE, Variant
+from speedkit_jupyter.measure.undo.event_loop import Run
 from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
+from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
@@ -16,14 +25,8 @@ from speedkit_jupyter.session import CTX, Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.weak import Alive, Listeners
 from speedkit_jupyter.tuning.learning import or_learned
-
-if TYPE_CHECKING:
-    import torch
-
-    from speedkit_jupyter.measure.results.comparison import Comparison
-    from speedkit_jupyter.measure.subject.step import Step
-    from speedkit_jupyter.measure.undo.event_loop import Run
-    from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.tuning.outcome import Tuning
+from speedkit_jupyter.tuning.search import Search
 
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
 NO_STEP = (
@@ -114,17 +117,12 @@ class Choice:
 
     def measure(self, budget_s: float) -> None:
         """Baseline against the choice, between the turns of the event loop."""
-        from speedkit_jupyter.measure.rounds.benchmark import Benchmark  # a panel must open at once
-        from speedkit_jupyter.measure.subject.variants import AUTO, BASELINE, Variant
-
         name = "this choice" if self.config.to_dict() or self.config.is_alone else AUTO
         variants = [Variant(BASELINE), Variant(name, self.config)]
         self._start(Benchmark(self._step(), variants, budget_s))
 
     def tune(self, budget_s: float) -> None:
         """Start a search; what it finds becomes the choice, and is not applied."""
-        from speedkit_jupyter.tuning.search import Search
-
         self._start(Search(self._step(), budget_s))
 
     def stop(self) -> None:
@@ -150,8 +148,6 @@ class Choice:
         return model
 
     def _step(self) -> Step:
-        from speedkit_jupyter.measure.subject.from_function import step_of
-
         model, cell = self._alive(), self.session.measured
         if self.step is not None:
             names = self.session.names or {}
@@ -167,8 +163,6 @@ class Choice:
             raise StepError(f"the last %%speedbench cell ({cell.title}): {error}") from None
 
     def _start(self, engine: Any) -> None:
-        from speedkit_jupyter.measure.undo.event_loop import Run
-
         if self.busy:
             raise StepError("something is being measured already")
         self.result, self.report, self.message = None, None, ""
@@ -179,8 +173,6 @@ class Choice:
     def _ran(self, run: Run) -> None:
         """Take what was found, in a form that keeps no model alive."""
         if run.state != "running":
-            from speedkit_jupyter.tuning.outcome import Tuning
-
             result, self.message = run.result, run.message
             self.report = None if result is None else result.report().brief()
             self.result = result.comparison if isinstance(result, Tuning) else result

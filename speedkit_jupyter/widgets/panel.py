@@ -8,6 +8,8 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from speedkit_jupyter import session
 from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -24,8 +26,6 @@ from speedkit_jupyter.widgets.choice import Choice
 from speedkit_jupyter.widgets.controls import arranged, button, columns, every_control
 
 if TYPE_CHECKING:
-    import torch
-
     from speedkit_jupyter.measure.results.comparison import Comparison
 
 # Front ends draw each update; more than this many a second only cost time.
@@ -70,7 +70,6 @@ class Panel:
         tune_budget_s: float = 60.0,
     ) -> None:
         import ipywidgets as w
-        import torch
         from IPython import get_ipython
 
         if not isinstance(model, torch.nn.Module):

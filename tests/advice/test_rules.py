@@ -183,7 +183,6 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      "(1,000×1,000) is zero in 99.9 %"),
     ("sparse_products", GRAPH.format("torch.eye(1000).to_sparse()"),
      {"operators": {"aten::mm": 0.8}}, None),
-    ("recompiling", TRAIN, {"shares": {"compiling": 0.5}}, "50 %"),
 ]  # fmt: skip
 
 
@@ -377,39 +376,4 @@ def test_a_step_that_gets_much_memory_anew_keeps_it(monkeypatch):
     assert one.variant == "malloc"
     assert "512 MiB anew" in one.evidence
     situation.profile.fresh_bytes = 2**25
-    assert list(rule(situation)) == []
-
-
-def test_logits_that_fill_much_memory_need_not_be_made(monkeypatch):
-    monkeypatch.setattr("speedkit_jupyter.advice.rules.settings.LARGE_BYTES", 2**15)
-    there = hasattr(torch.nn.functional, "linear_cross_entropy")  # in newer versions of torch
-    for number, many in ((4096, there), (256, 0)):
-        model = f"nn.Sequential(nn.Embedding({number}, 16), nn.Linear(16, {number}))"
-        step = trained(model, "torch.zeros(2, 4, dtype=torch.long)")
-        said = found("large_logits", step, shares=COMPUTING)
-        assert ["8 tokens × 4,096 words" in one.evidence for one in said] == [True] * many
-
-
-@pytest.mark.parametrize(("device", "memory", "many"), [("cuda", 1000, 1), ("cuda", 10**6, 0),
-                                                         ("cpu", 1000, 0)])  # fmt: skip
-def test_an_optimizer_state_of_a_quarter_of_the_memory_is_kept_in_8_bits(
-    monkeypatch, device, memory, many
-):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (0, memory))
-    step = written(trained("net()", "torch.ones(2, 4)", "torch.optim.Adam"))
-    said = found("optimizer_state", step, shares=COMPUTING, device=device)
-    assert ["AdamW8bit" in one.remedy for one in said] == [True] * many
-
-
-def test_checks_of_distributions_count_by_their_time(monkeypatch):
-    # Dynamo switches them off where it is loaded.
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
-    step = "torch.distributions.Normal(model(x), 1.0).log_prob(torch.ones(8, 2)).sum().backward()"
-    situation, rule = seen(step, shares=COMPUTING), rule_named("distribution_checks")
-    assert situation.watched.checks == 2
-    situation.watched.checks_s = 0.24 * situation.step_s
-    (one,) = rule(situation)
-    assert "24 %" in one.evidence
-    assert one.gain.high < 1 / (1 - 0.24)
-    situation.watched.checks_s = 0.01 * situation.step_s
     assert list(rule(situation)) == []

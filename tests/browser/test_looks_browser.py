@@ -63,8 +63,8 @@ def test_progress_is_a_table_that_ends_as_the_result_in_its_place(open_notebook)
     shown = page.locator(".speedkit table")
     shown.wait_for(timeout=90_000)
     assert shown.locator("tbody tr").count() == 3
-    page.get_by_text("more notes").wait_for(timeout=90_000)
+    page.get_by_text("more note").wait_for(timeout=90_000)
     assert page.locator(".speedkit table").count() == 1
     assert page.get_by_text("Median time of one step").is_hidden()
-    page.get_by_text("more notes").click()
+    page.get_by_text("more note").click()
     page.get_by_text("Median time of one step").wait_for()

@@ -105,7 +105,7 @@ def opened(open_notebook):
     """`opened()` is a page with a panel; `long` for measurements that go on and on."""
 
     def go(long: bool = False, width: int = 1200) -> Page:
-        panel = PANEL.format("slow_step", 600) if long else PANEL.format("train_step", 8)
+        panel = PANEL.format("slow_step", 600) if long else PANEL.format("train_step", 4)
         return Page(open_notebook(SETUP, panel, width=width))
 
     return go
@@ -197,6 +197,7 @@ def test_without_its_kernel_the_panel_says_so_and_its_last_state_stays(opened):
     page.expect(page.page.get_by_text("Error displaying widget")).to_be_hidden()
 
 
+@pytest.mark.thorough
 def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
     """Write it anew, so that it shows what the panel looks like now."""
     cell = f"import os\nos.environ.pop('SPEEDKIT_HARDWARE')\n{SETUP}{WIDE}"

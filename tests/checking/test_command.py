@@ -106,7 +106,7 @@ def run(kernels, candidate, *more, reference="reference"):
 
 @pytest.mark.slow
 def test_a_right_one_passes(kernels):
-    done = run(kernels, "right", "--json", "--budget", "20")
+    done = run(kernels, "right", "--json", "--budget", "8")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["passed"]

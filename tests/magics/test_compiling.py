@@ -150,7 +150,8 @@ def test_a_method_of_a_compiled_block_that_is_defined_anew_is_noticed(cells):
 def test_a_plan_says_how_long_compiling_took_the_last_time(cells):
     cells.run("model = Net()")
     assert "The last time" not in cells.run(PLAN)
-    database.keep_compile_seconds(watch._name("Net (20 parameters)"), 12.5)
+    name = watch._name("Net (20 parameters)")
+    database.keep("compiling", name, "", {"seconds": 12.5})
     assert "The last time compiling it took 12.5 s" in cells.run(PLAN)
 
 

@@ -54,7 +54,7 @@ def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
 
 def test_the_stop_button_ends_a_search_with_what_is_likely(ready):
     ready("before = [p.clone() for p in model.parameters()]")
-    step = f"time.sleep(0.001 if optimizer.param_groups[0]['fused'] else 0.03); {STEP}"
+    step = f"time.sleep(0.0005 if optimizer.param_groups[0]['fused'] else 0.008); {STEP}"
     ready.start(f"%%speedbench --tune --budget 60 -v tuning\n{step}")
     ready.wait_for(*(f"(round {number})" for number in range(4, 1000)))
     ready.interrupt()

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 
 import pytest
-
-from speedkit_jupyter.profiling.instruments import Loops
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -23,24 +20,6 @@ def test_the_parts_of_a_step_stand_in_a_table(shell):
     assert sum(row["share"] for row in found.rows()) == pytest.approx(1)
     assert json.loads(found.to_json())["steps"] == 1
     assert "loss" not in shell.names
-    assert not hasattr(builtins, Loops.name)
-
-
-@pytest.mark.real_time
-@pytest.mark.smoke
-def test_a_loop_over_a_generator_says_what_it_waits_for(shell):
-    shell.run(
-        "import time\n"
-        "def batches():\n"
-        "    for _ in range(4):\n"
-        "        time.sleep(0.02)\n"
-        "        yield x, y"
-    )
-    cell = f"for number, (x, y) in enumerate(batches()):\n    {STEP}"
-    shell.run(f"%%speedbench --profile --budget 1 -v found\n{cell}")
-    found = shell.names["found"]
-    assert found.steps == 4
-    assert found.share("data") > 0.5
 
 
 def test_a_line_that_waits_is_named_by_its_cell_and_line(shell):

@@ -120,14 +120,12 @@ def test_a_name_to_check_that_the_step_does_not_leave_is_one_usage_error(shell):
 
 @pytest.mark.checked
 @pytest.mark.smoke
-def test_each_variant_has_a_row_with_memory_and_the_share_of_the_limit(shell):
+def test_each_variant_has_a_row_with_memory(shell):
     shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5 -v found"))
     rows = [line.split()[0] for line in shown.splitlines() if line.strip()]
     assert {"baseline", "auto", "fused_optimizer"} <= {*rows}
     assert "memory" in shown
-    assert "of limit" in shown
-    assert "more notes: `%speedkit report --notes`" in shown
-    assert "FLOP of matrix products" in shell.run("%speedkit report --notes")
+    assert "more note" in shown
+    assert "Median time of one step" in shell.run("%speedkit report --notes")
     row = shell.names["found"].to_dict()["variants"][0]
     assert row["memory"]["peak_bytes"] > row["memory"]["state_bytes"] > 0
-    assert 0 < row["share_of_limit"] < 1.5

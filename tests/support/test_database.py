@@ -69,8 +69,8 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
 
 
 def test_the_last_time_that_something_took_to_compile_is_kept():
-    assert database.compile_seconds("Net") is None
-    database.keep_compile_seconds("Net", 12.5)
-    database.keep_compile_seconds("Net", 2.5)
-    assert database.compile_seconds("Net") == 2.5
-    assert database.compile_seconds("Other") is None
+    assert database.newest("compiling", "Net") is None
+    database.keep("compiling", "Net", "", {"seconds": 12.5})
+    database.keep("compiling", "Net", "", {"seconds": 2.5})
+    assert database.newest("compiling", "Net") == {"seconds": 2.5}
+    assert database.newest("compiling", "Other") is None

@@ -39,21 +39,15 @@ RULES: tuple[Callable[[Situation], Iterator[Opportunity]], ...] = (
     autograd.frozen_in_optimizer,
     autograd.dense_embeddings,
     autograd.input_gradients,
-    settings.large_logits,
-    settings.optimizer_state,
     settings.busy_machine,
     settings.fresh_memory,
-    settings.distribution_checks,
     settings.double_precision,
     settings.attention_by_hand,
     settings.dense_mask,
     settings.sparse_products,
-    settings.recompiling,
     settings.learned,
     settings.catalog,
     python.slow_lines,
 )
 # These save memory or prevent a mistake: they speak also where no time is to be gained.
-ALWAYS = frozenset({
-    "graph_kept", "graphs_of_graphs", "frozen_in_optimizer", "large_logits", "optimizer_state"
-})  # fmt: skip
+ALWAYS = frozenset({"graph_kept", "graphs_of_graphs", "frozen_in_optimizer"})

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
 
 from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import dotted, is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.support.units import share
-
-if TYPE_CHECKING:
-    import torch
 
 
 def no_grad(seen: Situation) -> Iterator[Opportunity]:
@@ -179,8 +178,6 @@ ROWS, NUMBERS = 10, 100_000
 
 def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     """Find embedding tables whose gradient is as large as the table, for a step's few rows."""
-    import torch
-
     given = (one for call in seen.watched.calls for one in call.inputs)
     rows = (one.numel() for one in given if not (one.is_floating_point() or one.is_complex()))
     asked = sum(rows) / max(seen.watched.steps, 1)
@@ -215,8 +212,6 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
 
 def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]:
     """Return large ones that get gradients, and whose weight nothing else computes with."""
-    import torch
-
     used = [id(one) for module in seen.modules for one in module.parameters(recurse=False)]
     return [
         one
@@ -231,8 +226,6 @@ def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]
 
 def input_gradients(seen: Situation) -> Iterator[Opportunity]:
     """Find a batch that requires gradients which no line reads."""
-    from torch import nn
-
     read = (node for _, node in seen.code.nodes(ast.Attribute) if node.attr == "grad")
     is_read = any(not dotted(node).startswith("torch.autograd") for node in read)
     if not seen.watched.backwards or seen.watched.gradients_asked or is_read:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
@@ -15,10 +18,6 @@ from speedkit_jupyter.loading.samples import why_no_workers
 from speedkit_jupyter.loading.settings import Settings, is_iterable, takes_whole_batches
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import count, share
-
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import DataLoader
 
 
 def _drawn(seen: Situation, least: float) -> Iterator[tuple[int, DataLoader[Any], Draws]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from torch import nn
+
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.advice.watched import ModelCall
@@ -81,8 +83,6 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
 
 def recurrent_cells(seen: Situation) -> Iterator[Opportunity]:
     """Find recurrent cells in a loop of Python's, where torch has the whole layer."""
-    from torch import nn
-
     for kind in (nn.LSTMCell, nn.GRUCell, nn.RNNCell):
         calls = seen.watched.times[kind] / seen.steps
         names = {seen.name(one, "") for one in seen.modules if type(one) is kind}

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from functools import partial
 
+import torch
+
 from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl, without
 from speedkit_jupyter.advice.code import is_called
@@ -17,7 +19,6 @@ from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.optimizations.malloc import MUCH_BYTES
 from speedkit_jupyter.profiling.split import Part
-from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import ratio, share, size
 from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.candidates import Candidate
@@ -64,26 +65,8 @@ def fresh_memory(seen: Situation) -> Iterator[Opportunity]:
         )
 
 
-def distribution_checks(seen: Situation) -> Iterator[Opportunity]:
-    """Find distributions that check each argument and value in every step."""
-    watched = seen.watched
-    taken = min(watched.checks_s / (seen.step_s * seen.steps), 0.95)
-    if taken < 0.04:
-        return
-    yield Opportunity(
-        "switch off the argument checks of torch.distributions",
-        f"{watched.checks / seen.steps:.3g} checks in a step: {share(taken)} of the step",
-        amdahl(taken, 2.0, 20.0),
-        "torch.distributions.Distribution.set_default_validate_args(False), once the code is right",
-        "a wrong argument, as NaN, is no longer reported",
-        trial=trials.unchecked_distributions,
-    )
-
-
 def double_precision(seen: Situation) -> Iterator[Opportunity]:
     """Find models that compute in float64."""
-    import torch
-
     computing = seen.share("forward", "backward", "optimizer")
     calls = (one.module for one in seen.calls)
     double = (one for one in calls if any(p.dtype == torch.float64 for p in one.parameters()))
@@ -131,8 +114,6 @@ SDPA = ("aten::scaled_dot_product", "aten::_scaled_dot_product")
 
 def dense_mask(seen: Situation) -> Iterator[Opportunity]:
     """Find a dense mask given to SDPA that is a pattern, by its values."""
-    import torch
-
     taken = min(seen.operators(*SDPA), 0.95)
     for call in seen.watched.attentions.values() if taken >= 0.05 else ():
         queries, keys = call.q.shape[-2], call.k.shape[-2]
@@ -166,8 +147,6 @@ ZEROS, NUMBERS, SLOWER = 0.98, 500_000, 10
 
 def sparse_products(seen: Situation) -> Iterator[Opportunity]:
     """Find products with a matrix that is almost all zeros: given to a model, or its buffer."""
-    import torch
-
     products = ("aten::mm", "aten::addmm", "aten::bmm", "aten::matmul")
     taken = min(seen.operators(*products), 0.95)
     given = [*seen.inputs, *(one for model in seen.models for one in model.buffers())]
@@ -187,21 +166,6 @@ def sparse_products(seen: Situation) -> Iterator[Opportunity]:
             f"{name}.to_sparse_csr() or .to_sparse(), made once, in front of the loop",
             "sums are added up in another order",
         )
-
-
-def recompiling(seen: Situation) -> Iterator[Opportunity]:
-    """Find calls after the first one that still compile: for new shapes, or numbers."""
-    compiling = seen.share("compiling")
-    if compiling < 0.02 or not seen.profile.splits:
-        return
-    yield Opportunity(
-        "give compiled code the same shapes each time",
-        f"compiling: {share(compiling)} of the step, also after the first call",
-        amdahl(compiling, 3.0),
-        "torch.compile(model, dynamic=True), or pad batches to a few sizes; drop_last=True for "
-        "the last one",
-        "dynamic shapes can be a little slower than fixed ones",
-    )
 
 
 def learned(seen: Situation) -> Iterator[Opportunity]:
@@ -238,8 +202,6 @@ WORTH: dict[str, tuple[tuple[Part, ...], float, float]] = {
 
 def catalog(seen: Situation) -> Iterator[Opportunity]:
     """Find entries that `auto` would turn on; once tuning measured, it has nothing to add."""
-    from speedkit_jupyter.optimizations import named
-
     told = set(seen.in_force)
     decisions = (one for plan in seen.plans for one in plan if one.active and one.name in WORTH)
     for decision in decisions if seen.learned is None else ():
@@ -257,55 +219,4 @@ def catalog(seen: Situation) -> Iterator[Opportunity]:
             f"%speedkit apply --{decision.name.replace('_', '-')} {value}".replace("True", "true"),
             EXACT if is_exact else "rounding, which the comparison checks",
             variant=word,
-        )
-
-
-# What takes less memory than this is no matter.
-LARGE_BYTES = 2**28
-
-
-def large_logits(seen: Situation) -> Iterator[Opportunity]:
-    """Find a language model's logits that fill much memory, in training."""
-    from torch import nn
-    from torch.nn import functional
-
-    if not seen.trains or not hasattr(functional, "linear_cross_entropy"):
-        return
-    given = (one.numel() for one in seen.inputs if not one.is_floating_point())
-    tokens = max(given, default=0)
-    heads = [one for one in seen.modules if isinstance(one, nn.Linear)]
-    head = max(heads, key=lambda one: one.out_features, default=None)
-    logits = 0 if head is None else 4 * tokens * head.out_features
-    if head is None or head.out_features < 8 * head.in_features or logits < LARGE_BYTES:
-        return
-    name = seen.name(head, "head")
-    yield Opportunity(
-        f"the loss without the logits of {name}",
-        f"{tokens:,} tokens × {head.out_features:,} words: {units.size(logits)}, and as much "
-        "again for their gradient",
-        Gain(0.9, 1.2),
-        f"F.linear_cross_entropy(features, {name}.weight, labels)",
-        "rounding; no logits to look at",
-    )
-
-
-def optimizer_state(seen: Situation) -> Iterator[Opportunity]:
-    """Find, on a GPU, an optimizer whose state fills a quarter of the memory."""
-    import torch
-
-    if seen.device.type != "cuda":
-        return
-    memory = torch.cuda.mem_get_info(seen.device)[1]
-    for optimizer in seen.optimizers:
-        values = (one for state in optimizer.state.values() for one in state.values())
-        size = sum(one.nbytes for one in values if isinstance(one, torch.Tensor))
-        if size < memory / 4:
-            continue
-        yield Opportunity(
-            f"the state of {seen.name(optimizer, 'the optimizer')} in 8 bits",
-            f"{units.size(size)} of {units.size(memory)}: room for a larger batch, or model",
-            Gain(0.8, 1.1),
-            "torchao.optim.AdamW8bit(model.parameters(), …); micro_batch() where activations "
-            "fill the memory",
-            "rounding of the moments",
         )

@@ -9,7 +9,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.magics import options
-from speedkit_jupyter.magics.commands import autotune, compiling, kept, plans, processes, steps
+from speedkit_jupyter.magics.commands import compiling, kept, plans, processes, steps
 from speedkit_jupyter.magics.options import Command, Names, Option
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table
@@ -29,7 +29,7 @@ COMMANDS: dict[str, Command] = {
         steps.batch,
         steps.verify,
         compiling.compile,
-        autotune.autotune,
+        compiling.autotune,
         kept.tuned,
         plans.catalog,
         plans.explain,

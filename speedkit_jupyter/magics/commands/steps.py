@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.advice.advisor import Advised, Advisor, over_batches
+from speedkit_jupyter.batching.sweep import sweep_of
+from speedkit_jupyter.loading.tuner import LoaderTuner, step_over
 from speedkit_jupyter.magics import namespace, options
 from speedkit_jupyter.magics.options import Names, Option, command, names_of, whole_number
 from speedkit_jupyter.magics.progress import measured
 from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, required
+from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.profiling.api import profiler_of
+from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of
-
-if TYPE_CHECKING:
-    from speedkit_jupyter.advice.advisor import Advised
-    from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy
-    from speedkit_jupyter.measure.subject.step import Step
+from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.tuning.api import verifier_of
 
 NO_STEP = "which step? Run a %%speedbench cell before, or name a function: --step train_step"
 
@@ -54,21 +61,16 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
-    from speedkit_jupyter.advice.advisor import Advised, Advisor
-    from speedkit_jupyter.measure.subject.from_function import step_of
-    from speedkit_jupyter.profiling.api import profiler_of
-
-    name, budget_s = arguments.step, arguments.budget
+    name, budget_s, words = arguments.step, arguments.budget, namespace.names_of_models(names)
     anew: Callable[[], Step]
     if name is None:
         cell = last_cell(session)
-        assert cell.profiler is not None
-        profiler, anew, subject = cell.profiler(budget_s), cell.step, cell.title
+        anew, subject = cell.step, cell.title
+        profiler = Profiler(anew(), budget_s, cell.command, words)
     else:
         model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
         function = _over_batches(names, name, arguments.loader)
         text = f"%speedkit advise --step {name}"
-        words = {id(value): word for word, value in namespace.models(names).items()}
         profiler, subject = profiler_of(function, model, None, budget_s, text, words), name
         # For --try, with what the names mean by that time.
         anew = lambda: step_of(_over_batches(names, name, arguments.loader), model)  # noqa: E731
@@ -81,8 +83,6 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
 
 
 def _over_batches(names: Names, name: str, loader: str | None) -> Any:
-    from speedkit_jupyter.advice.advisor import over_batches
-
     function, given = namespace.find_function(names, name), namespace.find_loader(names, loader)
     return over_batches(function, given, name, "name its DataLoader by --loader")
 
@@ -96,8 +96,6 @@ def _over_batches(names: Names, name: str, loader: str | None) -> Any:
     options.RESULT,
 )
 def verify(names: Names, session: Session, arguments: Namespace) -> None:
-    from speedkit_jupyter.tuning.api import verifier_of
-
     accuracy = options.accuracy_of(names, arguments)
     step, number, title = _trained(names, session, arguments, accuracy)
     verifier = verifier_of(step, arguments.plan or _plan(session, step), number, accuracy)
@@ -109,10 +107,6 @@ def _trained(
     names: Names, session: Session, arguments: Namespace, accuracy: NamedAccuracy | None
 ) -> tuple[Step, int, str]:
     """Return the step, its number of calls, and its name; an accuracy may be all that runs."""
-    from speedkit_jupyter.advice.advisor import over_batches
-    from speedkit_jupyter.measure.subject.from_function import step_of
-    from speedkit_jupyter.measure.subject.named_accuracy import required
-
     name = arguments.step
     if accuracy is not None and name in (None, accuracy.name) and (name or not session.measured):
         models = [namespace.find_model(names, None)[1]] if required(accuracy.function) else []
@@ -126,10 +120,6 @@ def _trained(
 
 
 def _plan(session: Session, step: Step) -> Any:
-    from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
-    from speedkit_jupyter.plans.applying import applied_to
-    from speedkit_jupyter.tuning import learning
-
     if not step.models:
         return AUTO
     if (found := session.found_for(step.models[0])) and found.is_newer and found.proof:
@@ -150,8 +140,6 @@ def _plan(session: Session, step: Step) -> Any:
     options.RESULT,
 )
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
-    from speedkit_jupyter.loading.tuner import LoaderTuner
-
     known = [arguments.loader] if arguments.loader else list(namespace.loaders(names))
     if not known:
         raise UsageError("there is no DataLoader in this notebook yet: make one first")
@@ -167,8 +155,6 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
     """Return the named function, or the last cell if it uses this loader, or loading alone."""
-    from speedkit_jupyter.loading.tuner import step_over
-
     if name is not None:
         return step_over(loader, namespace.find_function(names, name)), name
     if session.measured is not None:
@@ -195,8 +181,6 @@ def _sizes(text: str) -> tuple[int, int]:
     options.RESULT,
 )
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
-    from speedkit_jupyter.batching.sweep import sweep_of
-
     loader, data = namespace.find_loader(names, arguments.loader), None
     if arguments.data:
         known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]

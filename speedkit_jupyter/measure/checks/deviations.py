@@ -12,11 +12,11 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from speedkit_jupyter.machines import devices
 
 if TYPE_CHECKING:
-    import torch
-
     Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
 # Near float32's smallest numbers some kernels give zero.
@@ -74,8 +74,6 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 
     None stands for zeros: a step may or may not make a gradient of those.
     """
-    import torch
-
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
     # Float32 takes a thirtieth of the time and has digits enough, but not enough of a range.
@@ -93,8 +91,6 @@ def _row(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, wide: bool, masked: bool
 ) -> torch.Tensor:
     """Add up in float64 if `wide`; with `masked` what is infinite or NaN in both is alike."""
-    import torch
-
     there = next(one for one in (tensor, reference) if one is not None)
     first, second = (torch.zeros_like(there) if x is None else x for x in (tensor, reference))
     if first.is_complex() or second.is_complex():
@@ -128,8 +124,6 @@ def has_finite(value: Any) -> bool:
 
 def of_way(part: Sums, tensor: Any, way: float) -> Sums:
     """Return them relative to how far it went, without what its dtype rounds."""
-    import torch
-
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
     if not math.isfinite(part.off):
         return part

@@ -1,8 +1,8 @@
-"""What is learned from single, untimed steps: accuracy, memory, operations, the machine's limit."""
+"""What is learned from single, untimed steps: accuracy and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -188,30 +188,8 @@ class Examination:
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)
                 runner.record.memory = memory.needed(runner.once, runner.device, state)
 
-    def limits(self) -> Generator[Progress, None, int | None]:
-        """What this machine could do at best, in each variant's precision.
-
-        Returns the operations of one step of the first variant; None where they can't be counted.
-        """
-        import torch
-
-        first, flops = self._first, 0
-        with self._warm(first, fails=False):  # a dispatch mode, which some code does not allow
-            flops = roofline.flops(first.once, first.step.models)
-        if not flops or first.record.memory is None:
-            return flops or None
-        dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
-        for runner in self._runners:
-            yield Progress(0.0, f"the machine's own limit, as in {runner.record.name}")
-            lowered = any(context.plan["precision"].active for context in runner.contexts)
-            dtype = dtypes.get(runner.precision, torch.float32) if lowered else torch.float32
-            with runner.applied():
-                peak = roofline.peak(runner.device, dtype, runner.precision)
-            runner.record.limit_s = peak.limit_s(flops, first.record.memory.state_bytes)
-        return flops
-
     @contextmanager
-    def _warm(self, runner: Runner, fails: bool = True) -> Iterator[None]:
+    def _warm(self, runner: Runner) -> Iterator[None]:
         """The variant in force, in its warm state; an error in the block is the variant's."""
         assert runner.warm is not None
         with runner.applied():
@@ -219,5 +197,4 @@ class Examination:
             try:
                 yield
             except Exception as error:
-                if fails:
-                    runner.fail(error)
+                runner.fail(error)

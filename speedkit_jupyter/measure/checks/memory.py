@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+
+import torch
 
 from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.support.storage import size_in_memory
 from speedkit_jupyter.support.torch_private import is_profiled
-
-if TYPE_CHECKING:
-    import torch
 
 # Copies of the state stay on the device only while they leave this share of it free.
 LEAST_FREE = 0.5
@@ -34,8 +32,6 @@ def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> Memory:
     """Run one step and watch the allocator; what else lies there does not count."""
-    import torch
-
     held = size(state)
     if device.type == "cpu":
         allocated = _allocated(step)
@@ -76,8 +72,6 @@ def state_tensors(
     models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> list[torch.Tensor]:
     """Return parameters, buffers, gradients and optimizer state."""
-    import torch
-
     tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
@@ -88,7 +82,6 @@ def fits(copies_bytes: int, device: torch.device) -> bool:
     """Return whether so many bytes of copies may lie on the device beside the user's work."""
     if device.type == "cpu":
         return True
-    import torch
 
     try:
         free, _ = torch.get_device_module(device).mem_get_info(device)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.checks.memory import size, state_tensors
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.storage import is_in_memory
 from speedkit_jupyter.support.torch_private import dispatch_mode, tree_leaves, tree_map
-
-if TYPE_CHECKING:
-    import torch
 
 # Larger models in a lower dtype are not taken to float64: there they have four times as many bytes.
 MOST_BYTES = 2**32
@@ -49,8 +48,6 @@ def name_of(operation: Any) -> str:
 
 
 def _wider() -> dict[torch.dtype, torch.dtype]:
-    import torch
-
     low = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
     return low | {torch.complex64: torch.complex128}
 
@@ -64,7 +61,6 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     Their tensors get the memory back that they had; gradients that the block makes are the
     caller's to remove. Raises RuntimeError where they are too large, or not in memory.
     """
-    import torch
 
     def call_wide(call: Any) -> Any:  # some layers check their inputs' dtype themselves
         return lambda module, *args, **kwargs: call(
@@ -92,8 +88,6 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
 
 def _wide(value: Any) -> Any:
     """Return a tensor in float64, or a tuple; other containers may be there to be written into."""
-    import torch
-
     if type(value) is tuple:
         return tuple(map(_wide, value))
     if not isinstance(value, torch.Tensor) or value.dtype not in _wider():
@@ -103,8 +97,6 @@ def _wide(value: Any) -> Any:
 
 def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
     """Make an operation of several dtypes in the widest one."""
-    import torch
-
     given, name = tree_leaves((args, kwargs)), name_of(operation)
     dtypes = {value.dtype for value in given if isinstance(value, torch.Tensor)}
     is_mixed = dtypes & {torch.float64, torch.complex128} and dtypes & _wider().keys()
@@ -135,7 +127,6 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
     """Make every draw from torch's generators in float32, in contiguous memory: the same numbers
     in float64, bf16 and channels_last. `drawn` gets the names of the operations that drew.
     """
-    import torch
 
     def make(operation: Any, args: Any, kwargs: Any) -> Any:
         if torch.Tag.nondeterministic_seeded not in operation.tags:
@@ -160,8 +151,6 @@ def draws_inside(name: str) -> bool:
 
 def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
     """Return the operation on float32 copies, its result in the dtype that was asked for."""
-    import torch
-
     floats = [v for v in args if isinstance(v, torch.Tensor) and v.is_floating_point()]
     asked = kwargs.get("dtype") or (floats[0].dtype if floats else None)
     if kwargs.get("dtype") is not None and kwargs["dtype"].is_floating_point:
@@ -177,8 +166,6 @@ def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _in_float32(value: Any) -> Any:
-    import torch
-
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
     if not is_in_memory(value):  # only its shape is asked for
@@ -189,8 +176,6 @@ def _in_float32(value: Any) -> Any:
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
     """Dropout layers off for the block, since each kernel draws other masks; yields if any was."""
-    import torch
-
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []

@@ -1,23 +1,20 @@
 """What the machine could do at best: floating-point operations and bytes per second, measured.
 
-The limit of a step is the roofline of Williams, Waterman and Patterson (Communications of the
-ACM 52(4), 2009): the larger of its operations over the fastest rate of large matrix products and
-convolutions, and of the bytes of its state, which must be read at least once, over that of a copy.
+They are the two lines of the roofline of Williams, Waterman and Patterson (Communications of the
+ACM 52(4), 2009): the fastest rate of large matrix products and convolutions, and that of a copy.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.rounds import clock
-
-if TYPE_CHECKING:
-    import torch
 
 # The best of many calls and sizes is the machine's rate: what disturbs only makes it lower.
 # Sizes grow until one call takes this long, each is repeated for at least so long.
@@ -32,56 +29,23 @@ class Peak:
     flops_per_s: float
     bytes_per_s: float
 
-    def limit_s(self, flops: int, moved_bytes: int) -> float:
-        """Return the seconds that such a step takes at least."""
-        return max(flops / self.flops_per_s, moved_bytes / self.bytes_per_s)
-
 
 def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
     """Measure it, once per session for each device, dtype and `setting` (tf32 and the like).
 
     The flags and threads that are in force count; call it inside the plan.
     """
-    import torch
-
     return _peak(device, dtype, setting, torch.get_num_threads())
-
-
-def flops(step: Callable[[], object], models: Sequence[torch.nn.Module] = ()) -> int:
-    """Return the operations of a step by torch's counter: products, convolutions, attention.
-
-    Kernels that the counter does not know are off: oneDNN's LSTM, fused encoders, CPU attention.
-    """
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.utils.flop_counter import FlopCounterMode
-
-    parts = [part for model in models for part in model.modules()]
-    mha, onednn = torch.backends.mha, cast("Any", torch.backends.mkldnn)
-    with eager(), ExitStack() as stack:
-        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
-        mha.set_fastpath_enabled(False)
-        if all(p.device.type == "cpu" for part in parts for p in part.parameters()):
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if any(isinstance(part, torch.nn.RNNBase) for part in parts):
-                stack.callback(setattr, onednn, "enabled", onednn.enabled)
-                onednn.enabled = False
-        counter = stack.enter_context(FlopCounterMode(display=False))
-        step()
-    return int(counter.get_total_flops())
 
 
 def eager() -> Any:
     """Compiled code runs as plain PyTorch, operation by operation, in this context."""
-    import torch
-
     return torch.compiler.set_stance("force_eager")
 
 
 @cache
 def _peak(device: torch.device, dtype: torch.dtype, setting: str, threads: int) -> Peak:
     """Try products and convolutions: their kernels may use other engines."""
-    import torch
 
     def make(*shape: int) -> torch.Tensor:
         return torch.ones(*shape, device=device, dtype=dtype)

@@ -13,14 +13,13 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.checks.reference import each_operation, name_of
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support.torch_private import current_node, tree_leaves, tree_map
-
-if TYPE_CHECKING:
-    import torch
 
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
@@ -102,8 +101,6 @@ class _Rounding:
 
     def make(self, operation: Any, args: Any, kwargs: Any) -> Any:
         """Make an operation, with operands and result rounded."""
-        import torch
-
         was_in_backward, self._in_backward = self._in_backward, current_node() is not None
         if was_in_backward and not self._in_backward:  # gradients have the dtype of parameters
             self._lowered.clear()
@@ -132,8 +129,6 @@ class _Rounding:
         return bool(tensors) and (self._everything or all(lowered))
 
     def _round(self, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
         if self._to_nearest:
             own = 24 if tensor.dtype is torch.float32 else 53
             large = tensor * (2.0 ** (own - self._digits) + 1)
@@ -149,15 +144,11 @@ class _Rounding:
         return torch.where(moved.isfinite(), moved, tensor, out=tensor)
 
     def _rounded_copy(self, operand: Any) -> Any:
-        import torch
-
         is_strided = isinstance(operand, torch.Tensor) and operand.layout is torch.strided
         return self._round(operand.clone()) if is_strided and _tensors([operand]) else operand
 
     def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return random numbers from -1 to 1, from anywhere in a stock of them."""
-        import torch
-
         begin, count = self._place.randrange(STOCK), tensor.numel()
         stock = self._stock.get(key := (tensor.device, tensor.dtype))
         if stock is None:
@@ -171,8 +162,6 @@ class _Rounding:
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     """Return floating-point tensors among operands and in lists of them; of sparse ones, values."""
-    import torch
-
     tensors = []
     for value in tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
+import torch
+
 from speedkit_jupyter.measure.checks.examination import is_compiled
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
@@ -75,8 +77,6 @@ class Scorer:
 
     def _score(self, runner: Runner) -> Score:
         """Raises StepError in one line for whatever the function raises."""
-        import torch
-
         lowered = [c for c in runner.contexts if c.plan["precision"].active]
         autocast = lowered[0].autocast() if lowered else nullcontext()
         for records_gradients in (False, True):  # only if the function needs them

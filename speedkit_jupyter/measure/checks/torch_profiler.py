@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from torch.profiler import profile, record_function, supported_activities
+
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2
 # Its first event: one that finds nothing else had nothing to find, if this is there.
@@ -23,8 +25,6 @@ SAID_BY = (
 @contextmanager
 def profiled(**options: Any) -> Iterator[Any]:
     """Profile the block; yields torch's own object."""
-    from torch.profiler import profile, record_function, supported_activities
-
     trace = profile(activities=supported_activities(), **options)
     level = os.environ.get(LOG_LEVEL)  # the library reads it at its first use
     os.environ[LOG_LEVEL] = level or "99"

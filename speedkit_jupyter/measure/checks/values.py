@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import numbers
-import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
 
 from speedkit_jupyter.support.storage import is_in_memory
 from speedkit_jupyter.support.torch_private import is_transformed
-
-if TYPE_CHECKING:
-    import torch
 
 # An evenly spaced sample of a larger tensor is compared: it tells as much, and is quick to copy.
 MOST_ELEMENTS = 2**20
@@ -36,8 +35,6 @@ def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
 
 
 def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
-    import torch
-
     value, before = _without_numpy(value), len(found)
     if isinstance(value, (numbers.Number, str, bytes, enum.Enum, torch.Tensor)):
         while name in found:
@@ -51,8 +48,6 @@ def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
 
 
 def _comparable(value: Any) -> torch.Tensor | str:
-    import torch
-
     if isinstance(value, numbers.Integral):  # bool too
         value = torch.tensor(int(value) % 2**63)
     elif isinstance(value, numbers.Number):
@@ -75,8 +70,6 @@ def _comparable(value: Any) -> torch.Tensor | str:
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     """Return what a container or an object holds, each with its name."""
-    import torch
-
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, SETS):  # by size: rounding would put digits in another order
@@ -97,16 +90,13 @@ def _rank(value: Any) -> tuple[float, str]:
 
 def _without_numpy(value: Any) -> Any:
     """Return a NumPy array or scalar as a tensor, or as text; anything else as it is."""
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not isinstance(value, (numpy.ndarray, numpy.generic)):
+    if not isinstance(value, (np.ndarray, np.generic)):
         return value
-    array = numpy.asarray(value)
+    array = np.asarray(value)
     if array.dtype.kind not in "fciub":
         return repr(array.tolist())
     dtype = "int64" if array.dtype.kind in "iub" else array.dtype.newbyteorder("=")
-    return torch.from_numpy(numpy.array(array, dtype=dtype))
+    return torch.from_numpy(np.array(array, dtype=dtype))
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -114,8 +104,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
     The parts of nested tensors, and of those made of others, lie one after the other.
     """
-    import torch
-
     values = tensor.detach() if has_values(tensor) else None
     if values is None or is_plain(values):
         return values
@@ -137,8 +125,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether it is strided memory, of no class with operations of its own."""
-    import torch
-
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 

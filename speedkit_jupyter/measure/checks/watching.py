@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.support.torch_private import is_transforming, without_dispatch_modes
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Watcher:
@@ -41,8 +40,6 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> None:
-        import torch
-
         if is_transforming():
             return
         with torch.DisableTorchFunction(), without_dispatch_modes(), torch.no_grad():
@@ -58,8 +55,6 @@ def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[No
     Model calls are seen at `Module.__call__`, not by hooks: those would switch fused kernels off
     and compile the model anew.
     """
-    import torch
-
     calls = _around(
         after=lambda a, k, result: watcher.called(a[1:], k, result), only=set(map(id, models))
     )

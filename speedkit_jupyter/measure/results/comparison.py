@@ -33,9 +33,9 @@ class Comparison(Shown):
     """The result of a benchmark. The first record is what the others are compared with.
 
     `error` is the probability of a false verdict that this look at the times may have, which the
-    variants share. `flops` are the floating-point operations of one step. `command` repeats it.
-    `dropout_off`: dropout layers were off in the accuracy check, as each kernel draws other masks.
-    `unrestorable` names what can't be put back, `repeats` what a later call does less.
+    variants share. `command` repeats it. `dropout_off`: dropout layers were off in the accuracy
+    check, as each kernel draws other masks. `unrestorable` names what can't be put back, `repeats`
+    what a later call does less.
     """
 
     records: tuple[Record, ...]
@@ -43,7 +43,6 @@ class Comparison(Shown):
     budget_s: float
     error: float = ERROR
     round_s: float | None = None
-    flops: int | None = None
     command: str = ""
     skipped_rounds: int = 0
     compiled_rounds: int = 0
@@ -129,16 +128,6 @@ class Comparison(Shown):
         saved_s = spread(self.baseline.times_s).median_s * (1 - 1 / ratio.median)
         return math.ceil(record.settling_s / saved_s)
 
-    def share_of_limit(self, record: Record) -> float | None:
-        """Return the limit of this machine over the median time: 1 is as fast as it can get.
-
-        A step that is faster than the measured limit is the limit itself.
-        """
-        times = self.times_s(record)
-        if record.limit_s is None or not times or record.failure:
-            return None
-        return min(record.limit_s, *times) / spread(times).median_s
-
     @property
     def has_too_few_rounds(self) -> bool:
         """Return whether the rounds can't give each variant an interval."""
@@ -177,7 +166,6 @@ class Comparison(Shown):
             "median_s": times and times.median_s,
             "quartiles_s": times and [times.low_s, times.high_s],
             "break_even_steps": self.break_even_steps(record),
-            "share_of_limit": self.share_of_limit(record),
             **asdict(record),
             "times_s": list(seconds),
             "score": record.score and record.score.to_dict(),

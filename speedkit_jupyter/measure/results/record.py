@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -14,10 +16,6 @@ from speedkit_jupyter.measure.results.statistics import SAME, Ratio, paired_rati
 from speedkit_jupyter.measure.subject.named_accuracy import Scored
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.support import __version__
-
-if TYPE_CHECKING:
-    import torch
-
 
 # Notes about the time that one measurement had.
 OF_ITS_TIME = ("left out", "dropped", "budget", "limits")
@@ -30,9 +28,9 @@ class Record:
 
     `applied` is what its plan changes, `plan` the same in the config's words, `changes_model` what
     of it makes another model. `first_call_s` holds compilation, `settling_s` is what all warm-up
-    steps took beyond ordinary ones, `limit_s` the machine's own limit for this step. `declines` are
-    the reasons of what was refused of the plan; `declined` says that nothing is left of it, and
-    `failure` why. `score` is the user's own number for the baseline and under this plan.
+    steps took beyond ordinary ones. `declines` are the reasons of what was refused of the plan;
+    `declined` says that nothing is left of it, and `failure` why. `score` is the user's own number
+    for the baseline and under this plan.
     """
 
     name: str
@@ -50,7 +48,6 @@ class Record:
     changes_model: dict[str, Any] = field(default_factory=dict)
     memory: Memory | None = None
     compilations: Compilations = field(default_factory=Compilations)
-    limit_s: float | None = None
     score: Scored | None = None
     waited_s: list[float] = field(default_factory=list)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from speedkit_jupyter.support import units
 
 Word = Literal[
@@ -98,8 +100,6 @@ def paired_ratio(
     in which other processes may have held them up. Pairs without are used alone if they are enough;
     else each time may be shorter by its waiting, and the interval is as wide as that makes it.
     """
-    import numpy as np
-
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, times)
     alone = (waits <= SAME * times).all(0)
@@ -123,7 +123,6 @@ def order_statistic(number: int, error: float) -> int:
     At the level 1 - `error`, by the binomial test; 0 if they are too few. To import scipy.stats
     would take three times as long as scipy.special, out of the user's budget.
     """
-    import numpy as np
     from scipy.special import bdtr
 
     return int((bdtr(np.arange(number // 2 + 1), number, 0.5) < error / 2).sum())
@@ -169,8 +168,6 @@ def least_rounds(variants: int) -> int:
 
 def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[float, float, float]:
     """Return the median with its distribution-free interval, the widest if there are too few."""
-    import numpy as np
-
     ordered, rank = np.sort(np.asarray(seconds)), order_statistic(len(seconds), error)
     low, high = (ordered[rank - 1], ordered[-rank]) if rank else (ordered[0], ordered[-1])
     return float(np.median(ordered)), float(low), float(high)
@@ -204,7 +201,5 @@ class Spread(NamedTuple):
 
 def spread(seconds: Sequence[float]) -> Spread:
     """Return the median and the quartiles."""
-    import numpy as np
-
     low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
     return Spread(median, low, high)

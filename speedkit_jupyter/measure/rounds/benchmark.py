@@ -44,8 +44,8 @@ from speedkit_jupyter.support.units import count
 
 # A budget that is not the user's grows up to this many seconds where a step is long.
 MOST_GROWN_S = 600.0
-# What is measured of the machine takes so long: products in each precision, a copy.
-LIMITS_S = 0.8
+# torch's profiler, which watches the allocator, takes so long to begin.
+MEMORY_S = 0.3
 # A variant that is so many times slower is the first that is left out where time is short.
 FAR = 2.0
 # A check that decides a search may overdraw its budget by this share, so that rounds prove more.
@@ -92,7 +92,6 @@ class Benchmark:
         self._policy = policy or Policy()
         self._records = [Record(variant.name) for variant in self.variants]
         self._sampler: Sampler | None = None
-        self._flops: int | None = None
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
         self._within, self._pool = within, pool
@@ -107,7 +106,6 @@ class Benchmark:
             self.budget.seconds,
             error=ERROR if sampler is None else sampler.error,
             round_s=None if sampler is None else sampler.round_s,
-            flops=self._flops,
             command=self.command,
             dropout_off=self._dropout_off,
             unrestorable=tuple(self.step.said),
@@ -293,18 +291,17 @@ class Benchmark:
         self._dropout_off = check.dropout_off
 
     def _examine(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
-        """Measure memory and limits, from untimed steps, where there is time."""
+        """Measure memory, from untimed steps, where there is time."""
         if not self._policy.has_limits:
             return
-        needed_s = LIMITS_S + 3 * sum(runner.worst_s for runner in runners)
+        needed_s = MEMORY_S + 3 * sum(runner.worst_s for runner in runners)
         if not self.budget.allows(needed_s) and not self.budget.is_minimal:
-            line = "memory and limits were left out, since the budget is short"
+            line = "memory was left out, since the budget is short"
             runners[0].record.notes["limits"] = line
             return
         about = Examination(runners, pool)
         with compiling_excluded(self.budget, needed_s):
             yield from about.memory()
-            self._flops = yield from about.limits()
 
 
 def _working(runners: Sequence[Runner]) -> list[Runner]:

@@ -6,13 +6,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+
+import torch
 
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.devices import synchronize
-
-if TYPE_CHECKING:
-    import torch
 
 # A machine is never quite still: what others take is counted from this share of the cores on, and
 # from some ticks of the system's clock. It is read no more often than this.

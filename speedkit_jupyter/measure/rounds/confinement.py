@@ -13,14 +13,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import optimizer as torchs
 
 from speedkit_jupyter.optimizations.cuda_graphs import is_recording
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import is_pythons
-
-if TYPE_CHECKING:
-    import torch
 
 # What it returns, if anything, stands for the step's arguments.
 StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
@@ -38,8 +39,6 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     The replacement has the original in its attribute `stands_in_for`, and the attributes that it
     was made with. Raises StepError if this torch has no such function.
     """
-    import torch
-
     get_ident = threading.get_ident
     here = get_ident()
     # As it is written: asking a class would count as a new version.
@@ -80,8 +79,6 @@ def optimizer_hooks(
     Those of `ours` count in the autograd engine's threads too, where on a GPU a gradient's own hook
     steps them. A thread that Python code began has training of its own.
     """
-    from torch.optim import optimizer as torchs
-
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
     def confined(hook: StepHook) -> StepHook:
@@ -120,8 +117,6 @@ class Calls:
 @contextmanager
 def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
     """Note in which threads the block calls parts of the models."""
-    from torch.nn import Module
-
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     calls, owner = Calls(), Module
     original: Any = owner.__call__

@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.nn.utils import clip_grad
 
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks, patched
 from speedkit_jupyter.measure.subject.discovery import holds
@@ -19,9 +22,6 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import is_pythons
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Router:
@@ -71,8 +71,6 @@ class Router:
             yield
 
     def _outside_autocast(self) -> AbstractContextManager[Any]:
-        import torch
-
         if self._context is None:  # the step surrounds its forward pass itself
             return nullcontext()
         return torch.autocast(self._context.device.type, enabled=False)
@@ -80,8 +78,6 @@ class Router:
     @contextmanager
     def _routed_backward(self) -> Iterator[None]:
         """Run backward passes outside autocast, and of the scaled loss if the plan has a scaler."""
-        import torch
-
         inside = False
 
         def routed(backward: Any) -> Callable[..., Any]:
@@ -120,8 +116,6 @@ def _suspended_in_steps(
     device_type: str, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[None]:
     """Switch autocast off inside the steps of optimizers, but for closures that they call."""
-    import torch
-
     # By thread: whether autocast was on around the steps under way, outermost first.
     kept = threading.local()
 
@@ -235,7 +229,6 @@ class ScaledSteps:
     def _unscaled_before_clipping(self) -> Iterator[None]:
         """Unscale when gradients are clipped: both functions group them first."""
         from torch.amp.grad_scaler import OptState
-        from torch.nn.utils import clip_grad
 
         def unscaling(group: Any) -> Callable[..., Any]:
             def call(gradients: Any, *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,9 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines import devices, heap
 from speedkit_jupyter.measure.checks.observer import Enough, Key, Look, Observer, Run
@@ -28,9 +30,6 @@ from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-
-if TYPE_CHECKING:
-    import torch
 
 # What a plan changes in a step beside flags, model and optimizers.
 ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")

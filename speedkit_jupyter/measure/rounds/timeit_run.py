@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
 
 from speedkit_jupyter.measure.checks import compilations
 from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
@@ -24,9 +25,6 @@ from speedkit_jupyter.plans.applying import applied_to, unreached
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
-
-if TYPE_CHECKING:
-    import torch
 
 # As in `timeit`: loops until one run takes this long, and so many runs.
 RUN_S, RUNS = 0.2, max(7, LEAST_RUNS + 1)
@@ -174,7 +172,6 @@ def device_of(step: Step) -> torch.device:
     for model in step.models:
         for parameter in model.parameters():
             return parameter.device
-    import torch
 
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if found is None else found

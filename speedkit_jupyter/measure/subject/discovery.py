@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
-
-if TYPE_CHECKING:
-    import torch
 
 
 def reached(values: Iterable[Any]) -> list[Any]:
@@ -54,12 +53,8 @@ def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -
 
 
 def _modules(objects: Iterable[Any]) -> list[torch.nn.Module]:
-    import torch
-
     return [value for value in objects if issubclass(type(value), torch.nn.Module)]
 
 
 def _optimizers(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
-    import torch
-
     return [value for value in objects if issubclass(type(value), torch.optim.Optimizer)]

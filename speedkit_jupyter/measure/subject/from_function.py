@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.rounds import clock
@@ -23,9 +25,6 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import interruptible
 from speedkit_jupyter.support.wrappers import each_once
-
-if TYPE_CHECKING:
-    import torch
 
 
 @interruptible

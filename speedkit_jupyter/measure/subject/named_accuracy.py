@@ -10,15 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
 
 from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
-
-if TYPE_CHECKING:
-    import torch
 
 Better = Literal["higher", "lower"]
 

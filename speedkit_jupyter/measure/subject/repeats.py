@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.subject.discovery import holds
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.support.exceptions import in_a_line
-
-if TYPE_CHECKING:
-    import torch
 
 # Two more steps are looked at if the first call took this many times as long as a later one: a
 # step that does less is faster.
@@ -89,8 +88,6 @@ def judged(first: Work, later: Work) -> Repeats:
 @contextmanager
 def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
     """Collect the facts of each kind of optimizer that this thread makes for one of the models."""
-    import torch
-
     kinds: list[OptimizerFacts] = []
 
     def make(begin: Any) -> Callable[..., None]:

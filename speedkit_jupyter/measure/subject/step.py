@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from types import CoroutineType, GeneratorType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+import torch
 
 from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.repeats import Repeats
@@ -24,9 +26,6 @@ from speedkit_jupyter.support.interrupts import in_a_window
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
-
-if TYPE_CHECKING:
-    import torch
 
 # A call of an async or generator function makes an object, and runs none of the code.
 UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"

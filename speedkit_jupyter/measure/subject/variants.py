@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.results.comparison import WON
 from speedkit_jupyter.optimizations import CATALOG, find
@@ -18,9 +20,6 @@ from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
-
-if TYPE_CHECKING:
-    import torch
 
 BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 

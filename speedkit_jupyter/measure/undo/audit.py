@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.measure.undo.output import calling_step
 from speedkit_jupyter.support.torch_private import COMPILERS
@@ -53,8 +55,6 @@ def named(say: Callable[[list[str]], None]) -> Iterator[None]:
 
     An error raised in there prevents it.
     """
-    import torch
-
     here, busy = threading.get_ident(), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:

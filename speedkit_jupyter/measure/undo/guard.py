@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import process_time, sleep, thread_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.measure.undo import audit, process
 from speedkit_jupyter.measure.undo.output import Output
@@ -22,9 +24,6 @@ from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.plans.applying import applied_to, hide, show
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import StepError
-
-if TYPE_CHECKING:
-    import torch
 
 BUSY = (
     "another measurement is in progress, between the cells: stop it in its panel, or let it end, "

@@ -11,6 +11,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.support.exceptions import in_a_line
 
@@ -58,8 +61,6 @@ class Settings:
 
 def switches() -> Iterator[Setting]:
     """Yield what changes how a step computes: put back between rounds, too."""
-    import torch
-
     yield Setting(
         "torch's switches", flags.snapshot, flags.restore, lambda a, b: not flags.diff(b, a)
     )
@@ -109,14 +110,11 @@ def _write_filters(value: list[Any]) -> None:
 
 def generators() -> Iterator[Setting]:
     """Yield the random generators of the process and of accelerators; comparing takes too long."""
-    import torch
-
     ways: list[tuple[str, Any, Any]] = [
         ("Python's", random.getstate, random.setstate),
         ("torch's", torch.get_rng_state, torch.set_rng_state),
+        ("NumPy's", np.random.get_state, np.random.set_state),
     ]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        ways.append(("NumPy's", numpy.random.get_state, numpy.random.set_state))
     ways += [(f"{kind.name}'s", *kind.generators()) for kind in devices.in_use()]
     for name, read, write in ways:
         yield Setting(f"{name} random numbers", read, write, lambda now, saved: False)

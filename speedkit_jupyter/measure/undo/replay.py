@@ -10,6 +10,9 @@ from io import IOBase
 from types import CellType, FunctionType, GeneratorType
 from typing import Any, NamedTuple
 
+import torch
+from torch.utils.data import DataLoader
+
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
 from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replay
 from speedkit_jupyter.measure.undo.handlers.names import Names
@@ -150,8 +153,6 @@ def _is_an_iterator(walk: Walk, instance: Any) -> bool:
 
 def _can_hold_another(walk: Walk, holder: Any) -> bool:
     """Return whether an iterator may be exchanged: libraries may do more than draw from theirs."""
-    import torch
-
     owner = walk.before(holder) if isinstance(holder, dict) else None
     if owner is not None and attribute_dict(owner) is holder:
         return isinstance(owner, torch.nn.Module) or is_the_users_class(type(owner))
@@ -160,6 +161,4 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 def _is_its_loader(owner: Any, holder: Any) -> bool:
     """Return whether a loader holds it to keep its workers: that begins it anew, and draws none."""
-    from torch.utils.data import DataLoader
-
     return is_a(owner, DataLoader) and attribute_dict(owner) is holder

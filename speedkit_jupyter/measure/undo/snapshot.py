@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.measure.undo import process
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 from speedkit_jupyter.measure.undo.handlers.registry import HANDLERS
@@ -42,8 +44,6 @@ class Snapshot:
 
     def _copied(self, copies: Copies) -> dict[Key, tuple[Any, Any]]:
         """Return each object with its memory, in the order in which they are put back."""
-        import torch
-
         memories: dict[Key, tuple[Any, Any]] = {}
         with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
@@ -70,8 +70,6 @@ class Snapshot:
 
     def restore(self) -> None:
         """Put everything back; a failure is noted, and keeps nothing else from being put back."""
-        import torch
-
         self._restored += 1
         # Switches first: in inference mode, say, nothing else could be put back.
         self.failed.update(self._settings.restore())
@@ -117,8 +115,6 @@ class Snapshot:
 
     def overwritten(self) -> list[Any]:
         """Return the tensors and arrays that do not hold the copied values any more."""
-        import torch
-
         with torch.DisableTorchFunctionSubclass():
             return [
                 instance
@@ -128,8 +124,6 @@ class Snapshot:
 
     def changed(self, names: Mapping[int, str]) -> str:
         """Return the name, by id in `names` or the walk's, of what is not as it was copied."""
-        import torch
-
         if self._settings.changed():
             return "torch's settings"
         with torch.DisableTorchFunctionSubclass():
@@ -144,8 +138,6 @@ class Snapshot:
 
 def _owned(walk: Walk) -> Iterator[int]:
     """Yield the ids of tensors that are copied whatever their size: a step's own, not its data."""
-    import torch
-
     for instance in walk.found.values():
         tensors: list[Any] = []
         if issubclass(type(instance), torch.nn.Module):

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler, attribute_dict
 from speedkit_jupyter.measure.undo.handlers.containers import Attributes
 from speedkit_jupyter.measure.undo.handlers.names import Names
@@ -131,8 +133,6 @@ class Walk:
 
 
 def _models_in(attributes: dict[str, Any]) -> list[Any]:
-    import torch
-
     kinds = (torch.nn.Module, torch.optim.Optimizer)
     return [value for value in list(attributes.values()) if issubclass(type(value), kinds)]
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import torch
 from pydantic import BeforeValidator
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -22,9 +23,6 @@ from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.overrides import MISSING
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.support.storage import are_changed, marks
-
-if TYPE_CHECKING:
-    import torch
 
 DTYPES = ("float32", "bfloat16", "float16")
 # The first torchao whose int8 products stay right on CPUs that would overflow.
@@ -102,8 +100,6 @@ class Compression(Optimization):
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
         """Return what stands in for the layer's weight, a tensor, or for the layer, a module."""
-        import torch
-
         weight = own_weight(layer).detach()
         module, name, arguments = self.config(value, weight.device)
         alone = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -114,8 +110,6 @@ class Compression(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torchao's own call, which replaces the weights for good."""
-        import torch
-
         module, name, arguments = self.config(decision.value, torch.device(facts.device_type))
         rows, columns = self.multiples
         sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
@@ -130,8 +124,6 @@ class Compression(Optimization):
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
         """Return what stands in for every layer that fits, but for those that optimizers step."""
-        import torch
-
         layers: list[Any] = self._layers(decision.value, target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -162,8 +154,6 @@ class Compression(Optimization):
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
         """Return what was made of the same bits before the plan was hidden, or make it anew."""
-        import torch
-
         weights = [own_weight(layer)]
         before, known = target.memo.quantized.get(layer, (None, None))
         if before and not are_changed(weights, before):
@@ -204,8 +194,6 @@ def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
     """Return whether its weight is of torch's own class, and nothing steps or watches it."""
-    import torch
-
     weight = own_weight(layer) if "weight" in layer._parameters else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False

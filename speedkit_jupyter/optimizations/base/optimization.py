@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
 from pydantic.fields import FieldInfo
 
 from speedkit_jupyter.machines import devices, flags
@@ -23,9 +24,6 @@ from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slots
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import moved
-
-if TYPE_CHECKING:
-    import torch
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
 

@@ -6,7 +6,9 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -15,9 +17,6 @@ from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.swapped import SWAPPED, Slots, StandIn
-
-if TYPE_CHECKING:
-    import torch
 
 FORWARD = ("", "forward")
 
@@ -78,8 +77,6 @@ class OwnKernel(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return a loop over the modules; the function is the user's, by its name."""
-        import torch
-
         kind, function = self.replaces, self.function
         is_torchs = getattr(torch.nn, kind.__name__, None) is kind
         word = f"torch.nn.{kind.__name__}" if is_torchs else kind.__name__

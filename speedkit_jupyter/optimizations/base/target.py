@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once, layers
-
-if TYPE_CHECKING:
-    import torch
 
 
 class _Weakly:
@@ -125,9 +126,6 @@ class Target:
 
 
 def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
-    import gc
-
-    import torch
 
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
@@ -162,7 +160,6 @@ def newcomers(
     if not target.search and not target.made:
         yield
         return
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     here = target.only_in
     reference = weakref.ref(target)

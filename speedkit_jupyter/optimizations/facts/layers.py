@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
+from torch.nn.parameter import is_lazy
+
 from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.tensors import weight_of
 
 if TYPE_CHECKING:
-    import torch
-
     Group = list[torch.nn.Module]
 
 # The groups of a GroupNorm in the place of an InstanceNorm2d.
@@ -21,9 +24,6 @@ GROUPS = 8
 
 def is_convolution(module: torch.nn.Module) -> bool:
     """Return whether this is a 2-D or 3-D convolution whose weight can be laid out anew."""
-    import torch
-    from torch.nn.parameter import is_lazy
-
     convolution: Any = torch.nn.Conv2d.__base__
     weight = module._parameters.get("weight") if isinstance(module, convolution) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
@@ -33,17 +33,11 @@ def is_linear(module: torch.nn.Module) -> bool:
     """Return whether this is a linear layer that multiplies by itself: the last one of torch's
     attention only lends its weight.
     """
-    import torch
-    from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
-
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
     """Return whether some parameter gets its shape at the first forward pass only."""
-    import torch
-    from torch.nn.parameter import is_lazy
-
     if isinstance(holder, torch.optim.Optimizer):
         return False
     return any(map(is_lazy, (*holder.parameters(), *holder.buffers())))
@@ -51,8 +45,6 @@ def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool
 
 def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a 4-D or 5-D tensor with its channels last, in elements."""
-    import torch
-
     layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     return torch.empty(tensor.shape, memory_format=layout, device="meta").stride()
 
@@ -81,8 +73,6 @@ def rewritable(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Modu
 
 
 def _rewriting(module: Any) -> str:
-    from torch import nn
-
     theirs = getattr(sys.modules.get("transformers.activations"), "GELUActivation", None)
     if type(module) is nn.GELU and module.approximate == "none":
         return "gelu"
@@ -110,8 +100,6 @@ def _groups(
     """Yield the outermost groups of siblings of one kind, of these kinds or that have twins;
     `above` holds the module, and may be held by it.
     """
-    import torch
-
     lists = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
     siblings: dict[Any, Group] = {}
     above = (*above, module)
@@ -129,8 +117,6 @@ def _groups(
 
 def _has_twins(group: Group) -> bool:
     """Return whether two are alike; lists of modules are not called, and a layer has no parts."""
-    import torch
-
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -140,8 +126,6 @@ def _has_twins(group: Group) -> bool:
 
 def _kind(module: torch.nn.Module) -> Any:
     """Return its class; for a plain sequence, which says nothing, those of its parts too."""
-    import torch
-
     if type(module) is not torch.nn.Sequential:
         return type(module)
     return (type(module), *map(_kind, module.children()))
@@ -149,7 +133,5 @@ def _kind(module: torch.nn.Module) -> Any:
 
 def shapes(module: torch.nn.Module) -> tuple[Any, ...]:
     """Return the names and shapes of its parameters and buffers; None while they have no shape."""
-    from torch.nn.parameter import is_lazy
-
     tensors = (*module.named_parameters(), *module.named_buffers())
     return tuple((name, None if is_lazy(t) else tuple(t.shape)) for name, t in tensors)

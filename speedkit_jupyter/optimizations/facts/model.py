@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+from torch.nn.parameter import is_lazy
 
 from speedkit_jupyter.optimizations.facts.group import processes_of
 from speedkit_jupyter.optimizations.facts.layers import (
@@ -21,9 +24,6 @@ from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts, dist
 from speedkit_jupyter.optimizations.properties.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.optimizations.properties.tensors import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
-
-if TYPE_CHECKING:
-    import torch
 
 # glibc hands tensors of this size back to the system as soon as they are freed.
 LARGE_BYTES = 32 << 20
@@ -96,9 +96,6 @@ class Facts:
         cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> Facts:
         """Read the facts. Nothing is run, moved or allocated on a device."""
-        import torch
-        from torch.nn.parameter import is_lazy
-
         from speedkit_jupyter.machines import flags
 
         parameters, modules = list(model.parameters()), list(model.modules())
@@ -153,8 +150,6 @@ class Facts:
 
 
 def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
-    import torch
-
     if any(isinstance(layer, torch.jit.ScriptModule) for layer in layered):
         return "script"
     if any("_orig_mod" in layer._modules for layer in layered):

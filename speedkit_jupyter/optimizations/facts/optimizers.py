@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.facts.layers import attribute
 from speedkit_jupyter.optimizations.properties.settings import users_own
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,6 @@ class OptimizerFacts:
         cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
     ) -> OptimizerFacts:
         """Read the facts of one, which steps parameters of these models."""
-        import torch
-
         groups = optimizer.param_groups
         parameters = [p for group in groups for p in group["params"]]
         modules = [module for model in models for module in model.modules()]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.support import torch_private
 
 PROGRAM = f"from {__name__} import compile_all; compile_all()"
@@ -35,8 +37,6 @@ class Beside:
 
     def trace(self, graph: Any, inputs: Any) -> Callable[..., Any]:
         """Note a graph and how its inputs look, as a backend of torch.compile; run it as it is."""
-        import torch
-
         try:
             noted = copy.deepcopy(graph)
             noted.meta.clear()
@@ -59,8 +59,6 @@ class Beside:
 
     def begin(self) -> None:
         """Start the process, with all graphs that were traced by now."""
-        import torch
-
         instructions = torch_private.inductor_config().cpp.vec_isa_ok
         given = (self._graphs, self._options, torch.get_num_threads(), instructions)
         with tempfile.TemporaryFile() as file:
@@ -97,8 +95,6 @@ class Beside:
 
 def _look(value: Any) -> Any:
     """Return how a tensor looks, or a number; TypeError for anything else."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else None
         place = (tuple(value.shape), value.stride(), value.dtype, value.device)
@@ -109,8 +105,6 @@ def _look(value: Any) -> Any:
 
 
 def _like(look: Any) -> Any:
-    import torch
-
     if not isinstance(look, tuple):
         return look
     kind, (shape, strides, dtype, device), requires_grad = look
@@ -121,8 +115,6 @@ def _like(look: Any) -> Any:
 def compile_all() -> None:
     """Compile what the standard input has, as the other process."""
     import io
-
-    import torch
 
     with suppress(AttributeError, OSError):
         os.nice(NICENESS)

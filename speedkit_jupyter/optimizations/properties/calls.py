@@ -7,7 +7,9 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
+
+import torch
 
 from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
@@ -15,9 +17,6 @@ from speedkit_jupyter.optimizations.properties.overrides import (
     Property,
     put_back_entries,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 SLOT = "_compiled_call_impl"
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -45,8 +44,6 @@ class Call:
 
     def acts(self) -> bool:
         """Return whether this call is for the layer: in its thread, neither compiled nor traced."""
-        import torch
-
         is_here = self.only_in in (None, threading.get_ident())
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
         return is_here and not traced

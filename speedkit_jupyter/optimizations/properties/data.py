@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-if TYPE_CHECKING:
-    import torch
 
 # What a loader was made with, beside its data set and its order.
 KEPT = (
@@ -31,7 +31,6 @@ def sharded(loader: torch.utils.data.DataLoader[Any]) -> Any:
     Raises SpeedKitError for an order of the user's own, which can't be split.
     """
     import torch.distributed as dist
-    from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return loader
@@ -52,7 +51,6 @@ def _sampler(loader: Any) -> Any:
     torch's DistributedSampler repeats samples where they do not divide evenly, and needs
     `set_epoch`; this one draws the next order by itself, the same on all ranks.
     """
-    import torch
     import torch.distributed as dist
 
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -82,7 +80,6 @@ def _sampler(loader: Any) -> Any:
 
 def _part_of() -> Any:
     import torch.distributed as dist
-    from torch.utils.data import IterableDataset
 
     rank, size = dist.get_rank(), dist.get_world_size()
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
@@ -17,9 +19,6 @@ from speedkit_jupyter.optimizations.properties.overrides import (
     put_back_entries,
 )
 from speedkit_jupyter.support.source_lines import Spot
-
-if TYPE_CHECKING:
-    import torch
 
 FORWARD = "forward"
 # What torch says of the graph break before such a part: this one is known.
@@ -124,8 +123,6 @@ class EagerParts:
 
     def _put(self) -> None:
         """Put plain calls in the places of these, and take back all others."""
-        import torch
-
         self._in_force.close()
         out = {*self._named, *self._tried}
         for forward in out - self._plain.keys():

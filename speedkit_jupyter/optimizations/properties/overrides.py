@@ -9,10 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 Optimizers = Sequence["torch.optim.Optimizer"]
 MISSING = object()
@@ -26,7 +26,7 @@ class Property(ABC):
     """
 
     def __init__(self) -> None:
-        self._layers: MutableMapping[Any, Layers] | None = None
+        self._layers: MutableMapping[Any, Layers] = WeakIdKeyDictionary()
 
     @abstractmethod
     def found(self, thing: Any, optimizers: Optimizers) -> Any:
@@ -72,10 +72,6 @@ class Property(ABC):
 
     def every(self) -> MutableMapping[Any, Layers]:
         """Return the layers of each object that plans override."""
-        if self._layers is None:
-            from torch.utils.weak import WeakIdKeyDictionary
-
-            self._layers = WeakIdKeyDictionary()
         return self._layers
 
 
@@ -95,8 +91,6 @@ class Layer:
     """What one plan overrides, on `things`."""
 
     def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
         self._property, self._search = owner, search
         self._optimizers = search()
         self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
@@ -11,9 +13,6 @@ from speedkit_jupyter.optimizations.properties.overrides import (
     Property,
     put_back_entries,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 ATTRIBUTES = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 Values = Mapping[str, Any]
@@ -56,8 +55,6 @@ class Fused(Property):
         return all(holder.get("fused") is True for holder in (thing.defaults, *thing.param_groups))
 
     def put(self, thing: Any, override: bool, optimizers: Optimizers) -> None:
-        import torch
-
         for holder in (thing.defaults, *thing.param_groups):
             holder["fused"] = True
             if holder.get("foreach"):
@@ -132,8 +129,6 @@ def _stepped(optimizer: Any) -> Iterator[tuple[Values, torch.Tensor, torch.Tenso
 
 def _as_torch_makes_it(group: Values, parameter: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """Return `step` with the device and dtype that it has in an optimizer with such settings."""
-    import torch
-
     if group.get("capturable") or group.get("fused"):
         return step.to(parameter.device)
     is_double = torch.get_default_dtype() is torch.float64

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from speedkit_jupyter.optimizations.properties.overrides import (
     MISSING,
@@ -12,9 +15,6 @@ from speedkit_jupyter.optimizations.properties.overrides import (
     Property,
     put_back_entries,
 )
-
-if TYPE_CHECKING:
-    import torch
 
 # Where a module has it (`_parameters`, `_modules`, empty for its own attributes), and its name.
 Slot = tuple[str, str]
@@ -38,11 +38,11 @@ class Swapped(Property):
 
     def __init__(self) -> None:
         super().__init__()
-        self._standing: MutableMapping[Any, dict[Slot, StandIn]] | None = None
+        self._standing: MutableMapping[Any, dict[Slot, StandIn]] = WeakIdKeyDictionary()
 
     def standing(self, thing: torch.nn.Module) -> dict[Slot, StandIn]:
         """Return what plans have put there, and what has not been replaced since."""
-        known = {} if self._standing is None else self._standing.get(thing, {})
+        known = self._standing.get(thing, {})
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
     def in_model(self, model: torch.nn.Module) -> Iterator[StandIn]:
@@ -57,8 +57,6 @@ class Swapped(Property):
         return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
 
     def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
-        from torch.utils.weak import WeakIdKeyDictionary
-
         layers = self.every()[thing]
         wanted: dict[Slot, StandIn] = {}
         for each in layers.overrides.values():
@@ -67,7 +65,6 @@ class Swapped(Property):
             _put(thing, slot, layers.original.get(slot, MISSING))
         for slot, one in wanted.items():
             _put(thing, slot, one.value)
-        self._standing = WeakIdKeyDictionary() if self._standing is None else self._standing
         self._standing[thing] = wanted
 
     def holds(self, thing: torch.nn.Module, override: Slots) -> bool:
@@ -92,8 +89,6 @@ def _holder(module: torch.nn.Module, slot: Slot) -> dict[str, Any]:
 
 def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
     """Return whether it stands there, or a cast or moved copy of the same class of tensors."""
-    import torch
-
     now = _holder(module, slot).get(slot[1], MISSING)
     if not slot[0]:
         return bool((now.__func__ if isinstance(now, MethodType) else now) == value)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from speedkit_jupyter.optimizations.properties.overrides import Optimizers, Property
 from speedkit_jupyter.support.storage import is_in_memory
 from speedkit_jupyter.support.torch_private import users_of_storage
-
-if TYPE_CHECKING:
-    import torch
 
 Stride = tuple[int, ...]
 
@@ -66,8 +65,6 @@ LAYOUT = Layout()
 
 def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
     """Give `tensor` these strides; its object, values and dtype stay. No-op where it has them."""
-    import torch
-
     if tensor.stride() == stride:
         return
     laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
@@ -87,8 +84,6 @@ def owns_its_storage(tensor: torch.Tensor) -> bool:
 
 def is_followed(tensor: torch.Tensor) -> bool:
     """Return whether other tensors see its values: a view, one of a `state_dict()`, an array."""
-    import torch
-
     return users_of_storage(tensor) > users_of_storage(torch.empty(1))
 
 
@@ -98,8 +93,6 @@ def companions(
     """Yield the gradient and the optimizer state that lie with a parameter, each with a name; all
     but `step`, whose place has rules of its own.
     """
-    import torch
-
     held = parameter.is_leaf or parameter.retains_grad  # of others torch warns
     if held and parameter.grad is not None:
         yield "grad", parameter.grad
@@ -114,8 +107,6 @@ def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[s
     """Return the companions that must lie like their weight: fused optimizers walk all of them by
     one index, so a state in another layout silently belongs to other weights.
     """
-    import torch
-
     shape, strided, every = weight.shape, torch.strided, companions(weight, optimizers)
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
 
@@ -143,8 +134,6 @@ PLACE = Place()
 
 
 def _move(tensor: torch.Tensor, device: str) -> None:
-    import torch
-
     if is_in_memory(tensor):
         tensor.data = tensor.data.to(device)
         return

@@ -71,22 +71,12 @@ def test_break_even_counts_the_steps_that_pay_for_compiling():
     assert "compiled 2 graphs, 1 break, 0 recompiles; its 15 s are paid back after" in text
 
 
-def test_the_share_of_the_limit_is_the_limit_over_the_median():
-    found = comparison(fast=2.0)
-    found.records[0].limit_s = 0.15
-    median = sorted(found.baseline.times_s)[100]
-    assert found.share_of_limit(found.records[0]) == pytest.approx(0.15 / median, rel=0.02)
-    assert found.share_of_limit(found.records[1]) is None
-    found.records[0].limit_s = 100.0  # measured on a machine that was busy with other things
-    assert found.share_of_limit(found.records[0]) <= 1
-
-
 def everything() -> Comparison:
     found = comparison(auto=1.3, failing=1.0)
     auto, failing = found.records[1:]
     auto.accuracy = Accuracy("rounding", "", 0.01, 0.02, 0.999, 1e-7, 2e-7)
     auto.memory = Memory(3 * 2**20, 2**20)
-    auto.applied, auto.plan, auto.limit_s = {"precision": "bf16"}, {"precision": "bf16"}, 0.01
+    auto.applied, auto.plan = {"precision": "bf16"}, {"precision": "bf16"}
     auto.notes = {"compile": "declined: no compiler"}
     failing.failure, failing.times_s = "RuntimeError: no", []
     return found

@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable, Iterable, MappingView
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.measure.undo.handlers import containers
 from speedkit_jupyter.measure.undo.handlers.base import StateHandler
 from speedkit_jupyter.measure.undo.handlers.iterators import Iterators, Replay
@@ -146,8 +148,6 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 
 def _is_left_alone(cls: type) -> bool:
     """Return whether instances are part of a compiler, a shell or the like."""
-    import torch
-
     home = cls.__dict__.get("__module__", "builtins")
     if issubclass(cls, type) or not is_machinery(home):
         return False

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from speedkit_jupyter.measure.checks.values import has_values, is_plain, plain
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 from speedkit_jupyter.support.torch_private import is_made_of_tensors, is_transformed, set_versions
-
-if TYPE_CHECKING:
-    import torch
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 # No more nodes of an earlier graph are searched for the tensors behind it.
@@ -36,12 +35,8 @@ class Tensors(StateHandler):
     `.data` and `.numpy()` write without counting it.
     """
 
+    types = (torch.Tensor,)
     bulky = True
-
-    def recognizes(self, cls: type) -> bool:
-        import torch
-
-        return issubclass(cls, torch.Tensor)
 
     def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
         saved = home = None
@@ -67,8 +62,6 @@ class Tensors(StateHandler):
         return is_alike and _equal(_flat(instance.detach()), memory.saved)
 
     def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
-        import torch
-
         layout, saved, home = memory.layout, memory.saved, memory.home
         if home is not None and _has_storage(home):
             size = layout[4][1] if layout[4] is not None else 0
@@ -96,10 +89,7 @@ class Tensors(StateHandler):
 class Gradients(StateHandler):
     """Which tensor lies in `.grad`, and which hooks wait for it. Put back after all values."""
 
-    def recognizes(self, cls: type) -> bool:
-        import torch
-
-        return issubclass(cls, torch.Tensor)
+    types = (torch.Tensor,)
 
     def children(self, instance: torch.Tensor) -> Iterable[Any]:
         yield from (part for part in self.copy(instance, Copies()) if part is not None)
@@ -140,15 +130,11 @@ def _behind(tensor: torch.Tensor) -> Iterator[Any]:
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     """Return whether a shape and strides describe where its values lie."""
-    import torch
-
     return tensor.layout == torch.strided and not (tensor.is_nested or is_transformed(tensor))
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Return shape, dtype, device, strides, and the address and size of the memory."""
-    import torch
-
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # it will not say its shape
@@ -177,8 +163,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
     """Write the values of a copy into the tensor, where it lies if it is strided."""
-    import torch
-
     if tensor.layout == torch.strided and not tensor.is_nested:
         _flat(tensor).copy_(saved)
         return
@@ -192,8 +176,6 @@ def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
 
 def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether both hold the same bits: NaN equals itself, and 0 differs from -0."""
-    import torch
-
     with torch.inference_mode():
         other = other.to(tensor.device)
         if tensor.layout != other.layout or tensor.is_nested != other.is_nested:
@@ -219,8 +201,6 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    import torch
-
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     if not (tensor.is_floating_point() or tensor.dtype == torch.bool):

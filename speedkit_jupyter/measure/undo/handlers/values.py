@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 import random
-import sys
 from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
+import torch
 
 from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 
@@ -16,9 +18,7 @@ class Arrays(StateHandler):
 
     bulky = True
 
-    def recognizes(self, cls: type) -> bool:
-        ndarray = getattr(sys.modules.get("numpy"), "ndarray", None)
-        return ndarray is not None and issubclass(cls, ndarray)
+    types = (np.ndarray,)
 
     def children(self, instance: Any) -> Iterable[Any]:
         return _bare(instance).ravel().tolist() if instance.dtype == object else ()
@@ -35,8 +35,6 @@ class Arrays(StateHandler):
         return bool(_header(instance) == memory[1]) and self.same_values(instance, memory)
 
     def same_values(self, instance: Any, memory: tuple[Any, Any]) -> bool:
-        import numpy as np
-
         saved, plain = memory[0], _bare(instance)
         if saved is None:
             return True
@@ -49,8 +47,6 @@ class Arrays(StateHandler):
 
     def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
         """Write into its own memory."""
-        import numpy as np
-
         saved, header = memory
         if _header(instance) != header:
             raise ValueError("its shape or dtype was changed in place")
@@ -60,8 +56,6 @@ class Arrays(StateHandler):
 
 def _bare(array: Any) -> Any:
     """Return a view without what a subclass does."""
-    import numpy as np
-
     return array.view(np.ndarray)
 
 
@@ -88,21 +82,13 @@ class Buffers(StateHandler):
 class Generators(StateHandler):
     """The state of Python's, NumPy's and torch's generators."""
 
-    KINDS = (
-        ("random", "Random"),
-        ("torch", "Generator"),
-        ("numpy.random", "RandomState"),
-        ("numpy.random", "BitGenerator"),
-        ("numpy.random", "Generator"),
+    types = (
+        *(random.Random, torch.Generator, np.random.RandomState),
+        *(np.random.BitGenerator, np.random.Generator),
     )
 
     def recognizes(self, cls: type) -> bool:
-        known = tuple(
-            getattr(sys.modules[module], name)
-            for module, name in self.KINDS
-            if module in sys.modules
-        )
-        return issubclass(cls, known) and not issubclass(cls, random.SystemRandom)
+        return super().recognizes(cls) and not issubclass(cls, random.SystemRandom)
 
     def copy(self, instance: Any, copies: Copies) -> Any:
         source = getattr(instance, "bit_generator", instance)
