@@ -140,10 +140,10 @@ def _scored(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
 Flex = Callable[..., Any]
 
 
-def compiled_flex(device: torch.device) -> Flex:
-    """Return FlexAttention, to be compiled at its first call.
+def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
+    """Return FlexAttention, to be compiled at its first call; for one `shape` alone if given.
 
-    On CPUs for each shape anew: what Inductor writes for shapes that change does not always build.
+    So it is on CPUs: what Inductor writes there for shapes that change does not always build.
     """
     import torch
     from torch.nn.attention.flex_attention import flex_attention
@@ -151,10 +151,10 @@ def compiled_flex(device: torch.device) -> Flex:
     def attend(*args: Any, **kwargs: Any) -> Any:
         return flex_attention(*args, **kwargs)
 
-    more: dict[str, Any] = {"dynamic": False} if device.type == "cpu" else {}
+    more: dict[str, Any] = {} if shape is None else {"dynamic": False}
     if "isolate_recompiles" in signature(torch.compile).parameters:
         more["isolate_recompiles"] = True
-    else:  # each pattern needs a code object, and so a cache, of its own
+    else:  # each needs a code object, and so a cache, of its own
         code, names = attend.__code__.replace(), attend.__globals__
         attend = types.FunctionType(code, names, closure=attend.__closure__)
     return torch.compile(attend, **more)

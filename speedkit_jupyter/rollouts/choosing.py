@@ -85,7 +85,7 @@ class Choice:
         """Try each candidate on top of the best so far; yields after each."""
         begun_s = clock.now()
         plain = self._program(Way())
-        runner = partial(advance, plain, self.x, 1)
+        runner = partial(plain.advance, self.x, 1)
         runner()
         step_s = clock.timed(runner, self.x.device)
         all_s = self.runs * self.steps * step_s
@@ -150,8 +150,8 @@ class Choice:
         import torch
 
         few = self._few = self.x[:SAMPLES]
-        advance(plain, few, 1)
-        step_s = clock.timed(partial(advance, plain, few, 1), self.x.device)
+        plain.advance(few, 1)
+        step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)
         steps = max(min(self.steps, int(budget_s / 2 / max(step_s, 1e-9))), 1)
         self._steps = compared_steps(steps)
         self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
@@ -171,10 +171,10 @@ class Choice:
         """Compare its first step, its time and then its drift with what is allowed."""
         best, program = self._best[0], self._program(trial.way)
         begun_s = clock.now()
-        first = advance(program, self.x, 1)
+        first = program.advance(self.x, 1)
         synchronize(self.x.device)
         self._compiling_s += clock.now() - begun_s
-        missed = distance(first, advance(self._best[1], self.x, 1))
+        missed = distance(first, self.program.advance(self.x, 1))
         if trial.way.words == best.way.words and missed > EXACT:
             trial.why_not = "samples of a batch depend on each other"
             return
@@ -192,9 +192,9 @@ class Choice:
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
         """Return its speed over the best before it, and the seconds of a step of each."""
         device, before = self.x.device, self._best
-        one_s = max(clock.timed(partial(advance, program, self.x, 1), device), 1e-9)
+        one_s = max(clock.timed(partial(program.advance, self.x, 1), device), 1e-9)
         steps = min(max(int(BLOCK_S / one_s), 1), self.steps)
-        runs = [partial(advance, one, self.x, steps) for one in (before[1], program)]
+        runs = [partial(one.advance, self.x, steps) for one in (before[1], program)]
         times: list[list[float]] = [[], []]
         for done in range(1, ROUNDS[1] + 1):
             for at in random.sample((0, 1), 2):
@@ -230,13 +230,3 @@ def has_bf16(device: torch.device) -> bool:
         return hardware.cpu.bf16
     accelerator = hardware.accelerator(str(device))
     return accelerator is not None and accelerator.bf16
-
-
-def advance(program: Program, x: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return the state `steps` later, where `x` is, part by part where the way says so."""
-    import torch
-
-    size = program.way.micro_batch
-    if size is None or x.ndim < 2 or size >= len(x):
-        return program.advance(x, steps)
-    return torch.cat([program.advance(part, steps) for part in x.split(size)])

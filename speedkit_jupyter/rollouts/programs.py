@@ -85,7 +85,7 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Makes steps of states that lie on the operator's device.
+    """Makes steps of states on the operator's `device`, which is None for one without parameters.
 
     The user's operator stays as it is: what changes weights works on a copy. Raises ArgumentError
     where the way is not possible for this operator.
@@ -98,6 +98,8 @@ class Program:
         self._dtype = torch.bfloat16 if "bf16" in way.words else None
         self._states = torch.bfloat16 if "bf16_states" in way.words else None
         self._operator = self._prepared(operator)
+        known = operator.parameters() if isinstance(operator, torch.nn.Module) else iter(())
+        self.device = next((one.device for one in known), None)
         self._step = self._made(policy)
         self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
 
@@ -155,27 +157,36 @@ class Program:
         return torch.compile(own, **more)  # type: ignore[no-any-return]
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the state `steps` later; `x` itself is not written to.
+        """Return the state `steps` later, where `x` is; `x` itself is not written to."""
+        import torch
+
+        size = self.way.micro_batch or len(x)
+        with torch.inference_mode():
+            parts = x.split(size) if x.ndim > 1 and size < len(x) else [x]
+            made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
+            return made[0] if len(made) == 1 else torch.cat(made)
+
+    def _advanced(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        """Return the state `steps` later, on the operator's device.
 
         Only the newest state is kept, so that torch's allocator gives its memory to the next but
         one; with a CUDA graph there are two buffers, which nothing allocates anew.
         """
         import torch
 
-        with torch.inference_mode():
-            # A copy, since an operator may write to what it is given.
-            state = x.to(self._states or x.dtype, copy=True)
-            if "cuda_graph" in self.way.words and x.is_cuda:
-                with torch.cuda.device(state.device):
-                    graph, buffer = self._graph(state)
-                buffer.copy_(state)
-                for _ in range(steps):
-                    graph.replay()
-                state = buffer.clone()
-            else:
-                for _ in range(steps):
-                    state = self._step(state)
-            return state.to(x.dtype)
+        # A copy, since an operator may write to what it is given.
+        dtype = self._states or x.dtype
+        state = x.to(self.device or x.device, dtype, non_blocking=True, copy=True)
+        if "cuda_graph" not in self.way.words or not state.is_cuda:
+            for _ in range(steps):
+                state = self._step(state)
+            return state
+        with torch.cuda.device(state.device):
+            graph, buffer = self._graph(state)
+        buffer.copy_(state)
+        for _ in range(steps):
+            graph.replay()
+        return buffer.clone()
 
     def _graph(self, state: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Return a graph that makes one step of the state in its buffer, captured once a shape."""
