@@ -32,9 +32,8 @@ FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
 # Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 # On a CPU without gradients compiled FlexAttention is up to twice as fast as the rule's choice, and
-# takes this long to compile: a shape that has taken as long tries it, for some of its calls each.
-# So do as many shapes of a pattern, not each of those that change from call to call.
-TRY_AFTER_S, TURNS, TRIED_SHAPES = 5.0, 9, 4
+# takes this long to compile: a shape that has taken as long tries it, for some of its calls.
+TRY_AFTER_S, TURNS = 5.0, 9
 
 
 class Choice(NamedTuple):
@@ -77,9 +76,7 @@ class Known:
         is_fit = shape.device.type == "cpu" and not torch.is_grad_enabled() and self.can_flex
         if not is_fit or torch.are_deterministic_algorithms_enabled():
             return None
-        if shape not in self.trials and len(self.trials) < TRIED_SHAPES:
-            self.trials[shape] = Trial()
-        return self.trials.get(shape)
+        return self.trials.setdefault(shape, Trial())
 
 
 class Prepared:

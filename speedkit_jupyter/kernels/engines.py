@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.kernels.blocks import Block, Inputs, Layout, Shape, bias
 from speedkit_jupyter.kernels.patterns import Pattern
+from speedkit_jupyter.optimizations.properties.compiled import compile_alone
 from speedkit_jupyter.support.torch_private import can_hook_saved_tensors
 
 if TYPE_CHECKING:
@@ -145,19 +144,12 @@ def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
 
     So it is on CPUs: what Inductor writes there for shapes that change does not always build.
     """
-    import torch
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         return flex_attention(*args, **kwargs)
 
-    more: dict[str, Any] = {} if shape is None else {"dynamic": False}
-    if "isolate_recompiles" in signature(torch.compile).parameters:
-        more["isolate_recompiles"] = True
-    else:  # each needs a code object, and so a cache, of its own
-        code, names = attend.__code__.replace(), attend.__globals__
-        attend = types.FunctionType(code, names, closure=attend.__closure__)
-    return torch.compile(attend, **more)
+    return compile_alone(attend, **({} if shape is None else {"dynamic": False}))
 
 
 def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:

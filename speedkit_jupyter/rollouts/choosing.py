@@ -94,9 +94,9 @@ class Choice:
         self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
         self.reference(plain, REFERENCE * budget_s)
         yield Progress(0.1, "float32 states")
-        candidates = [*self._candidates()]
+        candidates = self._candidates()
         for number, more in enumerate(candidates):
-            way = more(self._best[0].way)
+            way = self.best.way.plus(more)
             if any(one.way == way for one in self.trials):
                 continue
             trial = Trial(way)
@@ -124,26 +124,19 @@ class Choice:
     def _program(self, way: Way) -> Program:
         return Program(self.operator, self.policy, way)
 
-    def _candidates(self) -> Generator[Callable[[Way], Way], None, None]:
-        """Yield what may be added to the best way, as functions of that."""
+    def _candidates(self) -> list[str | int]:
+        """Return what may be added to the best way: words, then numbers of samples."""
         import torch
 
-        is_module = isinstance(self.operator, torch.nn.Module)
         model: Any = self.operator
-        modules = [*model.modules()] if is_module else []
+        is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
+        layout = ["channels_last"] * (is_module and any(map(is_convolution, model.modules())))
         # First, since what computes less shows only where launches do not take all the time.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
-        layout = ["channels_last"] * any(map(is_convolution, modules))
-        words += layout
-        words += ["compile"]
-        words += layout  # once more: compiled code reads it in another way
-        words += ["bf16_states"] * is_low
-        for word in words:
-            yield partial(_plus, word=word)
-        for size in SIZES if self.x.ndim > 1 else ():
-            if size < len(self.x):
-                yield partial(_in_parts, size=size)
+        # Compiled code reads the layout in another way.
+        words += [*layout, "compile", *layout, *["bf16_states"] * is_low]
+        return [*words, *(size for size in SIZES if self.x.ndim > 1 and size < len(self.x))]
 
     def reference(self, plain: Program, budget_s: float) -> None:
         """Make the states that others are compared with, as far as the budget goes."""
@@ -169,7 +162,7 @@ class Choice:
 
     def _try(self, trial: Trial) -> None:
         """Compare its first step, its time and then its drift with what is allowed."""
-        best, program = self._best[0], self._program(trial.way)
+        best, program = self.best, self._program(trial.way)
         begun_s = clock.now()
         first = program.advance(self.x, 1)
         synchronize(self.x.device)
@@ -191,10 +184,10 @@ class Choice:
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
         """Return its speed over the best before it, and the seconds of a step of each."""
-        device, before = self.x.device, self._best
+        device = self.x.device
         one_s = max(clock.timed(partial(program.advance, self.x, 1), device), 1e-9)
         steps = min(max(int(BLOCK_S / one_s), 1), self.steps)
-        runs = [partial(one.advance, self.x, steps) for one in (before[1], program)]
+        runs = [partial(one.advance, self.x, steps) for one in (self.program, program)]
         times: list[list[float]] = [[], []]
         for done in range(1, ROUNDS[1] + 1):
             for at in random.sample((0, 1), 2):
@@ -213,14 +206,6 @@ class Choice:
             found.steps.append(step)
             found.errors.append(distance(state.cpu(), self._states[len(found.errors)]))
         return found
-
-
-def _plus(way: Way, word: str) -> Way:
-    return way.plus(word)
-
-
-def _in_parts(way: Way, size: int) -> Way:
-    return Way(way.words, size)
 
 
 def has_bf16(device: torch.device) -> bool:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.properties.compiled import compile_alone
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
@@ -40,8 +39,11 @@ class Way:
     words: tuple[str, ...] = ()
     micro_batch: int | None = None
 
-    def plus(self, word: str) -> Way:
-        return replace(self, words=tuple(one for one in WORDS if one in (*self.words, word)))
+    def plus(self, more: str | int) -> Way:
+        """Return it with one more word, or with so many samples at a time."""
+        if isinstance(more, int):
+            return replace(self, micro_batch=more)
+        return replace(self, words=tuple(one for one in WORDS if one in (*self.words, more)))
 
     @property
     def name(self) -> str:
@@ -145,16 +147,7 @@ class Program:
                 )
             return state
 
-        if "compile" not in self.way.words:
-            return step
-        more: dict[str, Any] = {"dynamic": False}
-        if "isolate_recompiles" in signature(torch.compile).parameters:
-            more["isolate_recompiles"] = True
-        # Elsewhere each program needs a code object, and so a cache, of its own.
-        own = types.FunctionType(
-            step.__code__.replace(), step.__globals__, closure=step.__closure__
-        )
-        return torch.compile(own, **more)  # type: ignore[no-any-return]
+        return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the state `steps` later, where `x` is; `x` itself is not written to."""

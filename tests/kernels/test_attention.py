@@ -305,17 +305,6 @@ def test_without_gradients_a_cpu_tries_flexattention_in_its_own_calls(monkeypatc
     assert seen[3:] == [*by_rule, *compared, *turns, *[taken] * 2]
 
 
-def test_as_many_shapes_try_it_as_compiling_may_pay_for(monkeypatch):
-    seen = engines_of(monkeypatch)
-    with torch.no_grad():
-        for length in range(200, 200 + choosing.TRIED_SHAPES):
-            calls(3, length)
-        assert seen.count("flex") > 0
-        before = seen.count("flex")
-        calls(9, 300)
-    assert seen.count("flex") == before
-
-
 def test_flexattention_that_gives_other_values_is_not_taken(monkeypatch):
     seen = engines_of(monkeypatch, lambda found: found * 1.01)
     with torch.no_grad():
