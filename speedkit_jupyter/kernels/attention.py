@@ -163,24 +163,22 @@ def _module_class() -> type[torch.nn.Module]:
 
         def __init__(self, pattern: str = "full", **options: Any) -> None:
             super().__init__()
-            self.pattern = pattern
-            self.options = {}
+            self.pattern, self._names = pattern, [*options]
             for name, value in options.items():
                 if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                     self.register_buffer(name, value, persistent=False)
-                elif isinstance(value, torch.nn.Parameter):
-                    self.register_parameter(name, value)
                 else:
-                    self.options[name] = value
+                    setattr(self, name, value)
 
         def forward(
             self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
         ) -> torch.Tensor:
-            tensors = {**self._buffers, **self._parameters}
-            return attention(q, k, v, self.pattern, **{**self.options, **tensors, **given})
+            own = {name: getattr(self, name) for name in self._names}
+            return attention(q, k, v, self.pattern, **{**own, **given})
 
         def extra_repr(self) -> str:
-            return ", ".join([repr(self.pattern), *(f"{k}={v}" for k, v in self.options.items())])
+            plain = (f"{n}={vars(self)[n]}" for n in self._names if n in vars(self))
+            return ", ".join([repr(self.pattern), *plain])
 
     AttentionPattern.__qualname__ = "AttentionPattern"
     return AttentionPattern
