@@ -176,7 +176,7 @@ def _states(
     while result.steps < result.asked:
         steps = min(every, result.asked - result.steps)
         state = program.advance(state, steps)
-        # A copy is the caller's to change, and no inference tensor.
+        # A copy is the caller's to change.
         result.steps, result.state = result.steps + steps, state.clone()
         yield result.state
 

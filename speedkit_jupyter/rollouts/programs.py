@@ -154,7 +154,8 @@ class Program:
         import torch
 
         size = self.way.micro_batch or len(x)
-        with torch.inference_mode():
+        # Not inference mode: what an operator keeps of a step can be trained with later.
+        with torch.no_grad():
             parts = x.split(size) if x.ndim > 1 and size < len(x) else [x]
             made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
             return made[0] if len(made) == 1 else torch.cat(made)

@@ -106,7 +106,7 @@ def measured(
     times = interleaved_s(runs, rounds)
     drifts = [choice.drift_of(one) for one in programs]
     names = [
-        "inference mode",
+        "plain",
         *(f"+ {way.words[-1]}" for way in ways[1:-1]),
         f"auto: {tuned.way.name}",
     ]

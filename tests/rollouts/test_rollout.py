@@ -81,6 +81,9 @@ def test_trials_are_no_steps_of_an_operator_that_counts_them() -> None:
     operator = Counting()
     rollout(operator, torch.ones(2, 4), 5, tune=True, budget_s=0.5)
     assert operator.steps == operator.anew == 5
+    rollout(operator, torch.ones(2, 4), 5, tune=True, budget_s=0.5)
+    assert operator.steps == operator.anew == 10
+    assert not operator.anew.is_inference()
 
 
 def test_a_way_that_needs_a_copy_says_why_there_is_none() -> None:
