@@ -175,10 +175,12 @@ def compile_alone(function: Callable[..., Any], **options: Any) -> Callable[...,
     import torch
 
     if "isolate_recompiles" in signature(torch.compile).parameters:
-        return torch.compile(function, isolate_recompiles=True, **options)
-    # The cache is that of the code object.
-    code, names = function.__code__.replace(), function.__globals__
-    return torch.compile(types.FunctionType(code, names, closure=function.__closure__), **options)
+        options["isolate_recompiles"] = True
+    else:  # the cache is that of the code object
+        code, names = function.__code__.replace(), function.__globals__
+        function = types.FunctionType(code, names, closure=function.__closure__)
+    compiled: Callable[..., Any] = torch.compile(function, **options)
+    return compiled
 
 
 def _graphs() -> int:
