@@ -92,6 +92,7 @@ class Choice:
         budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
         best = Trial(Way(), step_s=step_s)
         self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
+        self._end_s = begun_s + budget_s
         self.reference(plain, REFERENCE * budget_s)
         yield Progress(0.1, "float32 states")
         candidates = self._candidates()
@@ -101,7 +102,7 @@ class Choice:
                 continue
             trial = Trial(way)
             self.trials.append(trial)
-            if clock.now() - begun_s - self._compiling_s > budget_s:
+            if self._is_spent():
                 trial.why_not = "left out: the budget was spent (budget_s=)"
                 continue
             if "compile" in way.words and all_s < COMPILING_S:
@@ -120,6 +121,10 @@ class Choice:
     @property
     def program(self) -> Program:
         return self._best[1]
+
+    def _is_spent(self) -> bool:
+        """Return whether the budget is; compiling comes beside it."""
+        return clock.now() - self._compiling_s > self._end_s
 
     def _program(self, way: Way) -> Program:
         return Program(self.operator, self.policy, way)
@@ -194,7 +199,7 @@ class Choice:
                 times[at].append(clock.timed(runs[at], device))
             if done >= max(ROUNDS[0], least_pairs(ERROR)):
                 found = paired_ratio(times[0], times[1], ERROR)
-                if found.verdict in ("faster", "slower"):
+                if found.verdict in ("faster", "slower") or self._is_spent():
                     break
         return found, median(times[0]) / steps, median(times[1]) / steps
 
