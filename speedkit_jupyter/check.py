@@ -10,7 +10,7 @@ import sys
 
 from speedkit_jupyter.checking.api import check
 from speedkit_jupyter.checking.inputs import SIZES
-from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.exceptions import in_a_line
 
 if __name__ != "__main__":
     raise ImportError("`from speedkit_jupyter import check` is the function; run this file by -m")
@@ -37,8 +37,8 @@ def main() -> int:
             gradients=not given.no_gradients,
             budget_s=given.budget,
         )
-    except SpeedKitError as error:
-        print(error, file=sys.stderr)
+    except Exception as error:  # of the reference or the inputs, too
+        print(in_a_line(error), file=sys.stderr)
         return 2
     print(found.to_json() if given.json else found)
     return 0 if found.passed else 1

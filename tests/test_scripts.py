@@ -45,6 +45,7 @@ def test_a_script_runs_with_few_steps(
     [
         ("trainer", ("--config", "none.yaml"), "none.yaml: there is no such file"),
         ("trainer", ("--steps", "0"), "--steps: 1 or more"),
+        ("bert", ("--model", "nowhere"), "nowhere is no folder of save_pretrained()"),
         ("rollout", ("--config", str(ROOT / "configs" / "exact.yaml")), "keyword argument 'alone'"),
     ],
 )

@@ -5,6 +5,7 @@ python notebooks/scripts/bert.py --config configs/auto_speed.yaml [--model FOLDE
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections import Counter
 from pathlib import Path
@@ -50,10 +51,17 @@ def passages(words: int) -> tuple[torch.Tensor, torch.Tensor, int]:
     return (*(torch.tensor(each) for each in zip(*rows, strict=True)), len(folders))  # type: ignore[return-value]
 
 
+def folder(name: str) -> Path:
+    """Return a folder with a model, for argparse."""
+    if not (Path(name) / "config.json").is_file():
+        raise argparse.ArgumentTypeError(f"{name} is no folder of save_pretrained()")
+    return Path(name)
+
+
 def main() -> None:
     """Run the script."""
     parser = parser_of(__doc__, steps=100)
-    parser.add_argument("--model", type=Path, help="a folder with a model of save_pretrained()")
+    parser.add_argument("--model", type=folder, help="a folder with a model of save_pretrained()")
     options = parser.parse_args()
     torch.manual_seed(0)
     config = BertConfig.from_pretrained(options.model) if options.model else BertConfig(

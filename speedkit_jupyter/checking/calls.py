@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,6 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 # The kinds of values, by how their names begin; what begins otherwise is an output.
 GRADIENT, INPUT, BUFFER = "gradient of ", "input ", "buffer "
 CHANGED = "a result changes after it was given: it shares memory with a later one, or comes late"
-THREAD = "it leaves a thread at work"
 Values = dict[str, Any]  # of tensors
 
 
@@ -85,7 +83,6 @@ class Here:
         self.given: list[dict[str, Any]] = []
         self.results: list[Values] = []  # of each call of the last `run`, as they lie there
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._threads: set[Any] | None = None
 
     def __enter__(self) -> Here:
         return self
@@ -97,13 +94,10 @@ class Here:
         for name, tensor in self.state.items():
             tensor.data.copy_(values.get(name, self._start[name]))
 
-    def prepare(
-        self, drawn: Sequence[Drawn], reuse: bool = False, expected: Values | None = None
-    ) -> None:
+    def prepare(self, drawn: Sequence[Drawn], reuse: bool = False) -> None:
         """Copy the inputs of the next calls, and set weights and seed.
 
-        They are written into the memory of the last inputs where these are to `reuse` it. Values
-        like those `expected` of each call are shared by the side of another process alone.
+        They are written into the memory of the last inputs where these are to `reuse` it.
         """
         self._drawn = list(drawn)
         fresh = [tree_map(self._copy, dict(one.arguments)) for one in drawn]
@@ -167,15 +161,12 @@ class Here:
                 values |= {INPUT + name: t.detach().clone() for name, t in inputs_of(given)}
                 values |= {BUFFER + n: t.detach().clone() for n, t in self._buffers.items()}
             found.append(taken)
-        faults, threads = found[0].faults, set(threading.enumerate())
+        faults = found[0].faults
         faults += self._watch.changes() if self._watch else []
-        # A first call may begin workers.
-        if not full and self._threads is not None and threads - self._threads:
-            faults.append(THREAD)
         if any(not are_equal(tensor, before) for tensor, before in (*self._kept, *kept)):
             faults.append(CHANGED)
         # What lies there for longer takes the timed calls the memory that they would use again.
-        self._threads, self._kept = threads, kept if full else []
+        self._kept = kept if full else []
         return found
 
     def memory(self) -> Memory:

@@ -27,19 +27,6 @@ WEIGHTS_MOVE = 0.1
 SAME = "inputs gave the same numbers twice: draw them anew, and set no seed inside"
 
 
-def _check_fit(function: Any, value: Any) -> None:
-    """Raise ArgumentError where the function can't be called with these."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # written in C
-        return
-    by_name = isinstance(value, Mapping)
-    try:
-        signature.bind(*(() if by_name else value), **(value if by_name else {}))
-    except TypeError as error:
-        raise ArgumentError(f"inputs do not fit the reference: {error}") from None
-
-
 class Inputs:
     """Draws the inputs of `reference` from `source`, a function or an example."""
 
@@ -47,7 +34,6 @@ class Inputs:
         parameters = _parameters(getattr(reference, "forward", reference))
         self._names = [one.name for one in parameters]
         self._weights = {name: value.detach().clone() for name, value in weights.items()}
-        self._reference = getattr(reference, "forward", reference)
         self._moving = {n for n, t in weights.items() if t.requires_grad and t.is_floating_point()}
         self._source = source
         self.takes_size = any(
@@ -62,8 +48,6 @@ class Inputs:
         else:
             value = tree_map(_resampled, self._source)
         value = (value,) if isinstance(value, torch.Tensor) else value
-        if isinstance(value, Mapping | list | tuple):
-            _check_fit(self._reference, value)
         if not isinstance(value, Mapping | list | tuple):
             kind = type(value).__name__
             raise ArgumentError(f"inputs must give tensors in a tuple or a dict, not {kind}")

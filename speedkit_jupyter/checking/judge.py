@@ -14,7 +14,7 @@ import torch
 
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
 from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows, usual
-from speedkit_jupyter.checking.calls import BUFFER, INPUT, Drawn, Here, Taken, Values, inputs_of
+from speedkit_jupyter.checking.calls import INPUT, Drawn, Here, Taken, Values, inputs_of
 from speedkit_jupyter.checking.inputs import Inputs
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Agreement, SizeCheck
@@ -194,15 +194,14 @@ class Judge:
 
     def _time(self, one: SizeCheck, budget_s: float, explained: Explained, own: Taken) -> None:
         """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
-        expected = {n: t for n, t in own.values.items() if not n.startswith((INPUT, BUFFER))}
-        a_round = partial(self._round, one, explained, expected)
+        a_round = partial(self._round, one, explained)
         self._interruptions, self._relays_s = clock.Interruptions(), []
         self._usual = usual(own.values, {})
         drawn, begun_s = self._draw(one.size), clock.now()
         a_round([drawn])  # not timed: it tells how many calls make a block
         if one.faults:
             return
-        calls = _calls(one, drawn, expected)
+        calls = _calls(one, drawn, own)
         one.reference, one.candidate = one.reference.anew(), one.candidate.anew()
         self._relays_s, budget_s, begun_s = [], budget_s + begun_s - clock.now(), clock.now()
         for number in range(1, MOST_ROUNDS + 1):
@@ -222,7 +221,6 @@ class Judge:
         self,
         one: SizeCheck,
         explained: Explained,
-        expected: Values,
         drawn: Sequence[Drawn],
         reuse: bool = False,
     ) -> None:
@@ -230,7 +228,7 @@ class Judge:
         sides = [(one.reference, self._reference), (one.candidate, self._candidate)]
         taken: dict[str, list[Taken]] = {}
         for record, side in self._random.sample(sides, 2):
-            side.prepare(drawn, reuse, expected)
+            side.prepare(drawn, reuse)
             block = partial(self._timed, side, record, len(drawn))
             is_own = side is self._reference
             taken[record.name] = block() if is_own else self._tried(one, block) or []
@@ -252,8 +250,8 @@ class Judge:
         """Note the seconds of one call of a block; returns what the calls gave."""
         self._interruptions.begin()
         block_s = clock.timed(side.run, self._device)
+        found = side.take()  # at once: what comes late is not what was timed
         waited_s = self._interruptions.seconds(block_s)
-        found = side.take()
         relay_s = self._relay_s(side)  # of both, so that neither process rests longer
         self._relays_s += [relay_s] if side is self._reference else []
         record.times_s.append(block_s / calls)
@@ -272,9 +270,9 @@ def _called(side: Side, drawn: Drawn, reuse: bool = False) -> Taken:
     return side.take(full=True)[0]
 
 
-def _calls(one: SizeCheck, drawn: Drawn, expected: Values) -> int:
+def _calls(one: SizeCheck, drawn: Drawn, own: Taken) -> int:
     """Return how many calls a block has, by the first, untimed one."""
     shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
-    tensors = [*expected.values(), *(t for _, t in inputs_of(drawn.arguments))]
+    tensors = [*own.values.values(), *(t for _, t in inputs_of(drawn.arguments))]
     most = MOST_BLOCK_BYTES // max(4 * sum(t.nbytes for t in tensors), 1)
     return int(max(1, min(math.ceil(BLOCK_S / max(shortest_s, 1e-7)), most, MOST_CALLS)))

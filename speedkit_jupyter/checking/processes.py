@@ -1,7 +1,7 @@
 """Functions and modules by file and name, and each in a process of its own.
 
-The clock, the inputs and the comparison stay in this process. The other one writes what it computed
-into memory that both share before it answers: what comes too late is not there.
+The clock, the inputs and the comparison stay in this process. The other one writes down what it
+computed before it answers: what comes too late is not there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.checking.calls import Drawn, Here, Taken, Values, inputs_of
+from speedkit_jupyter.checking.calls import Drawn, Here, Taken, inputs_of
 from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.checks.memory import Memory
 from speedkit_jupyter.support.exceptions import (
@@ -30,13 +30,13 @@ from speedkit_jupyter.support.exceptions import (
 from speedkit_jupyter.support.torch_private import tree_map
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 # An answer that takes longer is not waited for, but on Windows.
 PATIENCE_S = 300.0
 # Where a file is memory: elsewhere the system's own folder for such files does.
 IN_MEMORY = "/dev/shm"
-CALLS, RESULTS = "calls.pt", "results.pt"
+CALLS, INPUTS, OUTPUTS, LEFT = "calls.pt", "inputs.pt", "outputs.pt", "left.pt"
 
 
 def is_word(value: Any) -> bool:
@@ -84,29 +84,6 @@ def loaded(word: str, seed: int = 0) -> Any:
     return found
 
 
-def _shared(folder: Path, kind: str, like: Sequence[Values]) -> list[Values]:
-    """Return zeros like these tensors, in files that both processes map: their memory is one."""
-    import torch
-
-    def mapped(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        options: Any = {"size": max(tensor.numel(), 1), "dtype": tensor.dtype}
-        memory = torch.from_file(str(folder / name), shared=True, **options)
-        memory.zero_()  # nothing of before, and no page is touched first while the clock runs
-        return memory[: tensor.numel()].reshape(tensor.shape)
-
-    return [
-        {n: mapped(f"{kind}-{call}-{at}", t) for at, (n, t) in enumerate(values.items())}
-        for call, values in enumerate(like)
-    ]
-
-
-def _copy(sources: Sequence[Values], targets: Sequence[Values]) -> None:
-    """Write the values of each call where both have one."""
-    for source, target in zip(sources, targets, strict=True):
-        for name in target.keys() & source.keys():
-            target[name].copy_(source[name].detach())
-
-
 def _zeros(value: Any) -> Any:
     import torch
 
@@ -138,35 +115,30 @@ class Elsewhere:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def prepare(
-        self, drawn: Sequence[Drawn], reuse: bool = False, expected: Values | None = None
-    ) -> None:
-        """Give it the next calls, and memory for values like those `expected` of each."""
+    def prepare(self, drawn: Sequence[Drawn], reuse: bool = False) -> None:
+        """Tell it the next calls. It learns the numbers of their inputs when the clock runs."""
         import torch
 
         self._inputs = [dict(inputs_of(one.arguments)) for one in drawn]
-        self._given = _shared(self._folder, "given", self._inputs)
-        self._gave = _shared(self._folder, "gave", [expected or {}] * len(drawn))
-        # It learns the numbers when the clock runs.
         blank = [{**vars(one), "arguments": tree_map(_zeros, one.arguments)} for one in drawn]
-        layout = {name: tensor.to("meta") for name, tensor in (expected or {}).items()}
-        torch.save((blank, layout), self._folder / CALLS)
+        torch.save(blank, self._folder / CALLS)
         self._ask("prepare", reuse=reuse)
 
     def run(self, computes: bool = True) -> None:
-        """Give it the inputs; it computes and writes down the results."""
-        _copy(self._inputs, self._given)
+        """Give it the inputs, and read what it computed; or do all but computing."""
+        import torch
+
+        torch.save(self._inputs, self._folder / INPUTS)
         self._ask("run", computes=computes)
-        # At once: what comes late is not what was timed.
-        self._read = [{name: t.clone() for name, t in one.items()} for one in self._gave]
+        self._read = torch.load(self._folder / OUTPUTS, weights_only=True)
 
     def take(self, full: bool = False) -> list[Taken]:
-        """Read what it computed."""
+        """Return what was read; if `full` also what the calls left."""
         import torch
 
         faults = [str(one) for one in self._ask("take", full=full)["faults"]]
         if full:
-            return [Taken(**one) for one in torch.load(self._folder / RESULTS, weights_only=True)]
+            return [Taken(**one) for one in torch.load(self._folder / LEFT, weights_only=True)]
         return [Taken(values, faults=faults * (at == 0)) for at, values in enumerate(self._read)]
 
     def memory(self) -> Memory:
@@ -208,18 +180,21 @@ class Server:
         """Read what the next calls are, but for the numbers of their inputs."""
         import torch
 
-        calls, expected = torch.load(self._folder / CALLS, weights_only=True)
+        calls = torch.load(self._folder / CALLS, weights_only=True)
         self.side.prepare([Drawn(**one) for one in calls], reuse)
-        self._inputs = [{n: t.data for n, t in inputs_of(one)} for one in self.side.given]
-        self._given = _shared(self._folder, "given", self._inputs)
-        self._gave = _shared(self._folder, "gave", [expected] * len(calls))
 
     def run(self, computes: bool) -> None:
-        """Take the inputs, compute, and write down the results, or else the last ones."""
-        _copy(self._given, self._inputs)
+        """Read the inputs, compute, and write down the results, or else the last ones."""
+        import torch
+
+        given = torch.load(self._folder / INPUTS, weights_only=True)
+        for inputs, values in zip(self.side.given, given, strict=True):
+            for name, tensor in inputs_of(inputs):
+                tensor.data.copy_(values[name])
         if computes:
             self.side.run()
-        _copy(self.side.results, self._gave)
+        copies = [{n: t.detach().clone() for n, t in one.items()} for one in self.side.results]
+        torch.save(copies, self._folder / OUTPUTS)
 
     def take(self, full: bool) -> dict[str, Any]:
         """Return what is wrong; if `full`, write down all that the calls left."""
@@ -227,7 +202,7 @@ class Server:
 
         taken = self.side.take(full)
         if full:
-            torch.save([vars(one) for one in taken], self._folder / RESULTS)
+            torch.save([vars(one) for one in taken], self._folder / LEFT)
         return {"faults": [fault for one in taken for fault in one.faults]}
 
     def memory(self) -> dict[str, Any]:

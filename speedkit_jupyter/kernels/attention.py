@@ -2,157 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
-from operator import truediv
-from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.kernels import engines
-from speedkit_jupyter.kernels.blocks import Inputs, Shape, laid_out
-from speedkit_jupyter.kernels.patterns import MaskMod, Pattern, ScoreMod, composed, names_in
-from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.support import messages
-from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
-from speedkit_jupyter.support.torch_private import is_compiler_error, version
+from speedkit_jupyter.kernels.blocks import Inputs, Shape
+from speedkit_jupyter.kernels.choosing import SIZES, Choice, Known, Prepared
+from speedkit_jupyter.kernels.patterns import MaskMod, ScoreMod, composed, names_in
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.support.torch_private import version
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import torch
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# Queries in a block: the smallest that gives each thread this many. Fewer than two are one block.
-SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# On a CPU blocks are faster than torch's own causal attention up to this length.
-CAUSAL_QUERIES = 1024
-# Where blocks compute more than this share of all scores, one call for all is faster.
-DENSE = 0.85
-# FlexAttention is compiled on these from this length on: its blocks have 128 queries.
-FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
-# Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
-TUNE_S, ROUNDS, BETTER = 2.0, (7, 40), 0.97
-# On a CPU without gradients one compiled kernel may be 1.6 times as fast as the rule's blocks, and
-# takes this long to compile and measure: a shape that has taken as long is measured. So are as many
-# shapes of a pattern, not each of those that change from call to call.
-MEASURE_AFTER_S, MEASURED_SHAPES = 7.0, 4
 # This many patterns are kept with their masks, those used last.
 KEPT = 16
-
-
-class Choice(NamedTuple):
-    """How attention is computed; `size` is that of a block of queries."""
-
-    engine: str
-    size: int = 0
-
-
-class Prepared:
-    """A pattern, with the masks of the shapes that were asked for."""
-
-    def __init__(self, pattern: Pattern, options: Mapping[str, Any]) -> None:
-        self.pattern, self.can_flex = pattern, True
-        self.options = options  # the key has the ids of these
-        self.layout = lru_cache(8)(partial(_built, laid_out, pattern))
-        self._block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
-        self._flex = lru_cache(1)(engines.compiled_flex)
-        self._spent_s: dict[Shape, float] = {}  # on a CPU without gradients, by the rule
-
-    def run(self, inputs: Inputs, choice: Choice) -> torch.Tensor:
-        """Return attention, computed as it was chosen."""
-        shape, pattern = inputs.shape, self.pattern
-        if choice.engine == "flex":
-            flex, blocks = self._flex(shape.device), self._block_mask(shape)
-            return engines.by_flex(inputs, pattern, flex, blocks)
-        if choice.engine == "dense" and pattern.is_plain:
-            return engines.fused(inputs, is_causal=pattern.is_causal)
-        size = choice.size if choice.engine == "chunks" else shape.queries
-        return engines.by_blocks(inputs, pattern, self.layout(shape, size))
-
-    def pays(self, shape: Shape) -> bool:
-        """Return whether this shape has taken as long as it takes to measure it."""
-        return self._spent_s.get(shape, 0.0) >= MEASURE_AFTER_S
-
-    def run_by_rule(self, inputs: Inputs) -> torch.Tensor:
-        """Return attention by the rule, and note how long it took where measuring may pay."""
-        import torch
-
-        shape, begun_s = inputs.shape, clock.now()
-        found = self.run(inputs, self.by_rule(shape))
-        may_pay = shape.device.type == "cpu" and not torch.is_grad_enabled()
-        if may_pay and (shape in self._spent_s or len(self._spent_s) < MEASURED_SHAPES):
-            self._spent_s[shape] = self._spent_s.get(shape, 0.0) + clock.now() - begun_s
-        return found
-
-    def by_rule(self, shape: Shape) -> Choice:
-        """Return what is fastest for most."""
-        import torch
-
-        pattern, kind = self.pattern, shape.device.type
-        is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
-        if pattern.is_plain and not is_short:
-            return Choice("dense")
-        if kind in FLEX_DEVICES and self.can_flex:
-            return Choice("flex" if shape.queries >= FLEX_QUERIES else "dense")
-        queries = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
-        size = next((size for size in SIZES if size >= queries), SIZES[-1])
-        if shape.queries < 2 * size or self.layout(shape, size).share > DENSE:
-            return Choice("dense")
-        return Choice("chunks", size)
-
-    def measured(self, inputs: Inputs) -> Choice:
-        """Return the fastest, with the backward pass where one may follow."""
-        import torch
-
-        shape, tracks = inputs.shape, inputs.is_learned
-        q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3])
-        rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
-        learned = [one for one in (q, k, v) if one.requires_grad]
-        every = [rule, Choice("dense"), *(Choice("chunks", s) for s in SIZES if s < shape.queries)]
-        if shape.device.type in FLEX_DEVICES or not tracks:
-            every.append(Choice("flex"))
-
-        def call(choice: Choice) -> None:
-            found = self.run(alone, choice)
-            if learned:
-                torch.autograd.grad(found.sum(), learned)
-
-        times: dict[Choice, list[float]] = {}
-        for choice in dict.fromkeys(every):
-            try:
-                call(choice)  # which builds masks, and compiles
-                times[choice] = []
-            except Exception as error:
-                messages.debug(f"{choice} is out: {in_a_line(error)}")
-        begun_s = clock.now()
-        for number in range(ROUNDS[1]):
-            if number >= ROUNDS[0] and clock.now() - begun_s > TUNE_S:
-                break
-            for choice in random.sample([*times], len(times)):
-                times[choice].append(clock.timed(partial(call, choice), shape.device))
-        return fastest(times, rule)
-
-
-def _built(make: Callable[..., Any], *args: Any) -> Any:
-    """Make masks that may also be used where gradients are needed."""
-    import torch
-
-    with torch.inference_mode(False), torch.no_grad():
-        return make(*args)
-
-
-def fastest(times: Mapping[Choice, list[float]], rule: Choice) -> Choice:
-    """Return the fastest, by ratios in a round; the rule's choice unless it is clearly slower."""
-    plain = times.get(rule) or next(iter(times.values()))
-    ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
-    best = min(ratios, key=ratios.__getitem__)
-    return best if ratios[best] < BETTER or rule not in times else rule
-
-
 _PREPARED: OrderedDict[object, Prepared] = OrderedDict()
-_CHOICES: dict[object, Choice] = {}
+_KNOWN: dict[object, Known] = {}
 
 
 def attention(
@@ -193,8 +62,9 @@ def attention(
 
     The engine is chosen by a rule: `dense` (one call of torch's SDPA), `chunks` (blocks of queries
     with the keys that they see) or `flex` (FlexAttention, compiled; on a CPU without gradients
-    only). With `tune=True` the first call of a shape measures them, and the session remembers; on
-    a CPU without gradients so does a call after a shape's first 7 seconds.
+    only). With `tune=True` the first call of a shape measures them, and the session remembers. On
+    a CPU without gradients a shape that has taken 5 s tries `flex` by itself: one call compiles it
+    and compares its values, the next ones time it.
     torch.compile leaves this function as it is. Raises ArgumentError for what does not fit.
     """
     import torch
@@ -218,24 +88,10 @@ def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: A
         inputs = inputs._replace(q=q, k=k, v=v)
         shape = inputs.shape
     alike, key = _keys(words, {**options, "heads": shape.heads, "device": shape.device})
-    prepared = _prepared(key, words, shape, options)
+    prepared = _prepared(key, alike, words, shape, options)
     if engine != "auto":
         return prepared.run(inputs, Choice(engine, SIZES[0]))
-    asked = (alike, shape, inputs.is_learned)
-    if asked not in _CHOICES and (tune or prepared.pays(shape)):
-        _CHOICES[asked] = prepared.measured(inputs)
-    choice = _CHOICES.get(asked)
-    if choice is None:
-        return prepared.run_by_rule(inputs)
-    if choice.engine == "flex" and prepared.can_flex:
-        try:
-            return prepared.run(inputs, choice)
-        except Exception as error:
-            if not is_compiler_error(error) and not isinstance(error, NotImplementedError):
-                raise
-            prepared.can_flex = False
-            messages.warn(f"FlexAttention can't compute {words!r} here: {in_a_line(error)}")
-    return prepared.run(inputs, prepared.by_rule(shape) if choice.engine == "flex" else choice)
+    return prepared.run_best(inputs, tune)
 
 
 def _checked(inputs: Inputs, documents: Any, engine: str) -> Shape:
@@ -273,7 +129,9 @@ def _keys(words: str, options: Mapping[str, Any]) -> tuple[object, object]:
     return tuple(alike), tuple(key)
 
 
-def _prepared(key: object, words: str, shape: Shape, options: Mapping[str, Any]) -> Prepared:
+def _prepared(
+    key: object, alike: object, words: str, shape: Shape, options: Mapping[str, Any]
+) -> Prepared:
     import torch
 
     if key not in _PREPARED:
@@ -282,14 +140,15 @@ def _prepared(key: object, words: str, shape: Shape, options: Mapping[str, Any])
             for name, one in options.items()
         }
         here |= {"heads": shape.heads, "device": shape.device}
-        _PREPARED[key] = Prepared(composed(names_in(words, here), here), options)
+        pattern = composed(names_in(words, here), here)
+        _PREPARED[key] = Prepared(pattern, options, _KNOWN.setdefault(alike, Known()))
     _PREPARED.move_to_end(key)
     while len(_PREPARED) > KEPT:
         _PREPARED.popitem(last=False)
     return _PREPARED[key]
 
 
-@functools.cache
+@cache
 def _module_class() -> type[torch.nn.Module]:
     """Return AttentionPattern, made once torch is there: this file imports nothing heavy."""
     import torch
@@ -304,24 +163,22 @@ def _module_class() -> type[torch.nn.Module]:
 
         def __init__(self, pattern: str = "full", **options: Any) -> None:
             super().__init__()
-            self.pattern = pattern
-            self.options = {}
+            self.pattern, self._names = pattern, [*options]
             for name, value in options.items():
                 if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
                     self.register_buffer(name, value, persistent=False)
-                elif isinstance(value, torch.nn.Parameter):
-                    self.register_parameter(name, value)
                 else:
-                    self.options[name] = value
+                    setattr(self, name, value)
 
         def forward(
             self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
         ) -> torch.Tensor:
-            tensors = {**self._buffers, **self._parameters}
-            return attention(q, k, v, self.pattern, **{**self.options, **tensors, **given})
+            own = {name: getattr(self, name) for name in self._names}
+            return attention(q, k, v, self.pattern, **{**own, **given})
 
         def extra_repr(self) -> str:
-            return ", ".join([repr(self.pattern), *(f"{k}={v}" for k, v in self.options.items())])
+            plain = (f"{n}={vars(self)[n]}" for n in self._names if n in vars(self))
+            return ", ".join([repr(self.pattern), *plain])
 
     AttentionPattern.__qualname__ = "AttentionPattern"
     return AttentionPattern

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from speedkit_jupyter.kernels.blocks import Block, Inputs, Layout, Shape, bias
 from speedkit_jupyter.kernels.patterns import Pattern
+from speedkit_jupyter.optimizations.properties.compiled import compile_alone
 from speedkit_jupyter.support.torch_private import can_hook_saved_tensors
 
 if TYPE_CHECKING:
@@ -134,23 +133,17 @@ def _scored(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
 Flex = Callable[..., Any]
 
 
-def compiled_flex(device: torch.device) -> Flex:
-    """Return FlexAttention, to be compiled at its first call.
+def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
+    """Return FlexAttention, to be compiled at its first call; for one `shape` alone if given.
 
-    On CPUs for each shape anew: what Inductor writes for shapes that change does not always build.
+    So it is on CPUs: what Inductor writes there for shapes that change does not always build.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         return flex_attention(*args, **kwargs)
 
-    more: dict[str, Any] = {"dynamic": False} if device.type == "cpu" else {}
-    if "isolate_recompiles" in signature(torch.compile).parameters:
-        more["isolate_recompiles"] = True
-    else:  # each pattern needs a code object, and so a cache, of its own
-        code, names = attend.__code__.replace(), attend.__globals__
-        attend = types.FunctionType(code, names, closure=attend.__closure__)
-    return torch.compile(attend, **more)
+    return compile_alone(attend, **({} if shape is None else {"dynamic": False}))
 
 
 def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:

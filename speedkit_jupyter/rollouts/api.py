@@ -98,50 +98,38 @@ def rollout(
 ) -> Rollout | Iterator[torch.Tensor]:
     """Apply `operator` to `x0`, then to its own result, `steps` times. Records no gradients.
 
-    Returns a Rollout, whose `state` is the last state, with the shape and dtype of `x0` and where
-    `x0` is. With `stream=True` or `every=10` it is an iterator over the states after so many steps
-    each, and the last. `policy` makes the next state of f(x) and x: "autoregressive" is f(x),
-    ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
+    Returns a Rollout, whose `state` is the last one, of the shape, dtype and device of `x0`; with
+    `stream=True` or `every=10` an iterator over the states after so many steps each, and the last.
+    `policy` makes the next state of f(x) and x: "autoregressive" is f(x), ("convex", a) is
+    a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
 
-    `way` joins by +: bf16, channels_last, compile, bf16_states, cuda_graph. `tune=True`
-    finds one: it measures each on top of those before, for `budget_s` seconds beside compiling (by
-    default 30, or a fifth of the rollout if that is longer), and takes what is proven faster and
-    drifts by no more than `tolerance` from float32, as a share of the state's norm. A Rollout's own
-    `way` may be given to the next call; `runs` says how many such rollouts are planned, so that
-    compiling may pay. `micro_batch` samples at a time keep memory low: an `x0` in
-    main memory is brought to the operator's device in such parts, and back.
+    `way` joins by +: bf16, channels_last, compile, bf16_states, cuda_graph; or it is the `way` of a
+    Rollout. `tune=True` finds one, for `budget_s` seconds beside compiling (default 30, or a fifth
+    of the rollout): it takes what is proven faster and drifts from float32 by `tolerance` at most,
+    as a share of the state's norm. With more `runs` planned compiling may pay. `micro_batch`
+    samples at a time keep memory low; an `x0` in main memory visits the operator's device in parts.
 
     `progress` is called with a Progress. Ctrl-C returns a Rollout of the steps that are done.
     Raises ArgumentError for what does not fit.
     """
-    import torch
-
     steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
     every = _count("every", every) if every is not None else 1 if stream else None
     most = arguments.amount("tolerance", tolerance) or 0.0
     budget_s, chosen = arguments.seconds("budget_s", budget_s), way_of(way, micro_batch)
     _check(operator, x0)
-    tell = progress or (lambda _: None)
-    with torch.inference_mode():
-        device = _device(operator, x0)
-        few = _moved(x0 if chosen.micro_batch is None else x0[: chosen.micro_batch], device)
-        with buffers_kept(operator):
-            Program(operator, rule, Way()).advance(few, 1)
+    tell, plain = progress or (lambda _: None), Program(operator, rule, Way())
+    few = x0 if chosen.micro_batch is None else x0[: chosen.micro_batch]
+    with buffers_kept(operator):
+        plain.advance(few, 1)
+    device = plain.device or x0.device
     result, program = Rollout(x0, steps, chosen, most, environment=environment(device)), None
     if arguments.flag("tune", tune):
+        few = few.detach().to(device)
         choice = Choice(operator, rule, few, steps, most, budget_s, runs)
-        with buffers_kept(operator):
-            for one in choice.run():
-                tell(Progress(one.done, f"tuning: {one.text}"))
-        result.trials, program = choice.trials, choice.program
-        result.rounding = max(choice.rounding.errors)
-        result.way = Way(choice.best.way.words, choice.best.way.micro_batch or chosen.micro_batch)
-        program.way = result.way
+        program = _tuned(result, choice, tell)
     program = program or Program(operator, rule, chosen)
-    states = _states(program, x0, device, result, every or -(-steps // PARTS))
-    if every is None:
-        return _drained(result, states, tell, device)
-    return _told(result, states, tell)
+    states = _told(result, _states(program, x0, result, every or -(-steps // PARTS)), tell)
+    return states if every is not None else _drained(result, states, device)
 
 
 def _count(name: str, value: Any) -> int:
@@ -168,34 +156,29 @@ def _check(operator: Any, x0: Any) -> None:
             raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
 
 
-def _device(operator: Any, x0: torch.Tensor) -> torch.device:
-    """Return where the operator's parameters are; without any, where `x0` is."""
-    import torch
-
-    known = operator.parameters() if isinstance(operator, torch.nn.Module) else iter(())
-    first = next(known, None)
-    return x0.device if first is None else first.device
-
-
-def _moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return x if x.device == device else x.to(device, non_blocking=True)
+def _tuned(result: Rollout, choice: Choice, tell: Callable[[Progress], object]) -> Program:
+    """Return the program of the best way, and note what was measured."""
+    with buffers_kept(choice.operator):
+        for one in choice.run():
+            tell(Progress(one.done, f"tuning: {one.text}"))
+    result.trials, program = choice.trials, choice.program
+    result.rounding = max(choice.rounding.errors)
+    best = choice.best.way
+    result.way = program.way = Way(best.words, best.micro_batch or result.way.micro_batch)
+    return program
 
 
 def _states(
-    program: Program, x0: torch.Tensor, device: torch.device, result: Rollout, every: int
+    program: Program, x0: torch.Tensor, result: Rollout, every: int
 ) -> Iterator[torch.Tensor]:
-    """Yield the state after every so many steps, where `x0` is; parts go forward side by side."""
-    import torch
-
-    size = program.way.micro_batch or len(x0)
-    parts = [*x0.detach().split(size)]
+    """Yield the state after every so many steps, where `x0` is."""
+    state = x0.detach()
     while result.steps < result.asked:
         steps = min(every, result.asked - result.steps)
-        new = [program.advance(_moved(part, device), steps).to(x0.device) for part in parts]
-        state = torch.cat(new) if len(new) > 1 else new[0].clone()  # no inference tensor
-        parts = new  # what is yielded is the caller's to change
-        result.steps, result.state = result.steps + steps, state
-        yield state
+        state = program.advance(state, steps)
+        # A copy is the caller's to change.
+        result.steps, result.state = result.steps + steps, state.clone()
+        yield result.state
 
 
 def _told(
@@ -207,15 +190,10 @@ def _told(
         yield state
 
 
-def _drained(
-    result: Rollout,
-    states: Iterator[torch.Tensor],
-    tell: Callable[[Progress], object],
-    device: torch.device,
-) -> Rollout:
+def _drained(result: Rollout, states: Iterator[torch.Tensor], device: torch.device) -> Rollout:
     begun_s = clock.now()
     try:
-        for _ in _told(result, states, tell):
+        for _ in states:
             synchronize(device)  # else Ctrl-C would wait for all that is queued
     except KeyboardInterrupt:
         if not result.steps:

@@ -85,23 +85,24 @@ class Choice:
         """Try each candidate on top of the best so far; yields after each."""
         begun_s = clock.now()
         plain = self._program(Way())
-        runner = partial(advance, plain, self.x, 1)
+        runner = partial(plain.advance, self.x, 1)
         runner()
         step_s = clock.timed(runner, self.x.device)
         all_s = self.runs * self.steps * step_s
         budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
         best = Trial(Way(), step_s=step_s)
         self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
+        self._end_s = begun_s + budget_s
         self.reference(plain, REFERENCE * budget_s)
         yield Progress(0.1, "float32 states")
-        candidates = [*self._candidates()]
+        candidates = self._candidates()
         for number, more in enumerate(candidates):
-            way = more(self._best[0].way)
+            way = self.best.way.plus(more)
             if any(one.way == way for one in self.trials):
                 continue
             trial = Trial(way)
             self.trials.append(trial)
-            if clock.now() - begun_s - self._compiling_s > budget_s:
+            if self._is_spent():
                 trial.why_not = "left out: the budget was spent (budget_s=)"
                 continue
             if "compile" in way.words and all_s < COMPILING_S:
@@ -121,37 +122,34 @@ class Choice:
     def program(self) -> Program:
         return self._best[1]
 
+    def _is_spent(self) -> bool:
+        """Return whether the budget is; compiling comes beside it."""
+        return clock.now() - self._compiling_s > self._end_s
+
     def _program(self, way: Way) -> Program:
         return Program(self.operator, self.policy, way)
 
-    def _candidates(self) -> Generator[Callable[[Way], Way], None, None]:
-        """Yield what may be added to the best way, as functions of that."""
+    def _candidates(self) -> list[str | int]:
+        """Return what may be added to the best way: words, then numbers of samples."""
         import torch
 
-        is_module = isinstance(self.operator, torch.nn.Module)
         model: Any = self.operator
-        modules = [*model.modules()] if is_module else []
+        is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
+        layout = ["channels_last"] * (is_module and any(map(is_convolution, model.modules())))
         # First, since what computes less shows only where launches do not take all the time.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
-        layout = ["channels_last"] * any(map(is_convolution, modules))
-        words += layout
-        words += ["compile"]
-        words += layout  # once more: compiled code reads it in another way
-        words += ["bf16_states"] * is_low
-        for word in words:
-            yield partial(_plus, word=word)
-        for size in SIZES if self.x.ndim > 1 else ():
-            if size < len(self.x):
-                yield partial(_in_parts, size=size)
+        # Compiled code reads the layout in another way.
+        words += [*layout, "compile", *layout, *["bf16_states"] * is_low]
+        return [*words, *(size for size in SIZES if self.x.ndim > 1 and size < len(self.x))]
 
     def reference(self, plain: Program, budget_s: float) -> None:
         """Make the states that others are compared with, as far as the budget goes."""
         import torch
 
         few = self._few = self.x[:SAMPLES]
-        advance(plain, few, 1)
-        step_s = clock.timed(partial(advance, plain, few, 1), self.x.device)
+        plain.advance(few, 1)
+        step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)
         steps = max(min(self.steps, int(budget_s / 2 / max(step_s, 1e-9))), 1)
         self._steps = compared_steps(steps)
         self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
@@ -169,12 +167,12 @@ class Choice:
 
     def _try(self, trial: Trial) -> None:
         """Compare its first step, its time and then its drift with what is allowed."""
-        best, program = self._best[0], self._program(trial.way)
+        best, program = self.best, self._program(trial.way)
         begun_s = clock.now()
-        first = advance(program, self.x, 1)
+        first = program.advance(self.x, 1)
         synchronize(self.x.device)
         self._compiling_s += clock.now() - begun_s
-        missed = distance(first, advance(self._best[1], self.x, 1))
+        missed = distance(first, self.program.advance(self.x, 1))
         if trial.way.words == best.way.words and missed > EXACT:
             trial.why_not = "samples of a batch depend on each other"
             return
@@ -191,17 +189,17 @@ class Choice:
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
         """Return its speed over the best before it, and the seconds of a step of each."""
-        device, before = self.x.device, self._best
-        one_s = max(clock.timed(partial(advance, program, self.x, 1), device), 1e-9)
+        device = self.x.device
+        one_s = max(clock.timed(partial(program.advance, self.x, 1), device), 1e-9)
         steps = min(max(int(BLOCK_S / one_s), 1), self.steps)
-        runs = [partial(advance, one, self.x, steps) for one in (before[1], program)]
+        runs = [partial(one.advance, self.x, steps) for one in (self.program, program)]
         times: list[list[float]] = [[], []]
         for done in range(1, ROUNDS[1] + 1):
             for at in random.sample((0, 1), 2):
                 times[at].append(clock.timed(runs[at], device))
             if done >= max(ROUNDS[0], least_pairs(ERROR)):
                 found = paired_ratio(times[0], times[1], ERROR)
-                if found.verdict in ("faster", "slower"):
+                if found.verdict in ("faster", "slower") or self._is_spent():
                     break
         return found, median(times[0]) / steps, median(times[1]) / steps
 
@@ -215,14 +213,6 @@ class Choice:
         return found
 
 
-def _plus(way: Way, word: str) -> Way:
-    return way.plus(word)
-
-
-def _in_parts(way: Way, size: int) -> Way:
-    return Way(way.words, size)
-
-
 def has_bf16(device: torch.device) -> bool:
     """Return whether the device multiplies bf16 in hardware."""
     hardware = Hardware.current()
@@ -230,13 +220,3 @@ def has_bf16(device: torch.device) -> bool:
         return hardware.cpu.bf16
     accelerator = hardware.accelerator(str(device))
     return accelerator is not None and accelerator.bf16
-
-
-def advance(program: Program, x: torch.Tensor, steps: int) -> torch.Tensor:
-    """Return the state `steps` later, where `x` is, part by part where the way says so."""
-    import torch
-
-    size = program.way.micro_batch
-    if size is None or x.ndim < 2 or size >= len(x):
-        return program.advance(x, steps)
-    return torch.cat([program.advance(part, steps) for part in x.split(size)])

@@ -62,10 +62,6 @@ class Drift:
             fits.append((miss, float(line(scale(float(self.horizon))))))
         return math.exp(min(min(fits)[1], 700.0))
 
-    def at(self, step: int) -> float | None:
-        """Return the error after that many steps; None where it was not compared."""
-        return dict(zip(self.steps, self.errors, strict=True)).get(step)
-
     def to_dict(self) -> dict[str, Any]:
         largest = self.largest if math.isfinite(self.largest) else None
         return {"horizon": self.horizon, "steps": self.steps, "errors": self.errors,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.properties.compiled import compile_alone
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
@@ -40,8 +39,11 @@ class Way:
     words: tuple[str, ...] = ()
     micro_batch: int | None = None
 
-    def plus(self, word: str) -> Way:
-        return replace(self, words=tuple(one for one in WORDS if one in (*self.words, word)))
+    def plus(self, more: str | int) -> Way:
+        """Return it with one more word, or with so many samples at a time."""
+        if isinstance(more, int):
+            return replace(self, micro_batch=more)
+        return replace(self, words=tuple(one for one in WORDS if one in (*self.words, more)))
 
     @property
     def name(self) -> str:
@@ -85,7 +87,7 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Makes steps of states that lie on the operator's device.
+    """Makes steps of states on the operator's `device`, which is None for one without parameters.
 
     The user's operator stays as it is: what changes weights works on a copy. Raises ArgumentError
     where the way is not possible for this operator.
@@ -98,6 +100,8 @@ class Program:
         self._dtype = torch.bfloat16 if "bf16" in way.words else None
         self._states = torch.bfloat16 if "bf16_states" in way.words else None
         self._operator = self._prepared(operator)
+        known = operator.parameters() if isinstance(operator, torch.nn.Module) else iter(())
+        self.device = next((one.device for one in known), None)
         self._step = self._made(policy)
         self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
 
@@ -143,39 +147,40 @@ class Program:
                 )
             return state
 
-        if "compile" not in self.way.words:
-            return step
-        more: dict[str, Any] = {"dynamic": False}
-        if "isolate_recompiles" in signature(torch.compile).parameters:
-            more["isolate_recompiles"] = True
-        # Elsewhere each program needs a code object, and so a cache, of its own.
-        own = types.FunctionType(
-            step.__code__.replace(), step.__globals__, closure=step.__closure__
-        )
-        return torch.compile(own, **more)  # type: ignore[no-any-return]
+        return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the state `steps` later; `x` itself is not written to.
+        """Return the state `steps` later, where `x` is; `x` itself is not written to."""
+        import torch
+
+        size = self.way.micro_batch or len(x)
+        # Not inference mode: what an operator keeps of a step can be trained with later.
+        with torch.no_grad():
+            parts = x.split(size) if x.ndim > 1 and size < len(x) else [x]
+            made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
+            return made[0] if len(made) == 1 else torch.cat(made)
+
+    def _advanced(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        """Return the state `steps` later, on the operator's device.
 
         Only the newest state is kept, so that torch's allocator gives its memory to the next but
         one; with a CUDA graph there are two buffers, which nothing allocates anew.
         """
         import torch
 
-        with torch.inference_mode():
-            # A copy, since an operator may write to what it is given.
-            state = x.to(self._states or x.dtype, copy=True)
-            if "cuda_graph" in self.way.words and x.is_cuda:
-                with torch.cuda.device(state.device):
-                    graph, buffer = self._graph(state)
-                buffer.copy_(state)
-                for _ in range(steps):
-                    graph.replay()
-                state = buffer.clone()
-            else:
-                for _ in range(steps):
-                    state = self._step(state)
-            return state.to(x.dtype)
+        # A copy, since an operator may write to what it is given.
+        dtype = self._states or x.dtype
+        state = x.to(self.device or x.device, dtype, non_blocking=True, copy=True)
+        if "cuda_graph" not in self.way.words or not state.is_cuda:
+            for _ in range(steps):
+                state = self._step(state)
+            return state
+        with torch.cuda.device(state.device):
+            graph, buffer = self._graph(state)
+        buffer.copy_(state)
+        for _ in range(steps):
+            graph.replay()
+        return buffer.clone()
 
     def _graph(self, state: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Return a graph that makes one step of the state in its buffer, captured once a shape."""

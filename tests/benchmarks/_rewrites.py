@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -153,6 +154,30 @@ def rows(size):
     return torch.randn(math.prod(size[:3]), 8)
 
 
+def factors(size):
+    return torch.randn(size[-2:]), torch.randn(size[-2:]).t()
+
+
+def halves(size):
+    return torch.randn(size).half(), torch.randn(size[-1], size[-1]).half()
+
+
+def images(size):
+    return torch.randn(2, size[-1], 8, 8), torch.randn(4, size[-1], 3, 3)
+
+
+def product(x, y):
+    return x @ y
+
+
+def variance(x):
+    return x.var(-1)
+
+
+def convolved(x, weight):
+    return F.conv2d(x, weight, padding=1)
+
+
 # --- right ---
 
 
@@ -221,6 +246,30 @@ def rope_complex(x):
 def in_place(x):
     copy = x - x.amax(-1, keepdim=True)
     return copy.exp_().div_(copy.sum(-1, keepdim=True)) if not x.requires_grad else softmax(x)
+
+
+def welford(x):
+    mean, squares = torch.zeros_like(x[..., 0]), torch.zeros_like(x[..., 0])
+    for number, one in enumerate(x.unbind(-1), 1):
+        off = one - mean
+        mean = mean + off / number
+        squares = squares + off * (one - mean)
+    return squares / (x.shape[-1] - 1)
+
+
+def online(x, block=8):
+    """The largest and the sum in one pass over blocks."""
+    most, total = torch.full_like(x[..., :1], -math.inf), 0.0
+    for part in x.split(block, -1):
+        above = torch.maximum(most, part.amax(-1, keepdim=True))
+        total = total * (most - above).exp() + (part - above).exp().sum(-1, keepdim=True)
+        most = above
+    return (x - most).exp() / total
+
+
+def channels_last(x, weight):
+    layout = torch.channels_last
+    return convolved(*(one.contiguous(memory_format=layout) for one in (x, weight)))
 
 
 sdpa = partial(F.scaled_dot_product_attention, is_causal=True)
@@ -301,6 +350,11 @@ RIGHT = [
         one,
     ),
     Rewrite("a module by functions", Folded(), Block(), rows),
+    Rewrite("variance by Welford", welford, variance, one),
+    Rewrite("softmax in one pass", online, softmax, one),
+    Rewrite("fp16 through float32", lambda x, y: (x.float() @ y.float()).half(), product, halves),
+    Rewrite("channels_last", channels_last, convolved, images),
+    Rewrite("not contiguous", lambda x, y: (y.t() @ x.t()).t(), product, factors),
 ]
 
 # --- wrong ---
@@ -324,7 +378,20 @@ def kept_constant(seen=[]):  # noqa: B006
     return candidate
 
 
+def row_copied(q, k, v):
+    out = attention(q, k, v)
+    return torch.cat([out[..., :5, :], out[..., 4:5, :], out[..., 6:, :]], -2)
+
+
 FAULTS = [
+    Rewrite("a row of its neighbour", row_copied, attention, qkv),
+    Rewrite(
+        "bf16 inside a product",
+        lambda x, y: (x.bfloat16() @ y.bfloat16()).float(),
+        product,
+        factors,
+    ),
+    Rewrite("other eps", lambda x, w, b: F.layer_norm(x, w.shape, w, b, 1e-2), layer_norm, shifted),
     Rewrite(
         "mask off by one",
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q.shape[-2], 1)),
@@ -487,6 +554,50 @@ def spoils_its_input(x):
     return out
 
 
+class Worker:
+    """Right for some calls; then it leaves the work to a thread of its first call."""
+
+    def __init__(self):
+        self.calls, self.tasks = 0, SimpleQueue()
+
+    def __call__(self, x):
+        self.calls += 1
+        if self.calls == 1:
+            threading.Thread(target=self.work, daemon=True).start()
+        if self.calls < 8:
+            return softmax(x.detach())
+        self.tasks.put((x.detach(), out := torch.zeros_like(x)))
+        return out
+
+    def work(self):
+        while True:
+            x, out = self.tasks.get()
+            time.sleep(0.02)
+            torch.softmax(x, -1, out=out)
+
+
+class Tiring:
+    """Right for the first calls."""
+
+    calls = 0
+
+    def __call__(self, x):
+        self.calls += 1
+        return softmax(x) * (1.0 if self.calls < 30 else 1.02)
+
+
+def from_the_stack(x):
+    """What the reference gave, by the judge's own objects."""
+    frame = sys._getframe()
+    while frame:
+        judge = frame.f_locals.get("self")
+        results = getattr(getattr(judge, "_reference", None), "results", None)
+        if results:
+            return results[-1]["output"].reshape(x.shape).clone()
+        frame = frame.f_back
+    return torch.zeros_like(x)
+
+
 def replaced(name, owner, attribute, value):
     return Rewrite(name, replacing(owner, attribute, value), softmax, one)
 
@@ -505,6 +616,9 @@ CHEATS = [
     Rewrite("wider limits", new_limits, softmax, one),
     Rewrite("other number of threads", one_thread_for_all, softmax, one),
     Rewrite("work in another thread", late, softmax, one),
+    Rewrite("work in a thread of the first call", Worker(), softmax, one),
+    Rewrite("right for some calls", Tiring(), softmax, one),
+    Rewrite("results of the judge", from_the_stack, softmax, one),
     Rewrite("computed when asked for", lambda x: x.detach().as_subclass(Lazy), softmax, one),
     Rewrite("looks at its callers", by_caller, softmax, one),
     Rewrite("cached by address", cached(lambda x: x.data_ptr()), softmax, one),

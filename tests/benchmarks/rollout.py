@@ -19,7 +19,7 @@ from torch import nn
 
 from speedkit_jupyter.report.rollout_report import drifted
 from speedkit_jupyter.rollouts.api import Rollout
-from speedkit_jupyter.rollouts.choosing import Choice, advance, has_bf16
+from speedkit_jupyter.rollouts.choosing import Choice, has_bf16
 from speedkit_jupyter.rollouts.drift import Drift
 from speedkit_jupyter.rollouts.policies import policy_of
 from speedkit_jupyter.rollouts.programs import Program, Way, way_of
@@ -106,7 +106,7 @@ def measured(
     times = interleaved_s(runs, rounds)
     drifts = [choice.drift_of(one) for one in programs]
     names = [
-        "inference mode",
+        "plain",
         *(f"+ {way.words[-1]}" for way in ways[1:-1]),
         f"auto: {tuned.way.name}",
     ]
@@ -135,7 +135,7 @@ def plain_loop(
 
 
 def run(program: Program, x: torch.Tensor, steps: int) -> None:
-    advance(program, x, steps)
+    program.advance(x, steps)
     if x.is_cuda:
         torch.cuda.synchronize()
 

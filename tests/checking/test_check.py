@@ -132,8 +132,6 @@ def test_weights_and_random_state_are_as_before():
         (lambda size: "text", {}, "tensors in a tuple or a dict, not str"),
         (one, {"sizes": "smal"}, "Did you mean 'small'"),
         ((torch.rand(4),), {"sizes": "small"}, "sizes need a function"),
-        (lambda size: [torch.rand(size)] * 2, {}, "do not fit the reference: too many positional"),
-        ({"y": torch.rand(4)}, {}, "do not fit the reference: missing a required argument: 'x'"),
     ],
 )
 def test_what_can_not_be_drawn_is_said(inputs, options, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,9 +13,11 @@ import torch
 
 from speedkit_jupyter import AttentionPattern, attention
 from speedkit_jupyter.kernels import attention as kernels
-from speedkit_jupyter.kernels.attention import Choice
+from speedkit_jupyter.kernels import choosing
 from speedkit_jupyter.kernels.blocks import Shape
+from speedkit_jupyter.kernels.choosing import FLEX, Choice, Prepared
 from speedkit_jupyter.kernels.patterns import slopes_of
+from speedkit_jupyter.measure.checks.compilations import graphs
 from speedkit_jupyter.measure.checks.memory import needed
 from speedkit_jupyter.support.exceptions import ArgumentError
 
@@ -191,7 +194,7 @@ def test_copies_of_keys_are_not_kept_for_the_backward_pass():
     assert peak_bytes < 12 * inputs[0].nbytes
 
 
-def prepared_for(words: str, **options: Any) -> kernels.Prepared:
+def prepared_for(words: str, **options: Any) -> Prepared:
     """What attention keeps of a pattern once it was asked for."""
     attention(*(one[..., :1, :] for one in floats()), words, **options)
     return next(reversed(kernels._PREPARED.values()))
@@ -250,43 +253,79 @@ def test_the_rule_takes_chunks_where_they_leave_out_enough(words, options, lengt
 
 
 def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
-    monkeypatch.setattr(kernels, "_CHOICES", {})
-    monkeypatch.setattr(kernels, "SIZES", (64, 128))
+    monkeypatch.setattr(kernels, "_KNOWN", {})
+    monkeypatch.setattr(choosing, "SIZES", (64, 128))
     inputs = [one.requires_grad_() for one in floats()]
     plain = attention(*inputs, "sliding_window", window=5)
     found = attention(*inputs, "sliding_window", window=5, tune=True)
     torch.testing.assert_close(found, plain)
-    assert len(kernels._CHOICES) == 1
-    monkeypatch.setattr(kernels.Prepared, "measured", None)
+    (known,) = kernels._KNOWN.values()
+    assert len(known.choices) == 1
+    monkeypatch.setattr(Prepared, "measured", None)
     attention(*inputs, "sliding_window", window=5, tune=True)
     attention(*inputs, "sliding_window", window=5)
     assert all(one.grad is None for one in inputs)
 
 
-def test_without_gradients_a_cpu_measures_the_first_shapes_that_have_taken_long(monkeypatch):
-    measured = []
+def engines_of(monkeypatch, flex: Callable[[Tensor], Tensor] = lambda found: found) -> list[str]:
+    """The engines of all calls from here on, where every shape pays; `flex` is made of dense."""
+    plain, seen = Prepared.run, []
 
-    def measure(self, inputs):
-        measured.append(inputs.shape.queries)
-        return Choice("dense")
+    def run(self, inputs, choice):
+        seen.append(choice.engine)
+        return (
+            flex(plain(self, inputs, Choice("dense")))
+            if choice == FLEX
+            else plain(self, inputs, choice)
+        )
 
-    monkeypatch.setattr(kernels, "_CHOICES", {})
-    monkeypatch.setattr(kernels, "MEASURE_AFTER_S", 1e-9)
-    monkeypatch.setattr(kernels.Prepared, "measured", measure)
-    for length in range(40, 46):
-        for _ in range(3):
-            attention(*floats(length, length), "sliding_window", window=7)
-    assert measured == []
+    monkeypatch.setattr(Prepared, "run", run)
+    monkeypatch.setattr(choosing, "TRY_AFTER_S", 1e-9)
+    monkeypatch.setattr(choosing, "TURNS", 2)
+    monkeypatch.setattr(kernels, "_KNOWN", {})
+    monkeypatch.setattr(kernels, "_PREPARED", OrderedDict())
+    return seen
+
+
+def calls(number: int, length: int = 200, **options: Any) -> None:
+    for _ in range(number):
+        attention(*floats(length, length), "sliding_window", window=7, **options)
+
+
+@pytest.mark.parametrize("taken", ["chunks", "flex"])
+def test_without_gradients_a_cpu_tries_flexattention_in_its_own_calls(monkeypatch, taken):
+    seen = engines_of(monkeypatch)
+    found = {"chunks": Choice("chunks", 64), "flex": FLEX}[taken]
+    monkeypatch.setattr(choosing, "fastest", lambda times, rule: found)
+    calls(3)
+    assert seen == ["chunks"] * 3
     with torch.no_grad():
-        for length in range(40, 46):
-            for _ in range(3):
-                attention(*floats(length, length), "sliding_window", window=7)
-    assert measured == [40, 41, 42, 43]
+        calls(7)
+    by_rule, compared, turns = ["chunks"], ["flex", "chunks"], ["chunks", "flex"] * 2
+    assert seen[3:] == [*by_rule, *compared, *turns, *[taken] * 2]
 
 
-def test_the_fastest_is_taken_where_it_is_faster_than_the_rules(monkeypatch):
+def test_flexattention_that_gives_other_values_is_not_taken(monkeypatch):
+    seen = engines_of(monkeypatch, lambda found: found * 1.01)
+    with torch.no_grad():
+        calls(20)
+    assert seen.count("flex") == 1
+
+
+def test_where_results_must_be_the_same_each_time_nothing_else_is_tried(monkeypatch):
+    seen = engines_of(monkeypatch)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.no_grad():
+            calls(5)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert set(seen) == {"chunks"}
+
+
+def test_the_fastest_is_taken_where_it_is_faster_than_the_rules():
     seconds = {"dense": 1.0, "chunks": 2.0}
-    choice = partial(kernels.fastest, rule=Choice("chunks", 64))
+    choice = partial(choosing.fastest, rule=Choice("chunks", 64))
     assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "dense"
     seconds["dense"] = 1.99
     assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "chunks"
@@ -338,6 +377,19 @@ def test_flexattention_gives_the_same(name):
     torch.testing.assert_close(
         found, attention(*inputs, case.words, **given(case, 131)), atol=2e-6, rtol=1e-5
     )
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_other_documents_are_not_compiled_anew():
+    inputs, compiled = floats(), []
+    with torch.no_grad():
+        for ids in (IDS[:150], IDS[:150] + 1, IDS[:150] // 2):
+            found = attention(*inputs, "causal+documents", documents=ids, engine="flex")
+            plain = attention(*inputs, "causal+documents", documents=ids)
+            torch.testing.assert_close(found, plain, atol=2e-6, rtol=1e-5)
+            compiled.append(graphs())
+    assert len({*compiled}) == 1
 
 
 @pytest.mark.compile

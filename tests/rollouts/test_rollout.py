@@ -81,6 +81,9 @@ def test_trials_are_no_steps_of_an_operator_that_counts_them() -> None:
     operator = Counting()
     rollout(operator, torch.ones(2, 4), 5, tune=True, budget_s=0.5)
     assert operator.steps == operator.anew == 5
+    rollout(operator, torch.ones(2, 4), 5, tune=True, budget_s=0.5)
+    assert operator.steps == operator.anew == 10
+    assert not operator.anew.is_inference()
 
 
 def test_a_way_that_needs_a_copy_says_why_there_is_none() -> None:
@@ -254,7 +257,7 @@ def choice_of(operator: Any, x: torch.Tensor, **more: Any) -> Choice:
 
 def test_tuning_takes_what_is_faster_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine says of time, each trial has its reason, and the state is the way's."""
-    monkeypatch.setattr(Choice, "_candidates", lambda self: iter([lambda way: way.plus("bf16")]))
+    monkeypatch.setattr(Choice, "_candidates", lambda self: ["bf16"])
     found = rollout(field(), start(), 20, ("residual", 0.01), tune=True, budget_s=5)
     _, trial = found.trials
     assert trial.over_best is not None
@@ -268,7 +271,7 @@ def test_tuning_takes_what_is_faster_and_near(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tuning_refuses_what_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Choice, "_candidates", lambda self: iter([lambda way: way.plus("bf16")]))
+    monkeypatch.setattr(Choice, "_candidates", lambda self: ["bf16"])
     ratio = type("Faster", (), {"median": 9.0, "low": 8.0, "high": 10.0})()
     monkeypatch.setattr(Choice, "_raced", lambda self, program: (ratio, 9.0, 1.0))
     choice = choice_of(field(), start(), tolerance=1e-6)
@@ -280,7 +283,7 @@ def test_tuning_refuses_what_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chaotic map: no two machines agree on its states, and bf16 is no excuse."""
-    monkeypatch.setattr(Choice, "_candidates", lambda self: iter(()))
+    monkeypatch.setattr(Choice, "_candidates", lambda self: [])
     choice = choice_of(lambda x: 3.9 * x * (1 - x), torch.rand(2, 8), steps=200)
     for _ in choice.run():
         pass
@@ -291,14 +294,14 @@ def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.Mo
 
 def test_tuning_refuses_micro_batches_of_samples_that_depend_on_each_other() -> None:
     choice = choice_of(lambda x: x - x.mean(0) + 1, torch.randn(4, 3), budget_s=5)
-    choice._candidates = lambda: iter([lambda way: Way(way.words, 1)])  # type: ignore[method-assign]
+    choice._candidates = lambda: [1]  # type: ignore[method-assign]
     for _ in choice.run():
         pass
     assert choice.trials[1].why_not == "samples of a batch depend on each other"
 
 
 def test_a_way_that_fails_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Choice, "_candidates", lambda self: iter([lambda way: way.plus("bf16")]))
+    monkeypatch.setattr(Choice, "_candidates", lambda self: ["bf16"])
     choice = choice_of(torch.sin, torch.ones(3))
     for _ in choice.run():
         pass

@@ -161,20 +161,26 @@ def _compile(
     def forward(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         return module._call_impl(*args, **kwargs)
 
-    allowed = signature(torch.compile).parameters
     more: dict[str, Any] = {}
-    if "recompile_limit" in allowed and modules > 1:
+    if "recompile_limit" in signature(torch.compile).parameters and modules > 1:
         more["recompile_limit"] = GRAPHS * modules
-    if "isolate_recompiles" in allowed:
-        more["isolate_recompiles"] = True
-    else:  # several plans on one model: each needs a code object, and so a cache, of its own
-        forward = types.FunctionType(
-            forward.__code__.replace(), forward.__globals__, closure=forward.__closure__
-        )
     if beside is not None:
         options = {name: options[name] for name in options if name != "mode"}
         options["backend"] = beside.trace
-    return torch.compile(forward, **options, **more)
+    return compile_alone(forward, **options, **more)
+
+
+def compile_alone(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compile a Python function with a cache that no other compiled function shares."""
+    import torch
+
+    if "isolate_recompiles" in signature(torch.compile).parameters:
+        options["isolate_recompiles"] = True
+    else:  # the cache is that of the code object
+        code, names = function.__code__.replace(), function.__globals__
+        function = types.FunctionType(code, names, closure=function.__closure__)
+    compiled: Callable[..., Any] = torch.compile(function, **options)
+    return compiled
 
 
 def _graphs() -> int:
