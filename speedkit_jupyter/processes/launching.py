@@ -13,7 +13,7 @@ from typing import Any
 
 from speedkit_jupyter import session
 from speedkit_jupyter.processes import merging, workers
-from speedkit_jupyter.processes.packing import pack, unpack
+from speedkit_jupyter.processes.packing import pack, refused, unpack
 from speedkit_jupyter.processes.workers import Printed, RankLost
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
@@ -53,7 +53,7 @@ class Launch:
                 messages.important(f"{error.args[0].partition(';')[0]}: starting again")
 
     def _once(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
-        running, _ = workers.started(self.size, say)
+        running = workers.started(self.size, say)
         self.size = running.size
         if self.rank is not None and not 0 <= self.rank < running.size:
             last = running.size - 1
@@ -116,14 +116,9 @@ def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool)
     try:
         return pack(sent, names, is_here)
     except Exception as error:  # whatever an object's own pickling raises
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-    for name, value in sent.items():
-        try:
-            pack(value, names, is_here).close()
-        except Exception as error:
-            reason = f"`{name}` can't be sent to the workers ({type(error).__name__}: {error})"
-            break
-    raise SpeedKitError(f"{reason:.300}; make it inside the cell")
+        name, reason = next(iter(refused(sent, names).items()), ("all of it", error))
+    text = f"`{name}` can't be sent to the workers ({type(reason).__name__}: {reason})"
+    raise SpeedKitError(f"{text:.300}; make it inside the cell")
 
 
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:

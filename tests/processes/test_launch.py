@@ -126,10 +126,16 @@ def test_a_class_that_is_defined_anew_is_the_new_one():
     assert [launch(ask, of(1)), launch(ask, of(2))] == [1.0, 2.0]
 
 
-def test_twenty_launches_leave_no_memory_or_file_open():
-    launch(lambda: 0)
-    process, data = psutil.Process(), torch.zeros(1000)
-    before = process.num_fds()
+def test_twenty_launches_leave_no_memory_file_or_thread():
+    data = torch.zeros(1000)
+
+    def held():
+        pids = [os.getpid(), *workers.current().pids]
+        every = map(psutil.Process, pids)
+        return [(one.num_fds(), one.num_threads()) for one in every], os.listdir("/dev/shm")
+
+    launch(lambda x: x + 1, data)
+    before = held()
     for _ in range(20):
-        assert launch(lambda x: float(x.sum()), data) == 0
-    assert process.num_fds() == before
+        assert launch(lambda x: x + 1, data).sum() == 1000
+    assert held() == before
