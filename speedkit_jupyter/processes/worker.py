@@ -104,7 +104,9 @@ def warm_up() -> None:
     import torch
 
     device = torch.accelerator.current_accelerator() if torch.cuda.is_available() else "cpu"
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, device=device))
+    with torch.random.fork_rng():
+        tiny = torch.nn.Linear(1, 1, device=device)
+    model = torch.nn.parallel.DistributedDataParallel(tiny)
     optimizer = torch.optim.SGD(model.parameters())
     model(torch.zeros(1, 1, device=device)).sum().backward()
     optimizer.step()

@@ -154,13 +154,13 @@ class Workers:
 
     def _gathered(self, sent: Sequence[Any]) -> list[Any]:
         """Return what every rank returned. The first error of any, or a dead rank, is raised."""
-        while not all(one.ready() for one in sent):
+        while running := [one for one in sent if not one.ready()]:
             for one in sent:
                 if one.ready() and not one.successful():
                     one.get()
             if self.dead():
                 raise self._lost()
-            time.sleep(POLL_S / 5)
+            running[0].wait(POLL_S)
         return [one.get() for one in sent]
 
     # --- running ---
@@ -182,11 +182,11 @@ class Workers:
         gathers = len(ranks) == self.size
         sent = dict(zip(ranks, self._sent(run, *arguments, gathers, ranks=ranks), strict=True))
         try:
-            while not all(one.ready() for one in sent.values()):
+            while running := [one for one in sent.values() if not one.ready()]:
                 yield [_printed(rank, one) for rank, one in sent.items()], []
                 if self.dead() or _errors(sent):
                     break
-                time.sleep(POLL_S)
+                running[0].wait(POLL_S)
             self._check(sent)
         except BaseException:
             self._recover(sent)
