@@ -30,7 +30,7 @@ def has_state(value: Any) -> bool:
     )
 
 
-def dtensor() -> tuple[type, ...]:
+def dtensor() -> tuple[Any, ...]:
     """Return the class of sharded tensors; empty before torch loads it, which takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()

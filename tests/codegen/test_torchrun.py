@@ -162,7 +162,7 @@ def test_two_hosts_go_on_from_the_last_checkpoint_once_one_that_was_cut_off_is_b
     text = file.read_text().replace("train(loader, loss_fn)\n", "train(loader, loss_fn, 10**9)\n")
     limit = "init_process_group(timeout=__import__('datetime').timedelta(seconds=5))"
     file.write_text(text.replace("init_process_group()", limit))
-    options = next(line for line in text.splitlines() if "--nnodes" in line).split()[2:-3]
+    options = next(line for line in text.splitlines() if "--nnodes" in line).split()[4:-2]
     running = []
     for number, (name, end) in enumerate(hosts.items(), 1):
         command = ["ip", "netns", "exec", name, *TORCHRUN, *options, "10.77.0.1:29500"]
@@ -193,7 +193,7 @@ def test_two_hosts_go_on_from_the_last_checkpoint_once_one_that_was_cut_off_is_b
                 with suppress(psutil.Error):
                     process.kill()
             one.wait(10)
-    assert epochs()[before] > epochs()[before - 1] - 1
+    assert epochs()[before] in (epochs()[before - 1], epochs()[before - 1] + 1)
     for log in logs:
         said = [line for line in log.read_text().splitlines() if " ends, because" in line]
         assert len(said) == 1
