@@ -61,6 +61,8 @@ class Launch:
         read, bound = names_of(self.source)
         read += names_of(self.step)[0]
         sent = {name: self.names[name] for name in read if is_sent(name, self.names)} | self.extra
+        for name in [name for name in sent if running.is_own(name, sent[name])]:
+            del sent[name]
         parcel = packed(sent, self.names, running.is_here)
         ranks = range(running.size) if self.rank is None else [self.rank]
         try:
@@ -74,6 +76,7 @@ class Launch:
         self.stays = [name for name in first.stays if name[:1] != "_"]
         if first.results is not None:
             self._take(unpack(first.results, self.names))
+            running.own |= {name: self.names.get(name) for name in bound}
 
     def _take(self, results: dict[str, Any]) -> None:
         for name, value in results.items():

@@ -44,6 +44,8 @@ c = get_config()
 c.IPEngine.enable_nanny = False
 c.IPEngine.wait_for_url_file = 60
 """
+# What does not change by itself: a rank's own number, say, is not replaced by that of rank 0.
+PLAIN = (bool, int, float, complex, str, bytes)
 MISSING = "needs ipyparallel: pip install 'speedkit-jupyter[processes]'"
 
 
@@ -79,6 +81,7 @@ class Workers:
         self.is_alive = False
         self.backend = "gloo"
         self.pids: list[int] = []
+        self.own: dict[str, Any] = {}  # what cells have bound, as rank 0 has it
         self._client: Any = None
         self._cluster: Any = None
         self._folder, self._host = "", LOOPBACK
@@ -213,6 +216,10 @@ class Workers:
             "(out of memory?); the workers' state is lost: run the cell again, or "
             "with --checkpoint DIR and --restarts 1 from its last checkpoint"
         )
+
+    def is_own(self, name: str, value: Any) -> bool:
+        """Return whether each rank has its own value of a name, which is still the notebook's."""
+        return name in self.own and self.own[name] is value and isinstance(value, PLAIN)
 
     def dead(self) -> list[int]:
         """Return the ranks whose processes have ended."""
