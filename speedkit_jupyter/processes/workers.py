@@ -34,7 +34,8 @@ STOP_S = 5.0
 # host, and elsewhere, where ipyparallel's controller tells of it.
 DEATH_S, DEATH_THERE_S = 0.4, 1.5
 # Of ipyparallel's controller and engines on this host. An engine loads torch while the controller
-# starts, and needs no process that watches it: its pid is known here.
+# starts, and needs no process that watches it: its pid is known here. It counts as there from the
+# controller's next heartbeat, of which it may miss thousands: pids tell who is dead.
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
@@ -43,6 +44,8 @@ end_with({notebook}, {folder!r})
 c = get_config()
 c.IPEngine.enable_nanny = False
 c.IPEngine.wait_for_url_file = 60
+c.HeartMonitor.period = 300
+c.HeartMonitor.max_heartmonitor_misses = 10**6
 """
 # What does not change by itself: a rank's own number, say, is not replaced by that of rank 0.
 PLAIN = (bool, int, float, complex, str, bytes)
