@@ -46,6 +46,7 @@ c.IPEngine.enable_nanny = False
 c.IPEngine.wait_for_url_file = 60
 c.HeartMonitor.period = 300
 c.HeartMonitor.max_heartmonitor_misses = 10**6
+c.IPEngine.max_heartbeat_misses = 0
 """
 # What does not change by itself: a rank's own number, say, is not replaced by that of rank 0.
 PLAIN = (bool, int, float, complex, str, bytes)
