@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 
@@ -97,9 +96,6 @@ def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch, left
     try:
         assert started.dead() == []
         assert started._call(os.getpid) == started.pids
-        os.kill(started.pids[0], signal.SIGKILL)
-        with pytest.raises(RankLost, match="rank 0 of 1 was killed"):
-            started._call(os.getpid)
     finally:
         started.stop()
     assert left_processes() == []
