@@ -39,10 +39,10 @@ WIDTH = 88  # of a comment
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
 # Names that generated code gives to something else.
 TAKEN = {
-    "accelerator", "arguments", "attention", "batch", "block", "closure", "compiled_model", "dist",
-    "epoch", "fabric", "group", "inputs", "loader", "loss", "loss_fn", "losses", "module", "more",
-    "name", "number", "one", "outputs", "sampler", "scaler", "targets", "torch", "train",
-    "train_dataset", "trainer",
+    "accelerator", "arguments", "attention", "batch", "block", "checkpoints", "closure",
+    "compiled_model", "dcp", "dist", "epoch", "fabric", "group", "inputs", "loader", "loss",
+    "loss_fn", "losses", "module", "moments", "more", "name", "number", "one", "outputs", "sampler",
+    "scaler", "state", "states", "targets", "torch", "train", "train_dataset", "trainer",
 }  # fmt: skip
 # Strategies by which a process holds a part of each parameter.
 SHARDED = ("fsdp2", "hybrid")

@@ -24,11 +24,15 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 if TYPE_CHECKING:
     from speedkit_jupyter.optimizations.base.decision import Decision
 
-FILE, PORT, NODES = "train.py", 29500, 2
+FILE, PORT, NODES, RESTARTS = "train.py", 29500, 2, 3
 IMPORTS = (
+    "import shutil",
     "import sys",
     "import torch",
     "import torch.distributed as dist",
+    "import torch.distributed.checkpoint as dcp",
+    "from pathlib import Path",
+    "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict",
     "from torch.utils.data import DataLoader, DistributedSampler, RandomSampler",
 )
 LOADER = """\
@@ -42,6 +46,31 @@ loader = DataLoader(
     pin_memory=loader.pin_memory,
     drop_last=loader.drop_last,
 )"""
+# torch writes .metadata once all ranks have written.
+CHECKPOINTS = """\
+checkpoints = Path("checkpoints")  # on a disk that all nodes share
+
+
+def states():
+    weights, moments = get_state_dict(model, [{optimizers}])
+    return {{"model": weights, "optimizers": moments}}
+
+
+def save_checkpoint(epoch):
+    dcp.save(states(), checkpoint_id=checkpoints / str(epoch))
+    shutil.rmtree(checkpoints / str(epoch - 1), ignore_errors=True)
+
+
+def load_checkpoint():
+    epoch = max((int(one.parent.name) for one in checkpoints.glob("[0-9]*/.metadata")), default=0)
+    if epoch:
+        state = states()
+        dcp.load(state, checkpoint_id=checkpoints / str(epoch))
+        moments = state["optimizers"]
+        set_state_dict(
+            model, [{optimizers}], model_state_dict=state["model"], optim_state_dict=moments
+        )
+    return epoch"""
 # A lost rank is a RuntimeError of gloo's, a DistError of NCCL's.
 MAIN = """\
 if __name__ == "__main__":
@@ -60,8 +89,8 @@ SLURM = """\
 #SBATCH --ntasks-per-node=1
 {gpus}
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {each} --rdzv-id "$SLURM_JOB_ID" \\
-    --rdzv-backend c10d --rdzv-endpoint "$head:{port}" {file}
+srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {each} --max-restarts {restarts} \\
+    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:{port}" {file}
 """
 # The operator sets the rendezvous in the environment, where torchrun reads it.
 KUBERNETES = """\
@@ -70,7 +99,8 @@ kind: PyTorchJob
 metadata:
   name: train
 spec:
-  elasticPolicy: {{minReplicas: {nodes}, maxReplicas: {nodes}, rdzvBackend: c10d}}
+  elasticPolicy:
+    {{minReplicas: {nodes}, maxReplicas: {nodes}, maxRestarts: {restarts}, rdzvBackend: c10d}}
   pytorchReplicaSpecs:
     Worker:
       replicas: {nodes}
@@ -118,13 +148,13 @@ def torchrun(script: Script) -> str:
     given = ["loader"] if call.own_loss else ["loader", "loss_fn"]
     words = ", ".join(f"`{word}`" for word in [script.model, *sorted(own), *given])
     start = f"torchrun --nproc-per-node {_each(script.plan)}"
-    nodes = f"--nnodes {NODES} --rdzv-backend c10d --rdzv-endpoint HOST:{PORT}"
+    nodes = f"--nnodes {NODES} --max-restarts {RESTARTS} --rdzv-backend c10d"
     devices = ["torch.accelerator.set_device_index(dist.get_node_local_rank())"]
     blocks = [
         [
             f"# {start} {FILE}",
             f"# On each of {NODES} nodes, of which HOST is one:",
-            f"# {start} {nodes} {FILE}",
+            f"# {start} {nodes} --rdzv-endpoint HOST:{PORT} {FILE}",
         ],
         *script.setup(),
         devices if kind != "cpu" else [],
@@ -135,8 +165,9 @@ def torchrun(script: Script) -> str:
     ]
     arguments = ", ".join(given)
     main = MAIN.format(arguments=arguments).splitlines()
+    kept = CHECKPOINTS.format(optimizers=", ".join(script.optimizers)).splitlines()
     step = function(script, MODEL, "{loss}.backward()")
-    after = ["", "", *_train(call, arguments), "", "", *main]
+    after = ["", "", *kept, "", "", *_train(call, arguments), "", "", *main]
     return assembled(script, blocks, [*step, *after], *IMPORTS)
 
 
@@ -145,12 +176,13 @@ def _train(call: Call, arguments: str) -> Block:
     batch = "batch" if call.own_loss else f"{inputs}, {call.targets}"
     body = [
         *LOADER.splitlines(),
-        "for epoch in range(epochs):",
+        "for epoch in range(load_checkpoint(), epochs):",
         "    sampler.set_epoch(epoch)",
         f"    for {batch} in loader:",
         f"        loss = train_step({call.arguments})",
         "    if dist.get_rank() == 0:",
         '        print(f"epoch {epoch + 1}: loss {loss.item():.4g}", flush=True)',
+        "    save_checkpoint(epoch + 1)",
     ]
     return [f"def train({arguments}, epochs=1):", *indented(body)]
 
@@ -159,14 +191,16 @@ def slurm(plan: Plan) -> str:
     """Return a batch file for `sbatch`."""
     gpus = _gpus(plan)
     line = f"#SBATCH --gpus-per-node={gpus}\n" if gpus else ""
-    return SLURM.format(nodes=NODES, gpus=line, each=_each(plan), port=PORT, file=FILE)
+    return SLURM.format(
+        nodes=NODES, gpus=line, each=_each(plan), port=PORT, file=FILE, restarts=RESTARTS
+    )
 
 
 def kubernetes(plan: Plan) -> str:
     """Return a PyTorchJob of Kubeflow's training operator for `kubectl apply`."""
     gpus = _gpus(plan)
     line = f"              resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}\n" if gpus else ""
-    return KUBERNETES.format(nodes=NODES, gpus=line, each=_each(plan), file=FILE)
+    return KUBERNETES.format(nodes=NODES, gpus=line, each=_each(plan), file=FILE, restarts=RESTARTS)
 
 
 STARTERS: dict[str, Callable[[Plan], str]] = {"slurm": slurm, "kubernetes": kubernetes}

@@ -15,37 +15,34 @@ class Checkpoint:
     folder: str
 
     def save(self, step: int, model: Any, *optimizers: Any) -> None:
-        """Write the state after `step` steps. It counts once all of it is written."""
-        import torch.distributed as dist
+        """Write the state after `step` steps, in the place of the last. It counts once complete."""
         from torch.distributed.checkpoint.state_dict_saver import save
 
-        unfinished, done = Path(self.folder, "unfinished"), Path(self.folder, f"step-{step}")
-        save(_states(model, optimizers), checkpoint_id=unfinished)
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            shutil.rmtree(done, ignore_errors=True)
-            unfinished.rename(done)
-            for old in sorted(self._saved(), key=_step)[:-1]:
-                shutil.rmtree(old, ignore_errors=True)
-        if dist.is_initialized():
-            dist.barrier()
+        save(_states(model, optimizers), checkpoint_id=self._at(step))
+        for old in self._saved() - {step}:
+            shutil.rmtree(self._at(old), ignore_errors=True)
 
     def load(self, model: Any, *optimizers: Any) -> int:
         """Put the last state into these; return its step, or 0 where nothing is saved."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        last = max(self._saved(), key=_step, default=None)
-        if last is None:
+        last = max(self._saved(), default=0)
+        if not last:
             return 0
         states = _states(model, optimizers)
-        load(states, checkpoint_id=last)
+        load(states, checkpoint_id=self._at(last))
         set_state_dict(
             model, optimizers, model_state_dict=states["model"], optim_state_dict=states["optim"]
         )
-        return _step(last)
+        return last
 
-    def _saved(self) -> list[Path]:
-        return list(Path(self.folder).glob("step-*"))
+    def _at(self, step: int) -> Path:
+        return Path(self.folder, str(step))
+
+    def _saved(self) -> set[int]:
+        """Return the steps of complete states: torch writes .metadata after all else."""
+        return {int(one.parent.name) for one in Path(self.folder).glob("[0-9]*/.metadata")}
 
 
 def _states(model: Any, optimizers: Any) -> dict[str, Any]:
@@ -53,7 +50,3 @@ def _states(model: Any, optimizers: Any) -> dict[str, Any]:
 
     weights, moments = get_state_dict(model, optimizers)
     return {"model": weights, "optim": moments}
-
-
-def _step(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))

@@ -13,7 +13,7 @@ from typing import Any
 
 from speedkit_jupyter import session
 from speedkit_jupyter.processes import merging, workers
-from speedkit_jupyter.processes.packing import pack, unpack
+from speedkit_jupyter.processes.packing import pack, refused, unpack
 from speedkit_jupyter.processes.workers import Printed, RankLost
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
@@ -53,7 +53,7 @@ class Launch:
                 messages.important(f"{error.args[0].partition(';')[0]}: starting again")
 
     def _once(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
-        running, _ = workers.started(self.size, say)
+        running = workers.started(self.size, say)
         self.size = running.size
         if self.rank is not None and not 0 <= self.rank < running.size:
             last = running.size - 1
@@ -61,6 +61,8 @@ class Launch:
         read, bound = names_of(self.source)
         read += names_of(self.step)[0]
         sent = {name: self.names[name] for name in read if is_sent(name, self.names)} | self.extra
+        for name in [name for name in sent if running.is_own(name, sent[name])]:
+            del sent[name]
         parcel = packed(sent, self.names, running.is_here)
         ranks = range(running.size) if self.rank is None else [self.rank]
         try:
@@ -74,6 +76,7 @@ class Launch:
         self.stays = [name for name in first.stays if name[:1] != "_"]
         if first.results is not None:
             self._take(unpack(first.results, self.names))
+            running.own |= {name: self.names.get(name) for name in bound}
 
     def _take(self, results: dict[str, Any]) -> None:
         for name, value in results.items():
@@ -116,14 +119,9 @@ def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool)
     try:
         return pack(sent, names, is_here)
     except Exception as error:  # whatever an object's own pickling raises
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-    for name, value in sent.items():
-        try:
-            pack(value, names, is_here).close()
-        except Exception as error:
-            reason = f"`{name}` can't be sent to the workers ({type(error).__name__}: {error})"
-            break
-    raise SpeedKitError(f"{reason:.300}; make it inside the cell")
+        name, reason = next(iter(refused(sent, names).items()), ("all of it", error))
+    text = f"`{name}` can't be sent to the workers ({type(reason).__name__}: {reason})"
+    raise SpeedKitError(f"{text:.300}; make it inside the cell")
 
 
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:

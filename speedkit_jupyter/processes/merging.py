@@ -5,15 +5,13 @@ A model that is sharded over the workers is gathered on the way out and split on
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speedkit_jupyter.support import torch_private
-
-if TYPE_CHECKING:
-    import torch
 
 CONTAINERS = (list, dict, set, deque, bytearray)
 
@@ -32,11 +30,16 @@ def has_state(value: Any) -> bool:
     )
 
 
+def dtensor() -> tuple[Any, ...]:
+    """Return the class of sharded tensors; empty before torch loads it, which takes a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return (module.DTensor,) if module else ()
+
+
 def whole(value: Any) -> Any:
     """Return a value with its sharded tensors gathered; every rank has to call it."""
-    from torch.distributed.tensor import DTensor
-
-    full = lambda one: one.full_tensor() if isinstance(one, DTensor) else one  # noqa: E731
+    kind = dtensor()
+    full = lambda one: one.full_tensor() if isinstance(one, kind) else one  # noqa: E731
     return torch_private.tree_map(full, value)
 
 
@@ -48,12 +51,11 @@ def state_of(value: Any) -> State:
 def is_wrapped(value: Any) -> bool:
     """Return whether a module belongs to its process group: it makes no sense elsewhere."""
     import torch
-    from torch.distributed.tensor import DTensor
 
-    ddp = torch.nn.parallel.DistributedDataParallel
+    ddp, kind = torch.nn.parallel.DistributedDataParallel, dtensor()
     return isinstance(value, torch.nn.Module) and (
         any(isinstance(part, ddp) for part in value.modules())
-        or any(isinstance(one, DTensor) for one in value.parameters())
+        or any(isinstance(one, kind) for one in value.parameters())
     )
 
 
@@ -61,51 +63,50 @@ def put_state(value: Any, state: State) -> None:
     """Write a state into a model, an optimizer or a scheduler, whose tensors stay the same."""
     import torch
 
-    if not isinstance(value, torch.nn.Module):
+    if isinstance(value, torch.nn.Module):
+        own = value.state_dict()
+        given = {name: _split_like(own.get(name), one) for name, one in state.values.items()}
+        if given.keys() == own.keys():
+            own.update(given)  # which has torch's numbers of versions too
+        value.load_state_dict(own if given.keys() == own.keys() else given)
+        if state.training is not None and state.training != value.training:
+            value.train(state.training)
+    else:
         value.load_state_dict(_like_parameters(value, dict(state.values)))
-        return
-    own = value.state_dict(keep_vars=True)
-    if own.keys() != state.values.keys() or not _are_alike(own, state.values):
-        value.load_state_dict(state.values)  # raises with torch's own words
-        return
-    with torch.no_grad():
-        for name, one in own.items():
-            if isinstance(one, torch.Tensor):
-                one.copy_(_split_like(one, state.values[name]))
-    if state.training is not None and state.training != value.training:
-        value.train(state.training)
 
 
-def _are_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    shapes = ([getattr(value, "shape", None) for value in each.values()] for each in (one, other))
-    return next(shapes) == next(shapes)
-
-
-def _split_like(own: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    if not isinstance(own, DTensor) or isinstance(given, DTensor):
+def _split_like(own: Any, given: Any) -> Any:
+    if not isinstance(own, dtensor()) or isinstance(given, dtensor()):
         return given
+    from torch.distributed.tensor import distribute_tensor
+
     mesh, placements = own.device_mesh, own.placements
     return distribute_tensor(given.to(mesh.device_type), mesh, placements, src_data_rank=None)
 
 
 def _like_parameters(value: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state, split as its parameters are."""
-    groups = getattr(value, "param_groups", None)
-    if not groups or "state" not in state:
+    own = [one for group in getattr(value, "param_groups", ()) for one in group["params"]]
+    if not any(isinstance(one, dtensor()) for one in own):
         return state
-    parameters = [one for group in groups for one in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    own = dict(zip(numbers, parameters, strict=True))
+    of = dict(zip(numbers, own, strict=True))
+    split = {
+        number: {
+            key: _split_like(of[number], one) if _shape(one) == of[number].shape else one
+            for key, one in held.items()
+        }
+        for number, held in state["state"].items()
+    }
+    return {**state, "state": split}
 
-    def split(number: int, one: Any) -> Any:
-        is_alike = getattr(one, "shape", None) == own[number].shape
-        return _split_like(own[number], one) if is_alike else one
 
-    each = state["state"].items()
-    per = {number: {key: split(number, one) for key, one in held.items()} for number, held in each}
-    return {**state, "state": per}
+def _shape(value: Any) -> Any:
+    return getattr(value, "shape", None)
+
+
+def _shapes(model: Any) -> dict[str, Any]:
+    return {name: _shape(value) for name, value in model.state_dict().items()}
 
 
 def fits(old: Any, new: Any) -> bool:
@@ -117,11 +118,9 @@ def fits(old: Any, new: Any) -> bool:
     if not isinstance(old, type(new)):
         return False
     if isinstance(new, torch.nn.Module):
-        mine, other = old.state_dict(), new.state_dict()
-        return mine.keys() == other.keys() and _are_alike(mine, other)
-    groups = [getattr(one, "param_groups", ()) for one in (old, new)]
-    counts = [[len(group["params"]) for group in every] for every in groups]
-    return counts[0] == counts[1]
+        return _shapes(old) == _shapes(new)
+    groups = ([len(g["params"]) for g in getattr(one, "param_groups", ())] for one in (old, new))
+    return next(groups) == next(groups)
 
 
 def put(old: Any, new: Any) -> Any:
@@ -131,21 +130,14 @@ def put(old: Any, new: Any) -> Any:
     if isinstance(new, State):
         put_state(old, new)
         return old
-    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and _fit(old, new):
+    are_tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+    if are_tensors and (old.shape, old.dtype) == (new.shape, new.dtype):
         with torch.no_grad():
             old.copy_(new)
         return old
     if type(old) is type(new) and isinstance(old, CONTAINERS):
-        _refill(old, new)
+        kept = new.copy()
+        old.clear()
+        old.update(kept) if isinstance(old, dict | set) else old.extend(kept)
         return old
     return new
-
-
-def _fit(old: torch.Tensor, new: torch.Tensor) -> bool:
-    return old.shape == new.shape and old.dtype == new.dtype
-
-
-def _refill(old: Any, new: Iterable[Any]) -> None:
-    kept = new.copy()  # type: ignore[attr-defined]
-    old.clear()
-    old.update(kept) if isinstance(old, dict | set) else old.extend(kept)

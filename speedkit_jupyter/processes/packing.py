@@ -10,12 +10,13 @@ import io
 import mmap
 import os
 import pickle  # noqa: TID251 – nothing is saved; both ends are processes of this very session
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+
+from speedkit_jupyter.processes import merging
 
 if TYPE_CHECKING:
     import torch
@@ -50,74 +51,74 @@ class Parcel:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, space: MutableMapping[str, Any]) -> None:
+        import torch
+
         super().__init__(file, protocol=5)
         # The globals of functions of `space`, which cloudpickle would make anew.
         self.base = self.globals_ref.setdefault(id(space), {})
-        self.tensors: dict[int, tuple[int, torch.Tensor]] = {}
+        groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
+        self.bound_to_a_group = (*groups, *merging.dtensor())
         self.storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
         self.size = 0
+
+    def reducer_override(self, value: Any) -> Any:
+        import torch
+
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(value):
+            return super().reducer_override(value)
+        view = (value.dtype, value.storage_offset(), tuple(value.shape), value.stride())
+        needs_grad = value.requires_grad and value.is_leaf
+        return _tensor, (value.untyped_storage(), view, type(value), needs_grad)
 
     def persistent_id(self, value: Any) -> Any:
         import torch
 
         if value is self.base:
             return GLOBALS
-        if isinstance(value, _bound_to_a_group()):
+        if isinstance(value, self.bound_to_a_group):
             raise TypeError(f"{type(value).__name__} belongs to its process group")
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(value):
+        if not isinstance(value, torch.UntypedStorage):
             return None
-        number, _ = self.tensors.setdefault(id(value), (len(self.tensors), value))
-        storage = value.untyped_storage()
-        if storage.data_ptr() not in self.storages:
-            self.storages[storage.data_ptr()] = (self.size, storage)
-            self.size += -(-storage.nbytes() // ALIGNED) * ALIGNED
-        at, _ = self.storages[storage.data_ptr()]
-        view = (value.dtype, value.storage_offset(), tuple(value.shape), value.stride())
-        is_parameter, device = type(value) is torch.nn.Parameter, value.device.type
-        needs_grad = value.requires_grad and value.is_leaf
-        return (number, at, storage.nbytes(), device, view, is_parameter, needs_grad)
+        if value.data_ptr() not in self.storages:
+            self.storages[value.data_ptr()] = (self.size, value)
+            self.size += -(-max(1, value.nbytes()) // ALIGNED) * ALIGNED
+        return (self.storages[value.data_ptr()][0], value.nbytes(), value.device.type)
 
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes, block: Any, space: MutableMapping[str, Any]) -> None:
         super().__init__(io.BytesIO(data))
         self._block, self._space = block, space
-        self._tensors: dict[int, torch.Tensor] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
 
     def persistent_load(self, token: Any) -> Any:
+        """Return the namespace, or a copy of a storage on this process's device of that kind."""
         import torch
 
         if token == GLOBALS:
             return self._space
-        number, at, size, device, (dtype, offset, shape, stride), is_parameter, needs_grad = token
-        if number not in self._tensors:
-            if at not in self._storages:
-                self._storages[at] = self._storage(at, size, device)
-            tensor = torch.empty(0, dtype=dtype, device=self._storages[at].device)
-            tensor.set_(self._storages[at], offset, shape, stride)
-            whole = torch.nn.Parameter(tensor, needs_grad) if is_parameter else tensor
-            self._tensors[number] = whole.requires_grad_(needs_grad)
-        return self._tensors[number]
-
-    def _storage(self, at: int, size: int, device: str) -> torch.UntypedStorage:
-        """Return a copy of the bytes, on this process's own device of that kind."""
-        import torch
-
-        there = device if device == "cpu" or torch.accelerator.is_available() else "cpu"
-        if not size:
-            return torch.empty(0, dtype=torch.uint8, device=there).untyped_storage()
-        read = torch.frombuffer(self._block, dtype=torch.uint8, count=size, offset=at)
-        return (read.clone() if there == "cpu" else read.to(there)).untyped_storage()
+        at, size, device = token
+        if at not in self._storages:
+            there = device if device == "cpu" or torch.accelerator.is_available() else "cpu"
+            held = torch.empty(size, dtype=torch.uint8, device=there)
+            if size:
+                held.copy_(torch.frombuffer(self._block, dtype=torch.uint8, count=size, offset=at))
+            self._storages[at] = held.untyped_storage()
+        return self._storages[at]
 
 
-@cache
-def _bound_to_a_group() -> tuple[type, ...]:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.tensor import DTensor
-    from torch.nn.parallel import DistributedDataParallel
+def _tensor(storage: torch.UntypedStorage, view: Any, kind: type, needs_grad: bool) -> torch.Tensor:
+    import torch
 
-    return DistributedDataParallel, DTensor, ProcessGroup
+    dtype, offset, shape, stride = view
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
+    tensor.set_(storage, offset, shape, stride)
+    is_parameter = kind is torch.nn.Parameter
+    return (
+        torch.nn.Parameter(tensor, needs_grad)
+        if is_parameter
+        else tensor.requires_grad_(needs_grad)
+    )
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -150,6 +151,17 @@ def pack(value: Any, space: MutableMapping[str, Any], is_here: bool = True) -> P
     if not is_shared:
         parcel.inline = block[:]
     return parcel
+
+
+def refused(values: Mapping[str, Any], space: MutableMapping[str, Any]) -> dict[str, Exception]:
+    """Return those that can't be packed, with the reason."""
+    found = {}
+    for name, value in values.items():
+        try:
+            pack(value, space).close()
+        except Exception as error:  # whatever an object's own pickling raises
+            found[name] = error
+    return found
 
 
 def unpack(parcel: Parcel, space: MutableMapping[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import math
 import random
 import statistics
 import sys
@@ -21,8 +22,10 @@ from speedkit_jupyter.measure.results.statistics import Ratio, least_rounds, pai
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.processes import merging
+from speedkit_jupyter.support.storage import size_in_memory
 
 SINGLE, APART = "single", "apart"
+VALUE = "_value_of_the_cell"
 WORDS = (SINGLE, "ddp", "fsdp2", "hybrid")
 # A block of the slowest strategy lasts so long; all make as many steps.
 BLOCK_S = 0.05
@@ -42,11 +45,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Row:
-    """What a strategy is worth: throughput of all ranks beside one process, and what it costs."""
+    """What a strategy is worth beside one process, and what it costs."""
 
     strategy: str
-    times: Ratio
-    efficiency: Ratio
+    ranks: int  # that make a batch each, in one step
+    efficiency: Ratio  # a step of one process ÷ a step of all; times `ranks`: throughput
     waiting: float  # share of a step for communication that computing does not hide
     skew: float  # between the first rank to end and the last, as a share of the step
     memory_bytes: int
@@ -58,23 +61,25 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
     """Return a row for each strategy; `ranks` batches a step where all of them run."""
     of = {name: [one for one in blocks if one.strategy == name] for name in {*strategies, APART}}
     seconds = {name: [max(one.step_s) for one in every] for name, every in of.items()}
-    base, found = seconds[SINGLE], []
+    apart_s, expected = statistics.median(seconds[APART]), of[SINGLE][-1].loss
+    found = []
     for name in strategies:
-        each = of[name]
-        efficiency = paired_ratio(base, seconds[name], 0.05 / max(1, len(strategies) - 1))
-        number = 1 if name == SINGLE else ranks
-        ends = (efficiency.median, efficiency.low, efficiency.high)
-        times = Ratio(number * ends[0], number * ends[1], number * ends[2], efficiency.pairs)
-        apart = statistics.median(seconds[APART])
-        step = statistics.median(seconds[name])
-        loss, expected = each[-1].loss, of[SINGLE][-1].loss
+        each, loss = of[name], of[name][-1].loss
+        level = 0.05 / max(1, len(strategies) - 1)
+        waiting = max(0.0, 1 - apart_s / statistics.median(seconds[name]))
         is_equal = None
         if loss is not None and expected is not None:
-            is_equal = abs(loss - expected) <= EQUAL * max(abs(expected), EQUAL)
-        skew = statistics.median(1 - min(one.step_s) / max(one.step_s) for one in each)
-        waiting = 0.0 if name == SINGLE else max(0.0, 1 - apart / step)
-        memory = max(max(one.memory_bytes) for one in each)
-        row = Row(name, times, efficiency, waiting, skew, memory, loss, is_equal)
+            is_equal = math.isclose(loss, expected, rel_tol=EQUAL, abs_tol=EQUAL**2)
+        row = Row(
+            strategy=name,
+            ranks=1 if name == SINGLE else ranks,
+            efficiency=paired_ratio(seconds[SINGLE], seconds[name], level),
+            waiting=0.0 if name == SINGLE else waiting,
+            skew=statistics.median(1 - min(one.step_s) / max(one.step_s) for one in each),
+            memory_bytes=max(max(one.memory_bytes) for one in each),
+            loss=loss,
+            is_equal=is_equal,
+        )
         found.append(row)
     return found
 
@@ -123,30 +128,27 @@ def race(
 def _step(source: str, space: dict[str, Any]) -> Callable[[], Any]:
     """Return the cell as a function; its value is that of a trailing expression, or `loss`."""
     tree = ast.parse(source)
-    value = None
     if isinstance(last := tree.body[-1], ast.Expr):
-        value = compile(ast.Expression(last.value), "<cell>", "eval")
-        tree.body.pop()
-    body = compile(tree, "<cell>", "exec")
+        tree.body[-1:] = ast.parse(f"{VALUE} = {ast.unparse(last)}").body
+    code = compile(tree, "<cell>", "exec")
 
     def step() -> Any:
-        exec(body, space)
-        result = eval(value, space) if value else None
-        return space.get("loss") if result is None else result
+        exec(code, space)
+        value = space.pop(VALUE, None)
+        return space.get("loss") if value is None else value
 
     return step
 
 
 def _saved(stateful: Sequence[Any]) -> Callable[[], None]:
     """Return what puts the states of now back, and clears gradients."""
-    kept = [merging.State(copy.deepcopy(one.state_dict())) for one in stateful]
-    training = [getattr(one, "training", None) for one in stateful]
+    kept = [copy.deepcopy(merging.state_of(one)) for one in stateful]
 
     def put_back() -> None:
         import torch
 
-        for one, state, mode in zip(stateful, kept, training, strict=True):
-            merging.put_state(one, merging.State(copy.deepcopy(state.values), mode))
+        for one, state in zip(stateful, kept, strict=True):
+            merging.put_state(one, copy.deepcopy(state))
             if isinstance(one, torch.nn.Module):
                 one.zero_grad()
         torch.manual_seed(0)
@@ -157,10 +159,10 @@ def _saved(stateful: Sequence[Any]) -> Callable[[], None]:
 def _block(
     name: str, step: Callable[[], Any], model: Any, optimizers: Sequence[Any], steps: int
 ) -> Block:
+    import torch
     import torch.distributed as dist
 
-    runs = name != SINGLE or dist.get_rank() == 0
-    seconds, loss, used = 0.0, None, 0
+    runs, loss = name != SINGLE or dist.get_rank() == 0, None
     with _in_force(name, model, optimizers):
         if runs:
             step()
@@ -168,10 +170,15 @@ def _block(
         begun_s = time.perf_counter()
         for _ in range(steps if runs else 0):
             loss = step()
-        _await_device()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
         seconds = (time.perf_counter() - begun_s) / steps
-        used = _state_bytes(model, optimizers)
-    number = float(loss) if getattr(loss, "numel", lambda: 1)() == 1 and loss is not None else None
+        held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]
+        held += [
+            one for each in optimizers for kept in each.state.values() for one in kept.values()
+        ]
+        used = sum(size_in_memory(one) for one in held if isinstance(one, torch.Tensor))
+    number = float(loss) if loss is not None and getattr(loss, "numel", lambda: 1)() == 1 else None
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, (seconds, number, used, runs))
     ran = [one for one in every if one[3]]
@@ -186,23 +193,3 @@ def _in_force(name: str, model: Any, optimizers: Sequence[Any]) -> Iterator[None
     config = SpeedConfig.from_dict({"distributed": name}).alone()
     with prepare(model, config, list(optimizers)).in_force():
         yield
-
-
-def _await_device() -> None:
-    import torch
-
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
-def _state_bytes(model: Any, optimizers: Sequence[Any]) -> int:
-    """Return what this rank holds of parameters, gradients and optimizer state."""
-    import torch
-    from torch.distributed.tensor import DTensor
-
-    held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]
-    held += [
-        one for optim in optimizers for state in optim.state.values() for one in state.values()
-    ]
-    local = (one.to_local() if isinstance(one, DTensor) else one for one in held)
-    return sum(one.numel() * one.element_size() for one in local if isinstance(one, torch.Tensor))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import shutil
 import signal
@@ -10,8 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
@@ -19,31 +18,13 @@ from typing import Any
 import psutil
 
 from speedkit_jupyter.processes import merging
-from speedkit_jupyter.processes.packing import Parcel, pack, unpack
+from speedkit_jupyter.processes.packing import Parcel, pack, refused, unpack
 from speedkit_jupyter.support.torch_private import version
 
 # Between two looks whether the notebook's kernel is alive.
 WATCH_S = 1.0
 # What Python code needs to stop by itself; after that a collective is taken to wait for others.
 PATIENCE_S = 1.0
-# Until a rank that never arrives is an error: the group's own default.
-TIMEOUT = datetime.timedelta(minutes=30)
-
-
-@dataclass
-class Place:
-    """Where a worker stands among the others, as it was told when it started."""
-
-    rank: int
-    size: int
-    local_rank: int
-    is_here: bool  # on the notebook's host
-    backend: str
-    path: Sequence[str]
-    threads: int
-    notebook: int = 0  # process to watch, where that is on this host
-    folder: str = ""  # removed with the notebook
-    controller: int = 0
 
 
 @dataclass
@@ -60,35 +41,37 @@ class Outcome:
 
 @dataclass
 class _Worker:
-    place: Place
+    is_here: bool  # on the notebook's host
+    wakeup: int  # the descriptor that Python writes the numbers of signals to
     store: Any = None
     sockets: set[int] = field(default_factory=set)  # those that are not the group's
     sent: Parcel | None = None
+    cell: Outcome | None = None  # of the one that runs
 
 
 # State at module level, on purpose: a process is one rank.
 _WORKERS: list[_Worker] = []
 
 
-def begin(place: Place) -> int:
+def begin(rank: int, size: int, local_rank: int, threads: int, is_here: bool) -> int:
     """Set up this process as a rank; return its process id."""
-    sys.path[:] = place.path or sys.path  # that of another host is its own
     import torch
 
-    torch.set_num_threads(place.threads)
-    local = {"RANK": place.rank, "WORLD_SIZE": place.size, "LOCAL_RANK": place.local_rank}
+    torch.set_num_threads(threads)
+    local = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank}
     os.environ |= {name: str(value) for name, value in local.items()}
     # torchrun's word for a rendezvous that is served already: nobody listens on the port anew.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    if place.is_here and sys.platform == "linux":
+    if is_here and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if torch.cuda.is_available():
-        torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
-    _WORKERS[:] = [_Worker(place)]
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    _WORKERS[:] = [_Worker(is_here, writes)]
+    threading.Thread(target=_end_waits, args=[reads, _WORKERS[0]], daemon=True).start()
     _shell().run_line_magic("load_ext", "speedkit_jupyter")
-    if place.notebook:
-        threading.Thread(target=_end_with_the_notebook, args=[place], daemon=True).start()
     return os.getpid()
 
 
@@ -96,39 +79,37 @@ def serve(host: str) -> int:
     """Open the rendezvous on a free port, in rank 0; return the port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    worker = _WORKERS[0]
-    size = worker.place.size
-    worker.store = TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
-    return int(worker.store.port)
+    _WORKERS[0].store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    return int(_WORKERS[0].store.port)
 
 
-def join(host: str, port: int, generation: int) -> None:
+def join(host: str, port: int, backend: str) -> None:
     """Meet the other ranks in a new process group; whatever group there was is left."""
     import torch
     import torch.distributed as dist
-    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-    worker = _WORKERS[0]
-    place = worker.place
     if dist.is_initialized():
         with suppress(RuntimeError):
             dist.destroy_process_group()
-    if worker.store is None:
-        worker.store = TCPStore(host, port, place.size, wait_for_workers=False)
     os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-    worker.sockets = {one.fd for one in _connections()}
-    store = PrefixStore(f"group {generation}", worker.store)
-    nccl = place.backend == "nccl"
+    _WORKERS[0].sockets = {one.fd for one in _connections()}
+    nccl = backend == "nccl"
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else None
-    dist.init_process_group(
-        place.backend,
-        store=store,
-        rank=place.rank,
-        world_size=place.size,
-        timeout=TIMEOUT,
-        device_id=device,
-    )
+    dist.init_process_group(backend, device_id=device)
     dist.barrier()
+
+
+def warm_up() -> None:
+    """Take a step with a tiny model: torch loads at the first one what takes seconds."""
+    import torch
+
+    device = torch.accelerator.current_accelerator() if torch.cuda.is_available() else "cpu"
+    with torch.random.fork_rng():
+        tiny = torch.nn.Linear(1, 1, device=device)
+    model = torch.nn.parallel.DistributedDataParallel(tiny)
+    optimizer = torch.optim.SGD(model.parameters())
+    model(torch.zeros(1, 1, device=device)).sum().backward()
+    optimizer.step()
 
 
 def run(parcel: Parcel, source: str, assigned: Sequence[str], gathers: bool) -> Outcome:
@@ -137,24 +118,25 @@ def run(parcel: Parcel, source: str, assigned: Sequence[str], gathers: bool) -> 
     if worker.sent is not None:
         worker.sent.close()
         worker.sent = None
-    outcome = Outcome(worker.place.rank)
+    outcome, error = Outcome(int(os.environ["RANK"])), None
     lines: list[str] = []
     shown = shell._showtraceback
     # IPython's own hook for whoever shows errors elsewhere.
     shell._showtraceback = lambda kind, value, text: lines.extend(text)
-    with _collectives_end_on_interrupt():
-        try:
-            try:
-                names = _taken(parcel, shell.user_ns)
-                done = shell.run_cell(source, store_history=False)
-                error = done.error_before_exec or done.error_in_exec
-                if error is None and gathers:
-                    _collect(outcome, worker, shell.user_ns, names, assigned)
-            except BaseException as caught:
-                shell.showtraceback()
-                error = caught
-        finally:
-            shell._showtraceback = shown
+    signal.set_wakeup_fd(worker.wakeup, warn_on_full_buffer=False)
+    worker.cell = outcome
+    try:
+        names = _taken(parcel, shell.user_ns)
+        done = shell.run_cell(source, store_history=False)
+        error = done.error_before_exec or done.error_in_exec
+        if error is None and gathers:
+            _collect(outcome, worker, shell.user_ns, names, assigned)
+    except BaseException as caught:
+        shell.showtraceback()
+        error = caught
+    finally:
+        worker.cell = None
+        shell._showtraceback = shown
     outcome.ended_s = time.time()
     if error is not None:
         outcome.error, outcome.lines = f"{type(error).__name__}: {error}", lines
@@ -211,62 +193,39 @@ def _collect(
             results[name] = merging.whole(value)
         elif isinstance(value, torch.Tensor) and version(value):
             results[name] = value
-    if worker.place.rank:
+    if outcome.rank:
         return
-    packed = {}
-    for name, value in results.items():
-        try:
-            pack(value, space).close()
-            packed[name] = value
-        except Exception:  # whatever an object's own pickling raises
-            stays.append(name)
-    worker.sent = outcome.results = pack(packed, space, worker.place.is_here)
-    outcome.stays = stays
+    try:
+        worker.sent = pack(results, space, worker.is_here)
+    except Exception:  # whatever an object's own pickling raises
+        stays += refused(results, space)
+        results = {name: value for name, value in results.items() if name not in stays}
+        worker.sent = pack(results, space, worker.is_here)
+    outcome.results, outcome.stays = worker.sent, stays
 
 
 # --- interrupts, and the notebook's end ---
 
 
-@contextmanager
-def _collectives_end_on_interrupt() -> Iterator[None]:
-    """End a wait for other ranks when SIGINT arrives: Python's own handler runs after the wait.
-
-    The signal's number reaches a thread, by the descriptor that Python writes it to.
-    """
-    reads, writes = os.pipe()
-    os.set_blocking(writes, False)
-    before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    over = threading.Event()
-
-    def listen() -> None:
-        while number := os.read(reads, 1):
-            if number[0] == signal.SIGINT and not over.wait(PATIENCE_S):
+def _end_waits(signals: int, worker: _Worker) -> None:
+    """End a cell's wait for other ranks after SIGINT: Python's own handler runs after the wait."""
+    while number := os.read(signals, 1):
+        cell = worker.cell
+        if number[0] == signal.SIGINT and cell is not None:
+            time.sleep(PATIENCE_S)
+            if worker.cell is cell:
                 leave_collectives()
-
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        signal.set_wakeup_fd(before)
-        os.close(writes)
-        thread.join()
-        os.close(reads)
 
 
 def leave_collectives() -> None:
     """Break this rank's connections to the others: what waits for them raises, here and there."""
     import torch.distributed as dist
 
-    if _WORKERS[0].place.backend == "nccl":
-        if dist.group.WORLD is not None:
-            dist.group.WORLD.abort()
+    if dist.group.WORLD is not None and dist.get_backend() == "nccl":
+        dist.group.WORLD.abort()
         return
-    port = int(os.environ["MASTER_PORT"])  # of the rendezvous, which all meet at again
     for one in _connections():  # gloo can't abort by itself
-        is_rendezvous = port in (one.laddr.port, one.raddr.port)
-        if one.fd not in _WORKERS[0].sockets and not is_rendezvous:
+        if one.fd not in _WORKERS[0].sockets:
             with suppress(OSError), socket.socket(fileno=os.dup(one.fd)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
@@ -276,12 +235,18 @@ def _connections() -> list[Any]:
     return [one for one in every if one.status == psutil.CONN_ESTABLISHED]
 
 
-def _end_with_the_notebook(place: Place) -> None:
-    """End this process, and the controller, once the notebook's kernel is gone without a word."""
-    notebook = psutil.Process(place.notebook)
-    while notebook.is_running() and notebook.status() != psutil.STATUS_ZOMBIE:
-        time.sleep(WATCH_S)
-    with suppress(psutil.Error):
-        psutil.Process(place.controller).terminate()
-    shutil.rmtree(place.folder, ignore_errors=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+def end_with(notebook: int, folder: str) -> None:
+    """End this process and its children, and remove the folder, once the notebook's is gone."""
+
+    def watch() -> None:
+        with suppress(psutil.NoSuchProcess):
+            other = psutil.Process(notebook)
+            while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(WATCH_S)
+        shutil.rmtree(folder, ignore_errors=True)
+        own = psutil.Process()
+        for one in [*own.children(recursive=True), own]:
+            with suppress(psutil.Error):
+                one.kill()
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
-from speedkit_jupyter.processes.worker import Outcome, Place, begin, join, run, serve
+from speedkit_jupyter.processes.worker import Outcome, begin, join, run, serve, warm_up
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count
 
@@ -29,10 +30,27 @@ POLL_S = 0.1
 START_S = 600.0
 # From Ctrl-C, or another rank's error, to the end of a rank that does not stop by itself.
 STOP_S = 5.0
-# In which the controller tells of a rank that was killed, after others lost their connection to it.
-DEATH_S = 1.5
+# In which a rank that was killed is seen as dead, after others lost their connection to it: on this
+# host, and elsewhere, where ipyparallel's controller tells of it.
+DEATH_S, DEATH_THERE_S = 0.4, 1.5
+# Of ipyparallel's controller and engines on this host. An engine loads torch while the controller
+# starts, and needs no process that watches it: its pid is known here. It counts as there from the
+# controller's next heartbeat, of which it may miss thousands: pids tell who is dead.
+CONFIG = """\
+import sys
+sys.path[:] = {path!r}
+from speedkit_jupyter.processes.worker import end_with
+end_with({notebook}, {folder!r})
+c = get_config()
+c.IPEngine.enable_nanny = False
+c.IPEngine.wait_for_url_file = 60
+c.HeartMonitor.period = 300
+c.HeartMonitor.max_heartmonitor_misses = 10**6
+c.IPEngine.max_heartbeat_misses = 0
+"""
+# What does not change by itself: a rank's own number, say, is not replaced by that of rank 0.
+PLAIN = (bool, int, float, complex, str, bytes)
 MISSING = "needs ipyparallel: pip install 'speedkit-jupyter[processes]'"
-Ended = dict[int, "Outcome | BaseException"]
 
 
 class RankError(RuntimeError):
@@ -52,11 +70,10 @@ class RankLost(SpeedKitError):
 
 @dataclass(frozen=True)
 class Printed:
-    """What a rank has printed and shown so far: text, and outputs as IPython's mime bundles."""
+    """What a rank has printed and shown so far, as text."""
 
     rank: int
     text: str
-    outputs: Sequence[dict[str, Any]] = ()
 
 
 class Workers:
@@ -68,10 +85,11 @@ class Workers:
         self.is_alive = False
         self.backend = "gloo"
         self.pids: list[int] = []
+        self.own: dict[str, Any] = {}  # what cells have bound, as rank 0 has it
         self._client: Any = None
         self._cluster: Any = None
-        self._folder = ""
-        self._port, self._host, self._generation = 0, LOOPBACK, 0
+        self._folder, self._host = "", LOOPBACK
+        self._warming: list[Any] = []
 
     def start(self, say: Callable[[str], object]) -> None:
         """Start the processes and their group; raises SpeedKitError, and then nothing is left."""
@@ -79,20 +97,17 @@ class Workers:
         try:
             say(f"starting {count(self.size, 'worker')}")
             self._connect()
-            say("loading torch in each")
-            self._begin()
             say("connecting the ranks")
-            self._port = self._call(serve, self._host, ranks=[0])[0]
+            self._begin()
             self._join()
         except BaseException as error:
             self.stop()
             if isinstance(error, SpeedKitError | KeyboardInterrupt):
                 raise
-            first = str(error).partition("\n")[0]
-            raise SpeedKitError(
-                f"the processes did not start: {type(error).__name__}: {first}"
-            ) from None
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise SpeedKitError(f"the processes did not start: {reason}") from None
         self.is_alive = True
+        self._warming = self._sent(warm_up)
 
     def _connect(self) -> None:
         try:
@@ -106,10 +121,13 @@ class Workers:
         if self.is_here:
             # A folder of its own: no profile of the user decides, and nothing is left in it.
             self._folder = tempfile.mkdtemp(prefix="speedkit-")
+            folder, given = Path(self._folder), {"notebook": os.getpid(), "folder": self._folder}
+            config = CONFIG.format(path=sys.path, **given)
+            (folder / "ipcontroller_config.py").write_text(config)
+            (folder / "ipengine_config.py").write_text(f"{config}import torch\n")
             more = {"profile_dir": self._folder, "load_profile": False, "config": Config()}
-        self._cluster = Cluster(
-            n=self.size, delay=0.0, log=log, shutdown_atexit=not self.is_here, **more
-        )
+            more |= {"send_engines_connection_env": False, "shutdown_atexit": False}
+        self._cluster = Cluster(n=self.size, delay=0.0, log=log, **more)
         self._cluster.start_cluster_sync()
         self._client = self._cluster.connect_client_sync()
         self._client.wait_for_engines(self.size, interactive=False, timeout=START_S)
@@ -121,53 +139,36 @@ class Workers:
         nccl = torch.cuda.is_available() and torch.cuda.device_count() >= self.size
         self.backend = "nccl" if nccl and torch.distributed.is_nccl_available() else "gloo"
         cores = len(psutil.Process().cpu_affinity() or [1]) if psutil.LINUX else os.cpu_count() or 1
-        controller = self._cluster.controller.process.pid if self.is_here else 0
-        places = [
-            Place(
-                rank=rank,
-                size=self.size,
-                local_rank=hosts[:rank].count(host),
-                is_here=self.is_here,
-                backend=self.backend,
-                path=list(sys.path) if self.is_here else [],
-                threads=max(1, cores // hosts.count(host)),
-                notebook=os.getpid() if self.is_here else 0,
-                folder=self._folder,
-                controller=controller,
-            )
-            for rank, host in enumerate(hosts)
-        ]
+        begun = []
+        for rank, host in enumerate(hosts):
+            local_rank, threads = hosts[:rank].count(host), max(1, cores // hosts.count(host))
+            place = (rank, self.size, local_rank, threads, self.is_here)
+            begun += self._sent(begin, *place, ranks=[rank])
+        self.pids = self._gathered(begun)
         if not self.is_here:
             self._host = self._call(socket.gethostbyname, hosts[0], ranks=[0])[0]
-        self.pids = self._gather([self._send(one.rank, begin, one) for one in places])
 
     def _join(self) -> None:
-        self._generation += 1
-        self._call(join, self._host, self._port, self._generation)
+        port = self._call(serve, self._host, ranks=[0])[0]
+        self._call(join, self._host, port, self.backend)
 
-    def _send(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        return self._client[rank].apply_async(function, *arguments)
-
-    def _call(
-        self, function: Callable[..., Any], *arguments: Any, ranks: Sequence[int] | None = None
-    ) -> list[Any]:
+    def _sent(self, function: Any, *given: Any, ranks: Sequence[int] | None = None) -> list[Any]:
         every = range(self.size) if ranks is None else ranks
-        return self._gather([self._send(rank, function, *arguments) for rank in every])
+        return [self._client[rank].apply_async(function, *given) for rank in every]
 
-    def _gather(self, sent: Sequence[Any]) -> list[Any]:
-        """Return what every rank returned. The first error of any is raised at once."""
-        while not all(one.ready() for one in sent):
-            failed = [one for one in sent if one.ready() and not one.successful()]
-            if failed:
-                failed[0].get()
-            time.sleep(POLL_S / 5)
+    def _call(self, function: Any, *given: Any, ranks: Sequence[int] | None = None) -> list[Any]:
+        return self._gathered(self._sent(function, *given, ranks=ranks))
+
+    def _gathered(self, sent: Sequence[Any]) -> list[Any]:
+        """Return what every rank returned. The first error of any, or a dead rank, is raised."""
+        while running := [one for one in sent if not one.ready()]:
+            for one in sent:
+                if one.ready() and not one.successful():
+                    one.get()
+            if self.dead():
+                raise self._lost()
+            running[0].wait(POLL_S)
         return [one.get() for one in sent]
-
-    def memory_bytes(self) -> list[int | None]:
-        """Return the resident memory of each rank; 0 of one on another host, None once it ended."""
-        if not self.is_here:
-            return [0] * self.size
-        return [psutil.Process(pid).memory_info().rss if _runs(pid) else None for pid in self.pids]
 
     # --- running ---
 
@@ -179,17 +180,20 @@ class Workers:
         Raises RankError with the first error, RankLost for a killed process, KeyboardInterrupt:
         then the group is a new one, and the workers' objects are as the cell left them.
         """
-        gathers = len(ranks) == self.size
-        if dead := self.dead():  # since the last cell
+        if self.dead():  # since the last cell
+            error = self._lost()
             self.stop()
-            raise self._lost(dead)
-        sent = {rank: self._send(rank, run, *arguments, gathers) for rank in ranks}
+            raise error
+        warming, self._warming = self._warming, []
+        self._gathered(warming)
+        gathers = len(ranks) == self.size
+        sent = dict(zip(ranks, self._sent(run, *arguments, gathers, ranks=ranks), strict=True))
         try:
-            while not all(one.ready() for one in sent.values()):
+            while running := [one for one in sent.values() if not one.ready()]:
                 yield [_printed(rank, one) for rank, one in sent.items()], []
-                if any(isinstance(o, BaseException) or o.error for o in _ended(sent).values()):
+                if self.dead() or _errors(sent):
                     break
-                time.sleep(POLL_S)
+                running[0].wait(POLL_S)
             self._check(sent)
         except BaseException:
             self._recover(sent)
@@ -199,28 +203,27 @@ class Workers:
 
     def _check(self, sent: dict[int, Any]) -> None:
         """Raise the first error of a rank, or RankLost."""
-        ended = _ended(sent)
-        bad = {r: o for r, o in ended.items() if isinstance(o, BaseException) or o.error}
-        if not bad:
-            return
-        # On this host a dead process is seen soon, though others may lose its connection before.
-        is_soon = self.is_here and not any(isinstance(one, BaseException) for one in bad.values())
-        deadline = time.monotonic() + (DEATH_S / 4 if is_soon else DEATH_S)
-        while time.monotonic() < deadline and not self.dead():
-            time.sleep(POLL_S)
-        if dead := self.dead():
-            raise self._lost(dead)
-        first = min(bad.values(), key=lambda one: getattr(one, "ended_s", 0.0))
-        if isinstance(first, BaseException):
-            raise SpeedKitError(f"a worker failed: {type(first).__name__}: {first}") from None
-        raise RankError(first)
+        deadline = time.monotonic() + (DEATH_S if self.is_here else DEATH_THERE_S)
+        while _errors(sent) and not self.dead() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 2)
+        if self.dead():
+            raise self._lost()
+        if errors := _errors(sent):
+            first = min(errors, key=lambda one: getattr(one, "ended_s", 0.0))
+            if isinstance(first, Outcome):
+                raise RankError(first)
+            raise SpeedKitError(f"a worker failed: {type(first).__name__}: {first}")
 
-    def _lost(self, dead: Sequence[int]) -> RankLost:
+    def _lost(self) -> RankLost:
         return RankLost(
-            f"{' and '.join(f'rank {rank}' for rank in dead)} of {self.size} was killed "
+            f"{' and '.join(f'rank {rank}' for rank in self.dead())} of {self.size} was killed "
             "(out of memory?); the workers' state is lost: run the cell again, or "
             "with --checkpoint DIR and --restarts 1 from its last checkpoint"
         )
+
+    def is_own(self, name: str, value: Any) -> bool:
+        """Return whether each rank has its own value of a name, which is still the notebook's."""
+        return name in self.own and self.own[name] is value and isinstance(value, PLAIN)
 
     def dead(self) -> list[int]:
         """Return the ranks whose processes have ended."""
@@ -232,7 +235,11 @@ class Workers:
         """End what still runs and make the group anew; stop all where that can't be done."""
         waiting = [rank for rank, one in sent.items() if not one.ready()]
         with suppress(Exception):
-            self._client.send_signal(signal.SIGINT, waiting, block=False)
+            if self.is_here:
+                for rank in waiting:
+                    os.kill(self.pids[rank], signal.SIGINT)
+            else:
+                self._client.send_signal(signal.SIGINT, waiting, block=False)
         deadline = time.monotonic() + STOP_S
         while any(not one.ready() for one in sent.values()) and time.monotonic() < deadline:
             time.sleep(POLL_S / 2)
@@ -283,21 +290,23 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _ended(sent: dict[int, Any]) -> Ended:
-    ended: Ended = {}
-    for rank, one in sent.items():
+def _errors(sent: dict[int, Any]) -> list[Outcome | Exception]:
+    """Return the outcomes with an error, and ipyparallel's own errors of an engine."""
+    found: list[Outcome | Exception] = []
+    for one in sent.values():
         if one.ready():
             try:
-                ended[rank] = one.get()
-            except Exception as error:  # ipyparallel's, of an engine that died
-                ended[rank] = error
-    return ended
+                found += [outcome for outcome in [one.get()] if outcome.error]
+            except Exception as error:
+                found.append(error)
+    return found
 
 
 def _printed(rank: int, result: Any) -> Printed:
     """Return what has arrived of a rank so far; ipyparallel's own thread receives it."""
-    outputs = [one.get("data", {}) for one in result.outputs or ()]
-    return Printed(rank, f"{result.stdout or ''}{result.stderr or ''}", outputs)
+    shown = [str(one.get("data", {}).get("text/plain", "")) for one in result.outputs or ()]
+    text = f"{result.stdout or ''}{result.stderr or ''}".rstrip()
+    return Printed(rank, "\n".join(filter(None, [text, *shown])))
 
 
 # State at module level, on purpose: a notebook has one set of workers.
@@ -309,22 +318,20 @@ def current() -> Workers | None:
     return _CURRENT[0] if _CURRENT and _CURRENT[0].is_alive else None
 
 
-def started(
-    size: int | None, say: Callable[[str], object], profile: str | None = None
-) -> tuple[Workers, bool]:
-    """Return the workers, and whether they are new: `size` of them, or those that run (else two).
+def started(size: int | None, say: Callable[[str], object], profile: str | None = None) -> Workers:
+    """Return the workers: `size` of them, or those that run (else two).
 
     Another number or profile stops those that run.
     """
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and profile in (None, running.profile):
-        return running, False
+        return running
     stop()
     workers = Workers(wanted, profile)
     workers.start(say)
     _CURRENT[:] = [workers]
-    return workers, True
+    return workers
 
 
 def stop() -> int:

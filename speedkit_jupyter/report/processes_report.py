@@ -18,25 +18,21 @@ HOW = (
 )
 # Characters of a rank that are shown, the last ones: a page is drawn anew ten times a second.
 MOST = 50_000
+ENDED = "has ended: `%speedkit processes start` starts all anew"
 NONE = "No workers run: `%speedkit processes start 2` starts two"
 
 
 def workers_report(workers: Workers | None) -> Document:
-    """Return each rank with its process, state and memory."""
+    """Return each rank with its process, and which have ended."""
     if workers is None:
         return Document(NONE)
+    dead = workers.dead()
     rows = [
-        (f"rank {rank}", f"process {pid}", _memory(used))
-        for rank, (pid, used) in enumerate(zip(workers.pids, workers.memory_bytes(), strict=True))
+        (f"rank {rank}", ENDED if rank in dead else f"process {pid}")
+        for rank, pid in enumerate(workers.pids)
     ]
     headline = f"{count(workers.size, 'worker')} connected by {workers.backend}"
-    return Document(headline, [Table(("", "", "resident memory"), rows)])
-
-
-def _memory(used_bytes: int | None) -> str:
-    if used_bytes is None:
-        return "has ended: `%speedkit processes start` starts all anew"
-    return size(used_bytes) if used_bytes else "on another host"
+    return Document(headline, [Table(("", ""), rows)])
 
 
 def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] = ()) -> Document:
@@ -45,7 +41,7 @@ def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] 
     sections = [
         Section(Code(text), f"rank {one.rank}", folded=several and one.rank > 0)
         for one in printed
-        if (text := _text(one))
+        if (text := _end(one.text))
     ]
     names = ", ".join(f"`{name}`" for name in stays)
     kept = f"Stays in the workers, for later cells: {names}" if stays else ""
@@ -55,20 +51,19 @@ def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] 
 COLUMNS = ("", "throughput", "95 % interval", "efficiency", "waiting", "skew", "state", "loss")
 
 
-def race_report(found: Sequence[Row], ranks: int) -> Document:
+def race_report(found: Sequence[Row]) -> Document:
     """Return what several processes are worth beside one, and what to do."""
     others = [row for row in found if row.strategy != SINGLE]
-    best = max(others, key=lambda row: row.times.low, default=None)
-    if best is None or best.times.low <= 1 or best.is_equal is False:
-        headline = f"Leave it at one process: {ranks} are not proven faster"
-    else:
-        interval = between(best.times.low, best.times.high)
-        headline = f"{ranks} processes ({best.strategy}) are {ratio(best.times.median)}, {interval}"
+    best = max(others, key=lambda row: row.efficiency.low)
+    low, middle, high = _throughput(best)
+    headline = f"{best.ranks} processes ({best.strategy}) are {ratio(middle)}, {between(low, high)}"
+    if low <= 1 or best.is_equal is False:
+        headline = f"Leave it at one process: {best.ranks} are not proven faster"
     rows = [
         (
             row.strategy,
-            ratio(row.times.median),
-            BLANK if row.strategy == SINGLE else between(row.times.low, row.times.high),
+            ratio(_throughput(row)[1]),
+            BLANK if row.strategy == SINGLE else between(*_throughput(row)[::2]),
             share(row.efficiency.median),
             share(row.waiting),
             share(row.skew),
@@ -80,9 +75,12 @@ def race_report(found: Sequence[Row], ranks: int) -> Document:
     return Document(headline, [Table(COLUMNS, rows), HOW])
 
 
-def _text(printed: Printed) -> str:
-    outputs = [str(one.get("text/plain", "")) for one in printed.outputs]
-    text = "\n".join(filter(None, [printed.text.rstrip(), *outputs]))
+def _throughput(row: Row) -> tuple[float, float, float]:
+    times = row.efficiency
+    return row.ranks * times.low, row.ranks * times.median, row.ranks * times.high
+
+
+def _end(text: str) -> str:
     if len(text) <= MOST:
         return text
     return f"… the last {MOST:,} of {len(text):,} characters:\n{text[-MOST:]}"

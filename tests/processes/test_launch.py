@@ -14,6 +14,7 @@ from torch import nn
 
 from speedkit_jupyter import launch
 from speedkit_jupyter.processes import workers
+from speedkit_jupyter.processes.launching import Launch
 from speedkit_jupyter.processes.workers import RankError
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
@@ -126,10 +127,32 @@ def test_a_class_that_is_defined_anew_is_the_new_one():
     assert [launch(ask, of(1)), launch(ask, of(2))] == [1.0, 2.0]
 
 
-def test_twenty_launches_leave_no_memory_or_file_open():
-    launch(lambda: 0)
-    process, data = psutil.Process(), torch.zeros(1000)
-    before = process.num_fds()
+def test_a_number_that_a_cell_binds_stays_each_ranks_own_until_the_notebook_changes_it():
+    names = {}
+
+    def cell(source):
+        list(Launch(source, names).run(lambda text: None))
+
+    cell("import torch.distributed as dist\nrank = dist.get_rank()")
+    assert names["rank"] == 0
+    every = "every = [None] * dist.get_world_size()\ndist.all_gather_object(every, rank)"
+    cell(every)
+    assert names["every"] == [0, 1]
+    names["rank"] = 7
+    cell(every)
+    assert names["every"] == [7, 7]
+
+
+def test_twenty_launches_leave_no_memory_file_or_thread():
+    data = torch.zeros(1000)
+
+    def held():
+        pids = [os.getpid(), *workers.current().pids]
+        every = map(psutil.Process, pids)
+        return [(one.num_fds(), one.num_threads()) for one in every], os.listdir("/dev/shm")
+
+    launch(lambda x: x + 1, data)
+    before = held()
     for _ in range(20):
-        assert launch(lambda x: float(x.sum()), data) == 0
-    assert process.num_fds() == before
+        assert launch(lambda x: x + 1, data).sum() == 1000
+    assert held() == before

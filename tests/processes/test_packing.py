@@ -29,7 +29,8 @@ def test_tensors_arrive_with_their_strides_and_what_they_share(is_here):
     net = nn.Linear(4, 4)
     tied = nn.Sequential(net, nn.Linear(4, 4))
     tied[1].weight = net.weight
-    view, whole, model = sent((base.t()[1:], base, tied), is_here)
+    empty, view, whole, model = sent((torch.empty(0, 3), base.t()[1:], base, tied), is_here)
+    assert empty.shape == (0, 3)
     assert torch.equal(view, base.t()[1:])
     assert view.stride() == base.t()[1:].stride()
     whole.zero_()

@@ -52,19 +52,27 @@ def on_workers(model, optimizer, strategy, train):
     _, context = apply_speedups(model, config, optimizer=optimizer)
     active = context.plan["distributed"].active
     changes = [str(change) for change in context.changes()]
-    train(model, optimizer, data[dist.get_rank() :: 2])
+    train(model, optimizer, data[dist.get_rank() :: dist.get_world_size()])
     context.restore()
     same = before == surface() and own == list(map(id, model.parameters()))
     train(model, optimizer, data, 1)
     return active, same, changes
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_train_as_one_and_undo_leaves_the_same_full_parameters(strategy):
+@pytest.mark.parametrize(
+    ("number", "strategy"),
+    [
+        (2, "ddp"),
+        (2, "fsdp2"),
+        pytest.param(4, "ddp", marks=pytest.mark.thorough),
+        pytest.param(4, "fsdp2", marks=pytest.mark.thorough),
+    ],
+)
+def test_processes_train_as_one_and_undo_leaves_the_same_full_parameters(number, strategy):
     alone, mine = made(), made()
     data = torch.arange(32.0).view(8, 4) / 32
     train(*alone, data, 5)
-    active, same, changes = launch(on_workers, *mine, strategy, train)
+    active, same, changes = launch(on_workers, *mine, strategy, train, n=number)
     assert active
     assert same
     assert "distributed" in str(changes)
@@ -87,7 +95,7 @@ def test_the_ranks_see_each_sample_of_an_epoch_once_in_a_new_order_each_time():
         dist.all_gather_object(every, mine)
         return every
 
-    one, other = launch(epochs)
+    one, other = launch(epochs, n=2)
     for epoch in range(2):
         assert sorted(one[epoch] + other[epoch]) == list(range(11))
     assert one[0] != one[1]

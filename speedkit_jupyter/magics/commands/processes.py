@@ -51,7 +51,7 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
             workers.stop()
         say = lambda text: shown.show(Document(f"{text} …"))  # noqa: E731
         with shown:
-            running, _ = workers.started(arguments.number, say, arguments.profile)
+            running = workers.started(arguments.number, say, arguments.profile)
             shown.show(workers_report(running))
     else:
         shown.end()
@@ -109,22 +109,22 @@ def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Name
     from speedkit_jupyter.processes.launching import RETURNED, Launch
 
     names: Names = shell.user_ns
-    words = dict.fromkeys((race.SINGLE, *arguments.compare.split(",")))
-    if unknown := [word for word in words if word not in race.WORDS]:
-        raise UsageError(f"--processes compares {','.join(race.WORDS)}, not {unknown[0]!r}")
+    words = [*dict.fromkeys((race.SINGLE, *arguments.compare.split(",")))]
+    if len(words) < 2 or not {*words} <= {*race.WORDS}:
+        raise UsageError(f"--processes compares {','.join(race.WORDS)}, not {arguments.compare}")
     step = step_of_cell(shell, cell, arguments)
     if len(step.models) != 1:
         raise UsageError(f"--processes is about one model; the cell uses {len(step.models)}")
     model, *optimizers = (_name_of(names, one) for one in (*step.models, *step.optimizers))
     source = shell.transform_cell(cell.source)
-    given = (source, model, optimizers, [*words], arguments.budget or DEFAULT_S)
+    given = (source, model, optimizers, words, arguments.budget or DEFAULT_S)
     run = Launch(RACE.format(RETURNED, given), names, arguments.processes, step=source)
     with Updated(Document("Launching")) as shown:
         with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
             for _ in states:
                 shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
-        found = race.rows(run.returned[RETURNED], [*words], run.size or 1)
-        shown.show(race_report(found, run.size or 1))
+        found = race.rows(run.returned[RETURNED], words, run.size or 1)
+        shown.show(race_report(found))
     if arguments.v:
         names[arguments.v] = found
     return found if arguments.o else None
