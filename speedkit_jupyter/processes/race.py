@@ -13,10 +13,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.measure.results.statistics import Ratio, least_rounds, paired_ratio
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -26,6 +27,8 @@ SINGLE, APART = "single", "apart"
 WORDS = (SINGLE, "ddp", "fsdp2", "hybrid")
 # A block of the slowest strategy lasts so long; all make as many steps.
 BLOCK_S = 0.05
+# What the profiler calls them: gloo's work on CPUs, NCCL's kernels on GPUs.
+COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
 # Losses of float32 that differ by less are equal: sums are taken in another order.
 EQUAL = 1e-3
 
@@ -38,6 +41,7 @@ class Block:
     step_s: Sequence[float]  # of the ranks that ran
     loss: float | None
     memory_bytes: Sequence[int]  # parameters, gradients and optimizer state of each rank
+    traced_s: float | None = None  # of a step, in which a collective runs, where it was traced
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Row:
     strategy: str
     times: Ratio
     efficiency: Ratio
-    waiting: float  # share of a step for communication that computing does not hide
+    exposed: float  # share of a step for communication that computing does not hide
+    overlapped: float  # share of a step in which it computes and communicates
     skew: float  # between the first rank to end and the last, as a share of the step
     memory_bytes: int
     loss: float | None
@@ -56,26 +61,31 @@ class Row:
 
 def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list[Row]:
     """Return a row for each strategy; `ranks` batches a step where all of them run."""
-    of = {name: [one for one in blocks if one.strategy == name] for name in {*strategies, APART}}
+    timed = [one for one in blocks if one.traced_s is None]
+    of = {name: [one for one in timed if one.strategy == name] for name in {*strategies, APART}}
+    traced = {one.strategy: one for one in blocks if one.traced_s is not None}
     seconds = {name: [max(one.step_s) for one in every] for name, every in of.items()}
-    base, found = seconds[SINGLE], []
+    apart_s, found = statistics.median(seconds[APART]), []
     for name in strategies:
-        each = of[name]
-        efficiency = paired_ratio(base, seconds[name], 0.05 / max(1, len(strategies) - 1))
-        number = 1 if name == SINGLE else ranks
-        ends = (efficiency.median, efficiency.low, efficiency.high)
-        times = Ratio(number * ends[0], number * ends[1], number * ends[2], efficiency.pairs)
-        apart = statistics.median(seconds[APART])
-        step = statistics.median(seconds[name])
+        each, number = of[name], 1 if name == SINGLE else ranks
+        efficiency = paired_ratio(
+            seconds[SINGLE], seconds[name], 0.05 / max(1, len(strategies) - 1)
+        )
+        ends = (number * one for one in (efficiency.median, efficiency.low, efficiency.high))
+        exposed = overlapped = 0.0
+        if name != SINGLE:
+            exposed = max(0.0, 1 - apart_s / statistics.median(seconds[name]))
+            share = (traced[name].traced_s or 0.0) / max(traced[name].step_s)
+            overlapped = max(0.0, share - exposed)
         loss, expected = each[-1].loss, of[SINGLE][-1].loss
         is_equal = None
         if loss is not None and expected is not None:
             is_equal = abs(loss - expected) <= EQUAL * max(abs(expected), EQUAL)
         skew = statistics.median(1 - min(one.step_s) / max(one.step_s) for one in each)
-        waiting = 0.0 if name == SINGLE else max(0.0, 1 - apart / step)
         memory = max(max(one.memory_bytes) for one in each)
-        row = Row(name, times, efficiency, waiting, skew, memory, loss, is_equal)
-        found.append(row)
+        times = Ratio(*ends, efficiency.pairs)
+        costs = (exposed, overlapped, skew, memory)
+        found.append(Row(name, times, efficiency, *costs, loss, is_equal))
     return found
 
 
@@ -115,6 +125,9 @@ def race(
             dist.broadcast_object_list(over)
             if over[0]:
                 break
+        for name in strategies:  # last, since torch's profiler leaves its mark on a process
+            put_back()
+            blocks.append(_block(name, step, net, optims, steps, traces=True))
     finally:
         put_back()
     return blocks
@@ -155,27 +168,45 @@ def _saved(stateful: Sequence[Any]) -> Callable[[], None]:
 
 
 def _block(
-    name: str, step: Callable[[], Any], model: Any, optimizers: Sequence[Any], steps: int
+    name: str,
+    step: Callable[[], Any],
+    model: Any,
+    optimizers: Sequence[Any],
+    steps: int,
+    traces: bool = False,
 ) -> Block:
     import torch.distributed as dist
 
     runs = name != SINGLE or dist.get_rank() == 0
-    seconds, loss, used = 0.0, None, 0
+    loss, trace = None, None
     with _in_force(name, model, optimizers):
         if runs:
             step()
         dist.barrier()
-        begun_s = time.perf_counter()
-        for _ in range(steps if runs else 0):
-            loss = step()
-        _await_device()
-        seconds = (time.perf_counter() - begun_s) / steps
+        with torch_profiler.profiled() if traces else nullcontext() as trace:
+            begun_s = time.perf_counter()
+            for _ in range(steps if runs else 0):
+                loss = step()
+            _await_device()
+            seconds = (time.perf_counter() - begun_s) / steps
         used = _state_bytes(model, optimizers)
     number = float(loss) if getattr(loss, "numel", lambda: 1)() == 1 and loss is not None else None
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (seconds, number, used, runs))
-    ran = [one for one in every if one[3]]
-    return Block(name, [one[0] for one in ran], ran[0][1], [one[2] for one in ran])
+    collectives_s = _collectives_s(trace.events()) / steps if trace else None
+    dist.all_gather_object(every, (seconds, number, used, collectives_s, runs))
+    ran = [one for one in every if one[4]]
+    of_slowest = max(ran, key=lambda one: one[0])[3]
+    return Block(name, [one[0] for one in ran], ran[0][1], [one[2] for one in ran], of_slowest)
+
+
+def _collectives_s(events: Sequence[Any]) -> float:
+    """Return the seconds in which gloo, or a kernel of NCCL's, is at work."""
+    spans = [one.time_range for one in events if one.name.startswith(COLLECTIVES)]
+    total_us = until_us = 0.0
+    for span in sorted(spans, key=lambda one: one.start):
+        total_us += max(0.0, span.end - max(span.start, until_us))
+        until_us = max(until_us, span.end)
+    return 1e-6 * total_us
 
 
 @contextmanager
