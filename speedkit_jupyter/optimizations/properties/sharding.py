@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.optimizations.properties.calls import CALLS, Call
-from speedkit_jupyter.optimizations.properties.overrides import MISSING
+from speedkit_jupyter.optimizations.properties.calls import SLOT, Call
 from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Sharded:
         _repoint(optimizers, pairs, lambda state, part: _split(state, part))
         for old, _ in pairs.values():
             old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
-        layered = [module for module in modules if CALLS.original(module) is not MISSING]
+        layered = [module for module in modules if SLOT in vars(module)]
         return [(module, Gathered(module)) for module in layered]
 
     def __exit__(self, *error: object) -> None:
