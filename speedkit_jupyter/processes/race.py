@@ -71,7 +71,7 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
         efficiency = paired_ratio(
             seconds[SINGLE], seconds[name], 0.05 / max(1, len(strategies) - 1)
         )
-        ends = (number * one for one in (efficiency.median, efficiency.low, efficiency.high))
+        median, low, high = efficiency.median, efficiency.low, efficiency.high
         exposed = overlapped = 0.0
         if name != SINGLE:
             exposed = max(0.0, 1 - apart_s / statistics.median(seconds[name]))
@@ -83,7 +83,7 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
             is_equal = abs(loss - expected) <= EQUAL * max(abs(expected), EQUAL)
         skew = statistics.median(1 - min(one.step_s) / max(one.step_s) for one in each)
         memory = max(max(one.memory_bytes) for one in each)
-        times = Ratio(*ends, efficiency.pairs)
+        times = Ratio(number * median, number * low, number * high, efficiency.pairs)
         costs = (exposed, overlapped, skew, memory)
         found.append(Row(name, times, efficiency, *costs, loss, is_equal))
     return found
