@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.batching.accumulated import Accumulated
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import StepError
@@ -61,6 +62,9 @@ def micro_batch(
     Raises StepError where parts don't make up the whole, for BatchNorm that trains (it would see
     each part's statistics) unless `batch_norm=True`, and for a function that writes to its
     arguments.
+
+    Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
+    gradients; they are those of the mean over all ranks' samples. Each rank has to have parts.
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")
@@ -135,8 +139,9 @@ class MicroBatch:
         if length is None:
             raise StepError("there is no tensor in the arguments whose first dimension is a batch")
         batch = Batch(every, length, self.whole)
+        models = self._models
         if length > self.size and not self.batch_norm:
-            for name, norm in _batch_norms(self._models):
+            for name, norm in _batch_norms(models):
                 raise StepError(
                     f"{name or 'the model'} ({type(norm).__name__}) would see the statistics of "
                     "each part and not of the batch: put it into eval mode, or allow that by "
@@ -144,10 +149,11 @@ class MicroBatch:
                 )
         if not self._checked:
             self._check(batch)
-        total = _Accumulated(self.scaler)
+        total, parts = Accumulated(self.scaler, models, self.size), [*batch.parts(self.size)]
         try:
-            for part in batch.parts(self.size):
-                total.add(*self._loss(part), part.length)
+            for part in parts:
+                with total.kept_on_rank(part is not parts[-1]):
+                    total.add(*self._loss(part), part.length)
             if len(total.weights_of_a_sample) > 1 and True not in self._checked:
                 self._check(batch)
         except BaseException:
@@ -271,83 +277,6 @@ def _divisor(args: Any, kwargs: Any) -> float | None:
         return float(target.numel() // target.shape[1 if target.ndim > 1 else 0])
     kept = target != given.get("ignore_index", -100)
     return float(kept.sum() if weight is None else weight[target[kept]].sum())
-
-
-@dataclass
-class _Accumulated:
-    """Adds up the parts of a batch, with the backward pass of each.
-
-    What the whole batch's mean divides by is known at the end only. So each part is weighed against
-    the first one, and at the end all gradients are divided by the sum of the weights. Gradients of
-    before the call are set aside until then.
-    """
-
-    scaler: torch.amp.GradScaler | None
-    weights_of_a_sample: set[float] = field(default_factory=set)
-    _is_sum: bool = False
-    _weights: list[float] = field(default_factory=list)
-    _losses: list[Any] = field(default_factory=list)
-    _before: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-
-    def add(self, loss: Any, weight: float | None, samples: int) -> None:
-        """Add a part; `weight` is what its mean is over, None for a sum."""
-        import torch
-
-        if weight is None:
-            weight, self._is_sum = 1.0, True
-        else:
-            self.weights_of_a_sample.add(weight / samples)
-        if not weight:  # no target in it counts, and its mean is NaN
-            return
-        self._weights.append(weight)
-        self._losses.append(loss.detach())
-        if loss.requires_grad:
-            self._set_aside(loss)
-            scaled = loss * (weight / self._weights[0])
-            scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
-            with torch.autocast(loss.device.type, enabled=False):
-                scaled.backward()
-
-    def result(self) -> Any:
-        """Return the loss of the whole; gradients are those of it then."""
-        import torch
-
-        if not self._losses:
-            return torch.tensor(float("nan"))  # as torch's own mean over no targets
-        total = 1.0 if self._is_sum else sum(self._weights)
-        for leaf, before in self._before.values():
-            if leaf.grad is not None:
-                leaf.grad.mul_(1.0 if self._is_sum else self._weights[0] / total)
-            if before is not None:  # accumulated into the tensor that was there
-                if leaf.grad is not None:
-                    before.add_(leaf.grad)
-                leaf.grad = before
-        losses = torch.stack(self._losses)
-        return (losses * losses.new_tensor(self._weights)).sum() / total
-
-    def undo(self) -> None:
-        for leaf, before in self._before.values():
-            leaf.grad = before
-
-    def _set_aside(self, loss: Any) -> None:
-        """Set aside the gradients of all tensors whose `.grad` this part's backward pass writes."""
-        waiting, seen = [loss.grad_fn], {None}
-        while waiting:
-            node = waiting.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-            leaf = getattr(node, "variable", None)
-            if leaf is None or id(leaf) in self._before:
-                continue
-            if leaf._post_accumulate_grad_hooks:
-                raise StepError(
-                    "a parameter has a hook that runs once its gradient is there (an optimizer "
-                    "that steps in the backward pass?): it would run for each part"
-                )
-            self._before[id(leaf)] = (leaf, leaf.grad)
-            leaf.grad = None
 
 
 def _copied(leaf: Any) -> Any:

@@ -191,7 +191,7 @@ def _model(frame: FrameType | None) -> str:
     """Return the model whose plan compiles it, by its class and size; empty for another's call."""
     while frame is not None:
         if frame.f_code is CompiledCode.run.__code__:
-            return subject_of(frame.f_locals["module"])
+            return subject_of(frame.f_locals["call"].module)
         frame = frame.f_back
     return ""
 

@@ -103,7 +103,7 @@ class Accelerator(_Record):
 
 
 class Hardware(_Record):
-    """A machine: processor, accelerators, and what torch.compile needs.
+    """A machine: processor, accelerators with what links them, and what torch.compile needs.
 
     `cxx` is the C++ compiler that Inductor would call, or None where none is found. `libraries` are
     the optional ones that are installed, with their versions, by their names on PyPI; where nothing
@@ -115,6 +115,7 @@ class Hardware(_Record):
     torch: str = "2.13.0"
     cpu: Cpu = Cpu()
     accelerators: tuple[Accelerator, ...] = ()
+    links: Literal["", "NVLink", "PCIe"] = ""
     cxx: str | None = None
     triton: bool = False
     libraries: dict[str, Shown] = Field(default_factory=lambda: probes.installed(OPTIONAL))
@@ -150,16 +151,18 @@ class Hardware(_Record):
         import torch
 
         cpu, system = _detect_cpu(), platform.system()
+        found = tuple(
+            Accelerator(kind=kind.name, **{"name": cpu.name, **fields})
+            for kind in devices.KINDS.values()
+            for fields in kind.detect()
+        )
         return cls(
             system=system if system in ("Windows", "Darwin") else "Linux",  # type: ignore[arg-type]
             python=platform.python_version(),
             torch=torch.__version__,
             cpu=cpu,
-            accelerators=tuple(
-                Accelerator(kind=kind.name, **{"name": cpu.name, **fields})
-                for kind in devices.KINDS.values()
-                for fields in kind.detect()
-            ),
+            accelerators=found,
+            links=probes.gpu_links() if len(found) > 1 else "",  # type: ignore[arg-type]
             cxx=probes.cxx(),
             triton=probes.has_triton(),
         )

@@ -52,9 +52,9 @@ CATALOG: list[Optimization] = [
     Float8(),
     Mx(),
     Sparsity(),
-    Distributed(),
     CudaGraphs(),
     Compile(),
+    Distributed(),
     Inference(),
 ]
 flags.OWNERS[:] = [entry.switches for entry in CATALOG]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -53,7 +54,6 @@ class ActivationCheckpointing(Optimization):
 
     name = "activation_checkpointing"
     effect = Effect.EXACT
-    excludes = frozenset({"compile"})  # which passes by it, and chooses itself what it keeps
     summary = "activations of repeated blocks are computed again instead of kept"
     helps = "training that needs more memory than there is: larger batches, longer sequences"
     risk = (
@@ -85,6 +85,9 @@ class ActivationCheckpointing(Optimization):
         rule = f"{count} of {facts.blocks} blocks are computed again: {kinds}"
         saves = "it saves memory and takes time; it is there on request"
         return request.on_request(why, saves, rule, details={"every": every})
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        return replace(facts, recomputed=decision.active)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
@@ -130,6 +133,8 @@ class Recomputed(Call):
     Where nothing is kept for a backward pass, and where a second call would find something else,
     they are as without it.
     """
+
+    recomputes = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the block's own result."""

@@ -37,6 +37,7 @@ BEGIN_S, GRAPH_S, LAYER_S = 7.0, 5.0, 0.25
 USUAL_GAIN = 1.1
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
+SCOPED = "leave `scope` out, and its blocks are compiled"
 NO_BLOCKS = (
     "it has no repeated blocks, or you have compiled them: modules in one list that are of one "
     "class, with parameters of the same shapes"
@@ -168,7 +169,13 @@ class Compile(Optimization):
 def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
     """Return the options with the repeated blocks as scope where that was left open and pays: on
     CPUs, where nothing but the blocks takes long to compile, and each kind serves several.
+
+    Blocks whose activations are computed again have to be compiled one by one, and in several
+    processes gradients, or weights, of a block travel while another computes.
     """
+    is_spread = facts.processes > 1 and facts.block_names
+    if options.scope == "auto" and (facts.recomputed or is_spread):
+        return options.model_copy(update={"scope": "blocks"})
     is_plain = options.backend == INDUCTOR and options.mode == "default" and not options.fullgraph
     if options.scope != "auto" or not is_plain or facts.device_type != "cpu":
         return options
@@ -214,6 +221,8 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.passed_by:
         return f"compiled code passes by {facts.passed_by}, which this plan has"
+    if facts.recomputed and options.scope == "model":
+        return f"compiled as a whole it passes by activation_checkpointing: {SCOPED}"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
     if options.scope == "blocks" and not facts.block_names:

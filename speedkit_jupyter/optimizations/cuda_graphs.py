@@ -58,8 +58,10 @@ class CudaGraphs(Optimization):
             why = f"NVIDIA's GPUs record CUDA graphs; the model is on {facts.device}"
         elif facts.compiled != "no":
             why = 'the model is compiled already: torch.compile(mode="reduce-overhead") records it'
-        elif facts.passed_by == "activation_checkpointing" or facts.own_checkpointing == "on":
+        elif facts.recomputed or facts.own_checkpointing == "on":
             why = "activation checkpointing runs Python code in the backward pass"
+        elif facts.processes > 1:
+            why = f"{facts.processes} processes exchange gradients, which no graph records"
         return request.on_request(why, "it is there on request", hint=HINT)
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field
+
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
+from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
 from speedkit_jupyter.optimizations.base.target import Target
+from speedkit_jupyter.optimizations.facts.group import processes_of
 from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around
-from speedkit_jupyter.optimizations.properties.sharding import Sharded, is_sharded
+from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around, chain
+from speedkit_jupyter.optimizations.properties.sharding import Sharded, is_sharded, unsynced
 from speedkit_jupyter.support.units import count, size
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 # Weights, gradients and Adam's two moments in float32.
 BYTES_PER_PARAMETER = 16
+BYTES_PER_WEIGHT = 4
 # Of a device's memory; the rest is for activations.
 SHARE_OF_MEMORY = 0.5
 ONE = "one process: %%speedkit launch or torchrun starts more"
@@ -37,7 +41,7 @@ class Distributed(Optimization):
 
     name = "distributed"
     effect = Effect.ROUNDING
-    excludes = frozenset({"compile", "cuda_graphs"})
+    excludes = frozenset({"cuda_graphs"})
     summary = "each process trains on its own samples, and gradients are averaged over all"
     helps = "machines with several GPUs, and models that are too large for one"
     risk = (
@@ -48,11 +52,14 @@ class Distributed(Optimization):
     page = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 
     class Options(Fields):
-        """`reshard` frees gathered weights after the forward pass; `static_graph` is for `ddp`."""
+        """`static_graph` and `bucket_view` are for `ddp`. `reshard` frees gathered weights after
+        the forward pass; `prefetch` gathers those of so many blocks ahead.
+        """
 
         strategy: Literal["auto", False, "ddp", "fsdp2", "hybrid"] = "auto"
         reduce: Literal["auto", "bf16"] = "auto"
-        reshard: Flag = True
+        reshard: Switch = "auto"
+        prefetch: int = Field(0, ge=0, strict=True, description="0: as torch does; 1, 2, 3 …")
         bucket_view: Flag = True
         static_graph: Flag = False
 
@@ -65,22 +72,22 @@ class Distributed(Optimization):
             return request.leave(False, asked=True)
         if facts.processes < 2:
             return request.decline(False, ONE)
-        obstacle = _obstacle(facts)
-        if obstacle:
+        if obstacle := _obstacle(facts, asked):
             return request.decline(False, obstacle)
         if asked == "hybrid" and facts.hosts < 2:
             return request.decline(False, "hybrid is for several hosts; this is one: fsdp2")
-        details = {name: getattr(options, name) for name in ("reduce", "reshard", "bucket_view")}
-        details |= {"static_graph": options.static_graph, "hosts": facts.hosts}
+        names = ("reduce", "prefetch", "bucket_view", "static_graph")
+        details = {name: getattr(options, name) for name in names}
         hint = f"{facts.processes} times the samples a step; loader = ctx.sharded(loader)"
         value, rule = _by_memory(hardware, facts)
         if asked != "auto":
             value, rule = asked, f"over {count(facts.processes, 'rank')}"
+        details["reshard"], links = _by_links(options, value, hardware, facts)
         if value == "ddp" and details["reduce"] == "bf16" and facts.device_type == "cpu":
             details["reduce"] = "auto"
             hint += "; gradients go in full precision: ddp sends bf16 between GPUs only"
         decide = request.apply if asked == "auto" else request.obey
-        return decide(value, rule, details=details, hint=hint)
+        return decide(value, f"{rule}; {links}", details=details, hint=hint)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
@@ -98,7 +105,10 @@ class Distributed(Optimization):
                     copies.end()
             return
         blocks = [*repeated_blocks(target.model), target.model]
-        with Sharded(blocks, target.live_optimizers, **_sharding(decision, target.model)):
+        sharded = Sharded(blocks, target.live_optimizers, **_sharding(decision, target.model))
+        del blocks
+        with sharded as calls, CALLS.overriding(calls):
+            del calls  # what is named here would live as long as the plan
             yield
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
@@ -168,8 +178,10 @@ def _parts(decision: Decision, facts: Facts) -> tuple[list[str], list[str]]:
     return imports, [*lines, f"fully_shard(model, {', '.join(words)})"]
 
 
-def _obstacle(facts: Facts) -> str:
-    if facts.launcher:
+def _obstacle(facts: Facts, asked: str) -> str:
+    if facts.launcher == "Accelerate" and asked == "auto":
+        return "Accelerate spreads the model by prepare(); `distributed: ddp` does it without"
+    if facts.launcher not in ("", "Accelerate"):
         return f"{facts.launcher} spreads the model over the processes already"
     if facts.lazy:
         return "parameters have no shape yet: call the model once"
@@ -180,11 +192,15 @@ def _obstacle(facts: Facts) -> str:
     return "" if facts.parameters else "the model has no parameters"
 
 
+def _memory(hardware: Hardware, facts: Facts) -> int:
+    """Return a rank's bytes: its GPU's, or its part of the host's."""
+    gpu = hardware.accelerator(facts.device)
+    return gpu.memory_bytes if gpu else hardware.cpu.memory_bytes * facts.hosts // facts.processes
+
+
 def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
     """Return copies where they fit, else parts, with the numbers that decide."""
-    gpu = hardware.accelerator(facts.device)
-    on_host = max(1, facts.processes // facts.hosts)
-    memory = gpu.memory_bytes if gpu else hardware.cpu.memory_bytes // on_host
+    memory, on_host = _memory(hardware, facts), max(1, facts.processes // facts.hosts)
     needs, room = facts.parameters * BYTES_PER_PARAMETER, int(memory * SHARE_OF_MEMORY)
     if not room or needs <= room:
         return "ddp", f"training state of {size(needs)} fits into each rank ({size(room)})"
@@ -192,6 +208,29 @@ def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
     if facts.hosts > 1 and needs <= room * on_host:
         return "hybrid", f"{too_large}; one host holds it: parts within a host, copies across"
     return "fsdp2", f"{too_large}: each of {facts.processes} holds a part"
+
+
+def _by_links(
+    options: Distributed.Options, strategy: str, hardware: Hardware, facts: Facts
+) -> tuple[bool, str]:
+    """Return whether gathered weights are freed after the forward pass, and what the links say.
+
+    Kept, they are gathered once a step: two thirds of the bytes are sent.
+    """
+    reshard, links = options.reshard is not False, hardware.links
+    if facts.device_type == "cpu":
+        return reshard, "gloo connects CPUs: there are no links to choose by"
+    if not links or facts.hosts > 1:
+        return reshard, f"{links or 'unknown links'} between GPUs of a host"
+    if links == "NVLink" or strategy == "ddp":
+        slow = "" if links == "NVLink" else ": `reduce: bf16` halves what is sent"
+        return reshard, f"{links} between the GPUs{slow}"
+    whole = facts.parameters * BYTES_PER_WEIGHT
+    held = facts.parameters * BYTES_PER_PARAMETER // facts.processes
+    fits = held + whole <= _memory(hardware, facts) * SHARE_OF_MEMORY
+    if options.reshard != "auto" or not fits:
+        return reshard, "PCIe between the GPUs"
+    return False, f"PCIe between the GPUs, and weights of {size(whole)} fit: gathered once a step"
 
 
 def _sharding(decision: Decision, model: torch.nn.Module) -> dict[str, Any]:
@@ -203,11 +242,12 @@ def _sharding(decision: Decision, model: torch.nn.Module) -> dict[str, Any]:
 
     details = decision.details
     kind = next(model.parameters()).device.type
-    ranks, hosts = dist.get_world_size(), details.get("hosts", 1)
+    ranks, hosts = dist.get_world_size(), processes_of([model])["hosts"]
     shape = (hosts, ranks // hosts) if decision.value == "hybrid" else (ranks,)
     names = ("replicate", "shard")[-len(shape) :]
     reduced = torch.bfloat16 if details.get("reduce") == "bf16" else None
     return {
+        "prefetch": details.get("prefetch", 0),
         "mesh": init_device_mesh(kind, shape, mesh_dim_names=names),
         "reshard_after_forward": details.get("reshard", True),
         "mp_policy": MixedPrecisionPolicy(reduce_dtype=reduced),
@@ -259,9 +299,27 @@ class Copies(Call):
             return self.below(*args, **kwargs)
         return self._wrapped(*args, **kwargs)
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
+
     def end(self) -> None:
         """Give the gradients memory of their own, and let go of what averages them."""
         self._wrapped = None
         for parameter in () if self.module is None else self.module.parameters():
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()
+
+
+def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Return a block whose backward passes exchange no gradients; the next one sums all."""
+    copies = next((call for call in chain(model) if isinstance(call, Copies)), None)
+    own = getattr(copies or model, "no_sync", None)  # DistributedDataParallel's, too
+    return unsynced(model) if own is None else own()
+
+
+def exchanges(model: torch.nn.Module) -> bool:
+    """Return whether a backward pass averages gradients over the ranks."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    is_copy = isinstance(model, DistributedDataParallel) or around(model, Copies)
+    return is_copy or is_sharded(model)

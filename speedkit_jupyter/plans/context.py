@@ -171,6 +171,14 @@ class SpeedContext:
 
         return sharded(loader)
 
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return the block for all but the last backward pass of accumulated gradients: they stay
+        on their rank, and the first pass after it sums all. Forward passes belong in it, too.
+        """
+        from speedkit_jupyter.optimizations.distributed import no_sync
+
+        return no_sync(self.model)
+
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
         """A GradScaler on the model's device; a disabled one passes everything through."""

@@ -14,21 +14,22 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.measure.results.statistics import Ratio, least_rounds, paired_ratio
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.processes import merging
-from speedkit_jupyter.support.storage import size_in_memory
 
 SINGLE, APART = "single", "apart"
-VALUE = "_value_of_the_cell"
 WORDS = (SINGLE, "ddp", "fsdp2", "hybrid")
 # A block of the slowest strategy lasts so long; all make as many steps.
 BLOCK_S = 0.05
+# What the profiler calls them: gloo's work on CPUs, NCCL's kernels on GPUs.
+COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
 # Losses of float32 that differ by less are equal: sums are taken in another order.
 EQUAL = 1e-3
 
@@ -41,16 +42,18 @@ class Block:
     step_s: Sequence[float]  # of the ranks that ran
     loss: float | None
     memory_bytes: Sequence[int]  # parameters, gradients and optimizer state of each rank
+    traced_s: float | None = None  # of a step, in which a collective runs, where it was traced
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a strategy is worth beside one process, and what it costs."""
+    """What a strategy is worth: throughput of all ranks beside one process, and what it costs."""
 
     strategy: str
     ranks: int  # that make a batch each, in one step
     efficiency: Ratio  # a step of one process ÷ a step of all; times `ranks`: throughput
-    waiting: float  # share of a step for communication that computing does not hide
+    exposed: float  # share of a step for communication that computing does not hide
+    overlapped: float  # share of a step in which it computes and communicates
     skew: float  # between the first rank to end and the last, as a share of the step
     memory_bytes: int
     loss: float | None
@@ -59,14 +62,20 @@ class Row:
 
 def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list[Row]:
     """Return a row for each strategy; `ranks` batches a step where all of them run."""
-    of = {name: [one for one in blocks if one.strategy == name] for name in {*strategies, APART}}
+    timed = [one for one in blocks if one.traced_s is None]
+    of = {name: [one for one in timed if one.strategy == name] for name in {*strategies, APART}}
+    traced = {one.strategy: one for one in blocks if one.traced_s is not None}
     seconds = {name: [max(one.step_s) for one in every] for name, every in of.items()}
     apart_s, expected = statistics.median(seconds[APART]), of[SINGLE][-1].loss
     found = []
     for name in strategies:
         each, loss = of[name], of[name][-1].loss
         level = 0.05 / max(1, len(strategies) - 1)
-        waiting = max(0.0, 1 - apart_s / statistics.median(seconds[name]))
+        exposed = overlapped = 0.0
+        if name != SINGLE:
+            exposed = max(0.0, 1 - apart_s / statistics.median(seconds[name]))
+            share = (traced[name].traced_s or 0.0) / max(traced[name].step_s)
+            overlapped = max(0.0, share - exposed)
         is_equal = None
         if loss is not None and expected is not None:
             is_equal = math.isclose(loss, expected, rel_tol=EQUAL, abs_tol=EQUAL**2)
@@ -74,7 +83,8 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
             strategy=name,
             ranks=1 if name == SINGLE else ranks,
             efficiency=paired_ratio(seconds[SINGLE], seconds[name], level),
-            waiting=0.0 if name == SINGLE else waiting,
+            exposed=exposed,
+            overlapped=overlapped,
             skew=statistics.median(1 - min(one.step_s) / max(one.step_s) for one in each),
             memory_bytes=max(max(one.memory_bytes) for one in each),
             loss=loss,
@@ -120,6 +130,9 @@ def race(
             dist.broadcast_object_list(over)
             if over[0]:
                 break
+        for name in strategies:  # last, since torch's profiler leaves its mark on a process
+            put_back()
+            blocks.append(_block(name, step, net, optims, steps, traces=True))
     finally:
         put_back()
     return blocks
@@ -128,27 +141,30 @@ def race(
 def _step(source: str, space: dict[str, Any]) -> Callable[[], Any]:
     """Return the cell as a function; its value is that of a trailing expression, or `loss`."""
     tree = ast.parse(source)
+    value = None
     if isinstance(last := tree.body[-1], ast.Expr):
-        tree.body[-1:] = ast.parse(f"{VALUE} = {ast.unparse(last)}").body
-    code = compile(tree, "<cell>", "exec")
+        value = compile(ast.Expression(last.value), "<cell>", "eval")
+        tree.body.pop()
+    body = compile(tree, "<cell>", "exec")
 
     def step() -> Any:
-        exec(code, space)
-        value = space.pop(VALUE, None)
-        return space.get("loss") if value is None else value
+        exec(body, space)
+        result = eval(value, space) if value else None
+        return space.get("loss") if result is None else result
 
     return step
 
 
 def _saved(stateful: Sequence[Any]) -> Callable[[], None]:
     """Return what puts the states of now back, and clears gradients."""
-    kept = [copy.deepcopy(merging.state_of(one)) for one in stateful]
+    kept = [merging.State(copy.deepcopy(one.state_dict())) for one in stateful]
+    training = [getattr(one, "training", None) for one in stateful]
 
     def put_back() -> None:
         import torch
 
-        for one, state in zip(stateful, kept, strict=True):
-            merging.put_state(one, copy.deepcopy(state))
+        for one, state, mode in zip(stateful, kept, training, strict=True):
+            merging.put_state(one, merging.State(copy.deepcopy(state.values), mode))
             if isinstance(one, torch.nn.Module):
                 one.zero_grad()
         torch.manual_seed(0)
@@ -157,32 +173,45 @@ def _saved(stateful: Sequence[Any]) -> Callable[[], None]:
 
 
 def _block(
-    name: str, step: Callable[[], Any], model: Any, optimizers: Sequence[Any], steps: int
+    name: str,
+    step: Callable[[], Any],
+    model: Any,
+    optimizers: Sequence[Any],
+    steps: int,
+    traces: bool = False,
 ) -> Block:
-    import torch
     import torch.distributed as dist
 
-    runs, loss = name != SINGLE or dist.get_rank() == 0, None
+    runs = name != SINGLE or dist.get_rank() == 0
+    loss, trace = None, None
     with _in_force(name, model, optimizers):
         if runs:
             step()
         dist.barrier()
-        begun_s = time.perf_counter()
-        for _ in range(steps if runs else 0):
-            loss = step()
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-        seconds = (time.perf_counter() - begun_s) / steps
-        held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]
-        held += [
-            one for each in optimizers for kept in each.state.values() for one in kept.values()
-        ]
-        used = sum(size_in_memory(one) for one in held if isinstance(one, torch.Tensor))
-    number = float(loss) if loss is not None and getattr(loss, "numel", lambda: 1)() == 1 else None
+        with torch_profiler.profiled() if traces else nullcontext() as trace:
+            begun_s = time.perf_counter()
+            for _ in range(steps if runs else 0):
+                loss = step()
+            _await_device()
+            seconds = (time.perf_counter() - begun_s) / steps
+        used = _state_bytes(model, optimizers)
+    number = float(loss) if getattr(loss, "numel", lambda: 1)() == 1 and loss is not None else None
     every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, (seconds, number, used, runs))
-    ran = [one for one in every if one[3]]
-    return Block(name, [one[0] for one in ran], ran[0][1], [one[2] for one in ran])
+    collectives_s = _collectives_s(trace.events()) / steps if trace else None
+    dist.all_gather_object(every, (seconds, number, used, collectives_s, runs))
+    ran = [one for one in every if one[4]]
+    of_slowest = max(ran, key=lambda one: one[0])[3]
+    return Block(name, [one[0] for one in ran], ran[0][1], [one[2] for one in ran], of_slowest)
+
+
+def _collectives_s(events: Sequence[Any]) -> float:
+    """Return the seconds in which gloo, or a kernel of NCCL's, is at work."""
+    spans = [one.time_range for one in events if one.name.startswith(COLLECTIVES)]
+    total_us = until_us = 0.0
+    for span in sorted(spans, key=lambda one: one.start):
+        total_us += max(0.0, span.end - max(span.start, until_us))
+        until_us = max(until_us, span.end)
+    return 1e-6 * total_us
 
 
 @contextmanager
@@ -193,3 +222,23 @@ def _in_force(name: str, model: Any, optimizers: Sequence[Any]) -> Iterator[None
     config = SpeedConfig.from_dict({"distributed": name}).alone()
     with prepare(model, config, list(optimizers)).in_force():
         yield
+
+
+def _await_device() -> None:
+    import torch
+
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _state_bytes(model: Any, optimizers: Sequence[Any]) -> int:
+    """Return what this rank holds of parameters, gradients and optimizer state."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]
+    held += [
+        one for optim in optimizers for state in optim.state.values() for one in state.values()
+    ]
+    local = (one.to_local() if isinstance(one, DTensor) else one for one in held)
+    return sum(one.numel() * one.element_size() for one in local if isinstance(one, torch.Tensor))

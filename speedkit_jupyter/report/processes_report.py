@@ -12,8 +12,8 @@ from speedkit_jupyter.support.units import between, count, ratio, share, size
 
 EQUALITY = {True: "(equal)", False: "(other)", None: ""}
 HOW = (
-    "Throughput counts the batches of all processes. Waiting is the share of a step for "
-    "communication that computing does not hide; state is what a rank holds of parameters, "
+    "Throughput counts the batches of all processes. Of a step's time for communication, computing "
+    "hides what is overlapped, and not what is exposed. State is what a rank holds of parameters, "
     "gradients and optimizer state. Every rank had the same batch, so the losses have to be equal."
 )
 # Characters of a rank that are shown, the last ones: a page is drawn anew ten times a second.
@@ -48,7 +48,10 @@ def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] 
     return Document(title, [*sections, kept])
 
 
-COLUMNS = ("", "throughput", "95 % interval", "efficiency", "waiting", "skew", "state", "loss")
+COLUMNS = (
+    *("", "throughput", "95 % interval", "efficiency", "exposed", "overlapped", "skew"),
+    *("state", "loss"),
+)
 
 
 def race_report(found: Sequence[Row]) -> Document:
@@ -65,7 +68,8 @@ def race_report(found: Sequence[Row]) -> Document:
             ratio(_throughput(row)[1]),
             BLANK if row.strategy == SINGLE else between(*_throughput(row)[::2]),
             share(row.efficiency.median),
-            share(row.waiting),
+            share(row.exposed),
+            share(row.overlapped),
             share(row.skew),
             size(row.memory_bytes),
             BLANK if row.loss is None else f"{row.loss:.5g} {EQUALITY[row.is_equal]}".strip(),

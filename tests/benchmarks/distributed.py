@@ -1,17 +1,24 @@
-"""Two processes from a notebook beside torchrun by hand: start, launch, and steps a second.
+"""Two processes from a notebook beside torchrun by hand and Accelerate's `notebook_launcher`.
 
-`python tests/benchmarks/distributed.py [--steps 200] [--processes 2]` prints a table: seconds from
-`start` until the workers are ready, seconds of a launch that does nothing, and the seconds of a
-DDP step in `launch` and under `torchrun`, in alternating rounds.
+`python tests/benchmarks/distributed.py [--steps 200] [--processes 2]` prints seconds from `start`
+until the workers are ready and from a cell to rank 0's first step, then a DDP step in `launch`,
+under `torchrun` and under `notebook_launcher` in alternating rounds with what of it is exposed
+communication, and FSDP2's bytes a rank beside the formula. It ends with 1 where `launch` is slower
+than either by more than 3 %, or the bytes are off by more than 3 %. About two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import random
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -23,8 +30,8 @@ from speedkit_jupyter.processes import workers
 ROUNDS = 5
 
 
-def step_s(steps: int) -> float:
-    """Return the seconds of one DDP step of this rank; the group is there."""
+def step_s(steps: int) -> tuple[float, float]:
+    """Return the seconds of one DDP step of this rank, and of one that exchanges no gradients."""
     import time
 
     import torch
@@ -35,70 +42,136 @@ def step_s(steps: int) -> float:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to(device))
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.rand(64, 512, device=device)
-    for number in range(steps + 5):
-        if number == 5:
-            begun_s = time.perf_counter()
-        optimizer.zero_grad()
-        model(data).square().mean().backward()
-        optimizer.step()
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-    return (time.perf_counter() - begun_s) / steps
+
+    def timed() -> float:
+        for number in range(steps + 5):
+            if number == 5:
+                begun_s = time.perf_counter()
+            optimizer.zero_grad()
+            model(data).square().mean().backward()
+            optimizer.step()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+        return (time.perf_counter() - begun_s) / steps
+
+    exchanging = timed()
+    with model.no_sync():
+        return exchanging, timed()
 
 
-def by_torchrun(processes: int, steps: int) -> float:
-    """Return the same of rank 0 of this file under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={processes}", str(Path(__file__)), "--rank-of-torchrun"]
-    command += [f"--steps={steps}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    return float(done.stdout.split()[-1])
+def first_step_at() -> float:
+    """Return when rank 0 has made its first step, by the clock of the host."""
+    import time
+
+    step_s(1)
+    return time.time()
 
 
-def as_rank(steps: int) -> None:
-    """Run as a rank of torchrun; rank 0 prints the seconds."""
+def sharded_bytes() -> tuple[int, float]:
+    """Return what rank 0 holds of a model under FSDP2 after a step, and what the formula says."""
+    import torch
     import torch.distributed as dist
 
+    from speedkit_jupyter import SpeedConfig, apply_speedups
+    from speedkit_jupyter.optimizations.distributed import BYTES_PER_PARAMETER
+    from speedkit_jupyter.processes.race import _state_bytes
+
+    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    blocks = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)]
+    model = nn.Sequential(*blocks).to(device)
+    number = sum(one.numel() for one in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
+    config = SpeedConfig(distributed="fsdp2").alone()
+    with apply_speedups(model, config, optimizer=optimizer)[1]:
+        model(torch.rand(8, 512, device=device)).square().mean().backward()
+        optimizer.step()
+        return _state_bytes(model, [optimizer]), (
+            number * BYTES_PER_PARAMETER / dist.get_world_size()
+        )
+
+
+def elsewhere(launcher: str, processes: int, steps: int) -> tuple[float, float]:
+    """Return `step_s` of rank 0 of this file under another launcher, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "seconds"
+        by_torch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        command = [sys.executable, *(by_torch if launcher == "torchrun" else []), __file__]
+        command += [f"--as={launcher}", f"--steps={steps}", f"--processes={processes}"]
+        command += [f"--result={result}"]
+        subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        exchanging, alone = result.read_text().split()
+    return float(exchanging), float(alone)
+
+
+def as_rank(steps: int, result: str) -> None:
+    """Run as a rank; rank 0 writes the seconds."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     dist.init_process_group()
     if torch.cuda.is_available():
         torch.cuda.set_device(dist.get_node_local_rank())
     seconds = step_s(steps)
     if dist.get_rank() == 0:
-        print(seconds)
+        Path(result).write_text(" ".join(map(str, seconds)))
     dist.destroy_process_group()
 
 
-def main() -> None:
-    """Run the command."""
+def main() -> int:
+    """Run the command; return its exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--processes", type=int, default=torch.cuda.device_count() or 2)
-    parser.add_argument("--rank-of-torchrun", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--as", dest="launcher", help=argparse.SUPPRESS)
+    parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank_of_torchrun:
-        as_rank(options.steps)
-        return
+    if options.launcher == "torchrun":
+        as_rank(options.steps, options.result)
+        return 0
+    if options.launcher:
+        from accelerate import notebook_launcher
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        given = (options.steps, options.result)
+        notebook_launcher(as_rank, given, num_processes=options.processes, use_port=port)
+        return 0
+    try:
+        return compared(options.processes, options.steps)
+    finally:
+        workers.stop()
+
+
+def compared(processes: int, steps: int) -> int:
+    """Print the table; return the exit code."""
     begun_s = time.perf_counter()
-    workers.started(options.processes, lambda text: None)
+    workers.started(processes, lambda text: None)
     print(f"from start to ready: {time.perf_counter() - begun_s:.1f} s")
-    empty = []
-    for _ in range(20):
-        begun_s = time.perf_counter()
-        launch(int)
-        empty.append(time.perf_counter() - begun_s)
-    print(f"a launch that does nothing: {1e3 * statistics.median(empty):.0f} ms")
-    ratios = []
-    for _ in range(ROUNDS):
-        launched, by_hand = (
-            launch(step_s, options.steps),
-            by_torchrun(options.processes, options.steps),
-        )
-        ratios.append(by_hand / launched)
-        print(f"a step: {1e3 * launched:.2f} ms launched, {1e3 * by_hand:.2f} ms by torchrun")
-    low, high = min(ratios), max(ratios)
-    print(f"launched is {statistics.median(ratios):.3f}× as fast ({low:.3f} to {high:.3f})")
-    workers.stop()
+    begun_s = time.time()
+    first_s = launch(first_step_at) - begun_s
+    again_s = statistics.median(-time.time() + launch(first_step_at) for _ in range(5))
+    print(f"from a cell to rank 0's first step: {first_s:.2f} s, later {1e3 * again_s:.0f} ms")
+    others = ["torchrun"] + ["notebook_launcher"] * (find_spec("accelerate") is not None)
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("launch", *others)}
+    for number in range(ROUNDS):
+        for name in random.Random(number).sample([*found], len(found)):
+            is_ours = name == "launch"
+            seconds = launch(step_s, steps) if is_ours else elsewhere(name, processes, steps)
+            found[name].append(seconds)
+    is_slower = False
+    print(f"{'':20}{'a step':>10}{'exposed':>10}  launch beside it")
+    for name, every in found.items():
+        step, alone = (statistics.median(column) for column in zip(*every, strict=True))
+        ratios = [one[0] / ours[0] for one, ours in zip(every, found["launch"], strict=True)]
+        is_slower |= statistics.median(ratios) < 0.97
+        beside = f"{statistics.median(ratios):.3f}× ({min(ratios):.3f} to {max(ratios):.3f})"
+        print(f"{name:20}{1e3 * step:7.2f} ms{max(0.0, 1 - alone / step):10.0%}  {beside}")
+    held, formula = launch(sharded_bytes)
+    off = held / formula - 1
+    print(f"fsdp2 holds {held / 2**20:.2f} MiB a rank, formula {formula / 2**20:.2f} ({off:+.1%})")
+    return int(is_slower or abs(off) > 0.03)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -32,6 +32,7 @@ def trained(name: str) -> Facts:
 
 
 SMALL = cuda(linears=4, dtypes=("bfloat16",))
+WHOLE = {"compile": {"enabled": True, "scope": "model"}}
 LLAMA = cuda(linears=9, model_type="llama")
 
 
@@ -46,7 +47,7 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"activation_checkpointing": True}, "cpu", cpu(), "two or more blocks"),
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, compiled="in place"), "compiled"),
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, own_checkpointing="on"), "own grad"),
-    ({"compile": True, "activation_checkpointing": True}, "t4", cuda(blocks=4), "passes by activ"),
+    (WHOLE | {"activation_checkpointing": True}, "t4", cuda(blocks=4), "passes by activ"),
     ({"compile": True, "fused_kernels": True}, f"h200 {LIGER}", LLAMA, "passes by fused_kernels"),
     ({"compile": True, "cuda_graphs": True}, "a100", SMALL, "passes by cuda_graphs"),
     ({"compile": {"enabled": True, "backend": "cudagraphs"}}, "cpu", cpu(), "graphs need CUDA"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig
+from speedkit_jupyter.machines.probes import links_in
 from speedkit_jupyter.optimizations import named
 
 ENTRY = named("distributed")
@@ -30,6 +31,8 @@ def decided(value, facts, machine="cpu"):
         ("hybrid", TWO, "cpu", False, "several hosts"),
         ("fsdp2", TWO, "cpu", "fsdp2", "over 2 ranks"),
         ("auto", replace(TWO, launcher="Accelerate"), "cpu", False, "Accelerate spreads"),
+        ("ddp", replace(TWO, launcher="Accelerate"), "cpu", "ddp", "no links to choose by"),
+        ("ddp", replace(TWO, launcher="Lightning"), "cpu", False, "Lightning spreads"),
         ("ddp", replace(TWO, compiled="in place"), "cpu", False, "compiled"),
     ],
 )
@@ -40,6 +43,32 @@ def test_the_strategy_follows_from_memory_and_hosts_with_a_reason(
     assert decision.value == strategy
     assert decision.active is bool(strategy)
     assert reason in decision.reason
+
+
+NVLINK = "GPU0\t X \tNV12\tSYS\t0-15\t0\nGPU1\tNV12\t X \tSYS\t0-15\t0\nNIC0\tSYS\tSYS\t X\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "links"),
+    [(NVLINK, "NVLink"), (NVLINK.replace("NV12", "PHB"), "PCIe"), ("GPU0\t X \t0-3\n", "")],
+)
+def test_links_are_read_from_nvidias_own_table(table, links):
+    assert links_in(f"\x1b[4m\tGPU0\tGPU1\tCPU Affinity\x1b[0m\n{table}\nLegend:\n") == links
+
+
+@pytest.mark.parametrize(
+    ("links", "parameters", "reshard"),
+    [("NVLink", 10**8, True), ("PCIe", 10**8, False), ("PCIe", 2 * 10**9, True), ("", 10**8, True)],
+)
+def test_over_pcie_weights_that_fit_are_gathered_once_a_step(links, parameters, reshard):
+    machine = Hardware.from_json("t4").model_copy(update={"links": links})
+    facts = replace(BIG, parameters=parameters)
+    request = SpeedConfig(distributed="fsdp2").request("distributed")
+    decision = ENTRY.decide(request, machine, facts)
+    assert decision.details["reshard"] is reshard
+    assert (links or "unknown links") in decision.reason
+    kept = SpeedConfig.from_dict({"distributed": {"strategy": "fsdp2", "reshard": True}})
+    assert ENTRY.decide(kept.request("distributed"), machine, facts).details["reshard"]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

@@ -61,8 +61,9 @@ class Facts:
     blocks_of_torch: bool = False  # their forward is torch's own
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # some may be made after planning
-    precision: str = "fp32"  # filled in while planning, as the next two
+    precision: str = "fp32"  # filled in while planning, as the next three
     passed_by: str = ""  # an active entry that compiled code would skip
+    recomputed: bool = False  # activations of the blocks are
     quantized: str = ""  # the entry whose quantized weights are multiplied
     # What a step gets anew from the system: gradients of LARGE_BYTES, until a step was measured.
     fresh_bytes: int = 0

@@ -31,6 +31,7 @@ class Call:
     """
 
     compiles: ClassVar[bool] = False  # stands for compiled code
+    recomputes: ClassVar[bool] = False  # activations: compiled code above it does, too
 
     def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
         self._module = weakref.ref(module)
@@ -89,20 +90,20 @@ CALLS = Calls()
 
 def around(module: torch.nn.Module, kind: type[Call]) -> bool:
     """Return whether a layer of this kind is in force on the module."""
-    return any(isinstance(call, kind) for call in _chain(module))
+    return any(isinstance(call, kind) for call in chain(module))
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """Return whether a call of the module goes through compiled code."""
-    return any(not isinstance(call, Call) or call.compiles for call in _chain(module))
+    return any(not isinstance(call, Call) or call.compiles for call in chain(module))
 
 
 def users_own(module: torch.nn.Module) -> bool:
     """Return whether the user has compiled it in place; what plans put there does not count."""
-    return any(not isinstance(call, Call) for call in _chain(module))
+    return any(not isinstance(call, Call) for call in chain(module))
 
 
-def _chain(module: torch.nn.Module) -> Iterator[Any]:
+def chain(module: torch.nn.Module) -> Iterator[Any]:
     """Yield what a call goes through, from the outermost layer to what the user has put there."""
     call = getattr(module, SLOT, None)
     while call is not None:

@@ -49,15 +49,16 @@ class CompiledCode:
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
         self._checked, self._at, self._why = False, "", ""
 
-    def run(self, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def run(self, call: Call, args: Any, kwargs: Any) -> Any:
         """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
         if self._beside is not None:
-            self._look_beside(self._beside, module)
+            self._look_beside(self._beside, call.module)
         if self.failed or (self._beside is not None and self._beside.is_waiting):
-            return module._call_impl(*args, **kwargs)
+            return call.below(*args, **kwargs)
         try:
             graphs = None if self._checked else _graphs()
-            result = self._compiled(module, args, kwargs)
+            recomputes = getattr(call.inner, "recomputes", False)
+            result = self._compiled(call.module, args, kwargs, recomputes)
             if not self._checked:
                 self._check(graphs)
             return result
@@ -71,10 +72,10 @@ class CompiledCode:
                 torch_private.forget_builds()
                 raise KeyboardInterrupt from error
             if removed_half_written_build(error):
-                return self.run(module, args, kwargs)
+                return self.run(call, args, kwargs)
             if self._required:
                 raise
-            return self._run_plainly(error, module, args, kwargs)
+            return self._run_plainly(error, call, args, kwargs)
 
     def _look_beside(self, beside: Beside, module: torch.nn.Module) -> None:
         """Start the other process before the second step, and take over once it is done."""
@@ -105,9 +106,9 @@ class CompiledCode:
         elif not self._checked:
             self._compiled = _compile(self._options, self._modules)
 
-    def _run_plainly(self, error: Exception, module: Any, args: Any, kwargs: Any) -> Any:
+    def _run_plainly(self, error: Exception, call: Call, args: Any, kwargs: Any) -> Any:
         # Where the plain model fails too, the mistake is the user's: the plain error goes up.
-        result = module._call_impl(*args, **kwargs)
+        result = call.below(*args, **kwargs)
         line, self._why = None, in_a_line(torch_private.cause(error))
         if not (self._options.get("fullgraph") or torch_private.lacks_compiler(error)):
             line = self.parts.blame(Spot(*one) for one in torch_private.users_lines(error))
@@ -146,7 +147,7 @@ class CompiledCall(Call):
 
         if torch.compiler.is_compiling():
             return self.module._call_impl(*args, **kwargs)
-        return self.code.run(self.module, args, kwargs)
+        return self.code.run(self, args, kwargs)
 
 
 def _compile(
@@ -157,8 +158,11 @@ def _compile(
     compiled `beside`, graphs are traced only.
     """
     import torch
+    from torch.utils.checkpoint import checkpoint
 
-    def forward(module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+    def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:
+        if recomputes:
+            return checkpoint(module._call_impl, *args, use_reentrant=False, **kwargs)
         return module._call_impl(*args, **kwargs)
 
     more: dict[str, Any] = {}

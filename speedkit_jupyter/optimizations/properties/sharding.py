@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from speedkit_jupyter.optimizations.properties.calls import SLOT, Call
 from speedkit_jupyter.support import torch_private
 
 if TYPE_CHECKING:
@@ -20,26 +22,53 @@ def is_sharded(model: torch.nn.Module) -> bool:
     return any(isinstance(one, DTensor) for one in model.parameters())
 
 
+class Gathered(Call):
+    """The calls of a sharded module that is compiled, or computed again: torch's hooks, which
+    gather its weights and free them, run around all that, as if `fully_shard` wrapped it last.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._before = _taken(module, "_forward_pre_hooks")
+        self._after = _taken(module, "_forward_hooks")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._before(self.module, args, kwargs)
+        return self._after(self.module, args, self.below(*args, **kwargs))
+
+
+def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
+    """Return the hook that `fully_shard` has just put on a module, and take it off."""
+    hooks = getattr(module, kind)
+    key = next(key for key in reversed(hooks) if _is_torchs(hooks[key]))
+    getattr(module, f"{kind}_with_kwargs").pop(key, None)
+    return hooks.pop(key)  # type: ignore[no-any-return]
+
+
 class Sharded:
     """A block in which modules, the whole model last, are sharded, and optimizers step their parts.
 
-    Every rank enters and leaves it. Values that are trained in it are kept.
+    Every rank enters and leaves it. Values that are trained in it are kept. `prefetch` is how many
+    blocks ahead weights are gathered; 0 leaves that to torch.
     """
 
     def __init__(
         self,
         modules: Sequence[torch.nn.Module],
         optimizers: Callable[[], Sequence[torch.optim.Optimizer]],
+        prefetch: int = 0,
         **arguments: Any,
     ) -> None:
         self._modules = [weakref.ref(module) for module in modules]
+        self._prefetch = prefetch
         self._optimizers = optimizers  # asked again at the end, for those that were made meanwhile
         self._arguments = arguments
         # The user's parameters, empty meanwhile, by the names that the model has for them.
         self._originals: dict[str, torch.nn.Parameter] = {}
         self._before: list[tuple[Any, type, dict[str, Any], dict[str, set[Any]]]] = []
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> list[tuple[torch.nn.Module, Call]]:
+        """Return the calls that go around those that other parts of the plan have put there."""
         import torch
         from torch.distributed.fsdp import fully_shard
 
@@ -50,6 +79,7 @@ class Sharded:
         self._before = [_surface(module) for module in model.modules()]
         for module in modules:
             fully_shard(module, **self._arguments)
+        _prefetch(modules, self._prefetch)
         parts = dict(model.named_parameters(remove_duplicate=False))
         pairs = {id(old): (old, parts[name]) for name, old in self._originals.items()}
         for old, part in pairs.values():
@@ -58,6 +88,8 @@ class Sharded:
         _repoint(optimizers, pairs, lambda state, part: _split(state, part))
         for old, _ in pairs.values():
             old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
+        layered = [module for module in modules if SLOT in vars(module)]
+        return [(module, Gathered(module)) for module in layered]
 
     def __exit__(self, *error: object) -> None:
         model = self._modules[-1]()
@@ -80,6 +112,18 @@ class Sharded:
         gc.collect()  # torch's state of a sharded module refers to itself
 
 
+def _prefetch(modules: Sequence[Any], number: int) -> None:
+    """Have each block gather the weights of as many others ahead, in both directions."""
+    if not number:
+        return
+    *blocks, model = modules
+    model.set_modules_to_forward_prefetch(blocks[:number])
+    for index, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + number])
+        earlier = blocks[max(0, index - number) : index]
+        block.set_modules_to_backward_prefetch(earlier[::-1])
+
+
 def _repoint(
     optimizers: Sequence[torch.optim.Optimizer], pairs: dict[int, tuple[Any, Any]], converted: Any
 ) -> None:
@@ -98,6 +142,31 @@ def _is_of(value: Any, parameter: Any) -> bool:
     """Return whether a part of an optimizer's state has a number for each of the parameter's."""
     shape = getattr(value, "shape", None)
     return bool(shape == parameter.shape and parameter.dim() > 0)
+
+
+@contextmanager
+def unsynced(model: torch.nn.Module) -> Iterator[None]:
+    """Have gradients of the block stay on their rank: the next backward pass after it sums them."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def own_parameters(models: Sequence[torch.nn.Module]) -> list[torch.nn.Parameter]:
+    """Return what optimizers step: of a sharded model the parts, which a forward pass may hide."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in (part for model in models for part in model.modules()):
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return [parameter for model in models for parameter in model.parameters()]
 
 
 def _split(tensor: Any, part: Any) -> Any:
