@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import cache, partial
@@ -252,27 +252,31 @@ def try_instructions(folder: Path) -> None:
 
 
 @cache
-def build_headers_ahead() -> threading.Thread | None:
-    """Begin to build torch's C++ headers in a thread, once in a process, and return the thread.
+def build_headers_ahead() -> threading.Thread:
+    """Import the compiler, while a thread asks for the instructions and begins to build torch's C++
+    headers; once in a process. Returns the thread.
 
-    They take a second core for seconds, in which Dynamo traces; the first kernel waits for them.
+    Headers take a second core for seconds, in which Dynamo traces; the first kernel waits for them.
     What can't be done is left to the first kernel, which says why.
     """
+    asked = threading.Event()
 
-    def tried(does: Callable[[], None]) -> bool:
+    def build() -> None:
         try:
-            does()
+            torch_private.ask_for_instructions()
+            asked.set()
+            torch_private.build_headers()
         except Exception as error:
             messages.debug(f"C++ headers were not built ahead: {in_a_line(error)}")
-            return False
-        return True
+        finally:
+            asked.set()
 
-    if not tried(torch_private.ask_for_instructions):
-        return None
+    torch_private.inductor_codecache()  # two threads must not import it at once
     context = copy_context()  # which has Inductor's settings
-    args = (tried, torch_private.build_headers)
-    thread = threading.Thread(target=context.run, args=args, daemon=True)
+    thread = threading.Thread(target=context.run, args=(build,), daemon=True)
     thread.start()
+    torch_private.import_compiler()
+    asked.wait()  # the flags of all kernels are others meanwhile
     return thread
 
 

@@ -315,12 +315,17 @@ def vector_options() -> list[str]:
     return [one.build_arch_flags() for one in every if set(str(one).split()) <= known]
 
 
+def import_compiler() -> None:
+    """Import most of the compiler, so that its first graph does not wait for that."""
+    for name in COMPILER_PARTS:
+        import_module(name)
+
+
 def ask_for_instructions() -> None:
     """Have Inductor ask the compiler which instructions of the CPU it knows, and remember that.
 
     Not beside other code: meanwhile the flags of all kernels are others.
     """
-    inductor_codecache()  # imported here: two threads must not import it at once
     import_module(f"{COMPILERS[1]}.cpu_vec_isa").pick_vec_isa()
 
 

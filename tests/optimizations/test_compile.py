@@ -14,7 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import ConfigError, Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import (
+    ConfigError,
+    Facts,
+    SpeedConfig,
+    SpeedKitError,
+    apply_speedups,
+    code,
+    plan,
+)
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import named
@@ -282,3 +290,16 @@ def test_a_mode_is_inductors_and_falls_away(hardware):
     found = plan(wish("aot_eager", mode="max-autotune"), hardware("cpu"), Facts(parameters=1))
     assert found["compile"].active
     assert "max-autotune" not in code(found)
+
+
+def test_a_whole_step_is_declined_with_what_it_brought_and_what_to_ask_for(hardware):
+    for machine, device in (("cpu", "cpu"), ("a100", "cuda:0")):
+        facts = Facts(device=device, parameters=1)
+        asked = SpeedConfig.from_dict({"compile": {"enabled": True, "scope": "step"}})
+        decision = plan(asked, hardware(machine), facts)["compile"]
+        assert decision.declined
+        assert "1.01 times" in decision.reason
+        assert "`scope: model`" in decision.reason
+    with pytest.raises(SpeedKitError, match=r"compile is required: .*nothing to gain"):
+        apply_speedups(Own(), SpeedConfig(compile={"scope": "step", "required": True}).alone())
+    assert variant("compile:step").config.compile.scope == "step"
