@@ -7,7 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from speedkit_jupyter.batching.accumulated import Accumulated
 from speedkit_jupyter.measure.subject.discovery import outermost, reached
@@ -16,9 +21,6 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.samples import each_taken, length_of, tensors_in
 from speedkit_jupyter.support.torch_private import tree_map, version
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
-
-if TYPE_CHECKING:
-    import torch
 
 # The position or name of an argument.
 Key = int | str
@@ -227,8 +229,6 @@ def _together(losses: list[float], weights: list[float | None]) -> float:
 
 def _loss_in(result: Any) -> Any:
     """Return the scalar that a function gave: alone, first of a tuple, or named `loss`."""
-    import torch
-
     if isinstance(result, tuple) and result and not hasattr(result, "loss"):
         result = result[0]
     elif isinstance(result, dict):
@@ -241,10 +241,6 @@ def _loss_in(result: Any) -> Any:
 @contextmanager
 def _divisors(without_dropout: bool) -> Iterator[list[float | None]]:
     """Collect what each mean of a loss function in the block divides by; None for a sum."""
-    import torch
-    from torch.nn import functional
-    from torch.overrides import TorchFunctionMode
-
     means = {getattr(functional, name) for name in MEANS}
     found: list[float | None] = []
 
@@ -280,8 +276,6 @@ def _divisor(args: Any, kwargs: Any) -> float | None:
 
 
 def _copied(leaf: Any) -> Any:
-    import torch
-
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
@@ -289,8 +283,6 @@ def _copied(leaf: Any) -> Any:
 
 def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
     """Give the BatchNorm modules that train, with their names."""
-    from torch import nn
-
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     for model in models:
         for name, module in model.named_modules():
@@ -301,8 +293,6 @@ def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.
 @contextmanager
 def _put_back(models: list[torch.nn.Module]) -> Iterator[None]:
     """Run the block without statistics of batches; put torch's random numbers and buffers back."""
-    import torch
-
     buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
     norms = [module for _, module in _batch_norms(models)]
     with torch.random.fork_rng():
@@ -320,8 +310,6 @@ def _put_back(models: list[torch.nn.Module]) -> Iterator[None]:
 
 def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:
     """Return the tolerance of the least exact numbers that take part."""
-    import torch
-
     parameters = [one for model in models for one in model.parameters()]
     tensors = [*tensors_in(list(few.given.values())), *parameters]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)

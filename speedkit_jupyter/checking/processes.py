@@ -18,6 +18,8 @@ from pathlib import Path
 from select import select
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from speedkit_jupyter.checking.calls import Drawn, Here, Taken, inputs_of
 from speedkit_jupyter.checking.watch import Watch
 from speedkit_jupyter.measure.checks.memory import Memory
@@ -60,8 +62,6 @@ def loaded(word: str, seed: int = 0) -> Any:
 
     Raises ArgumentError where there is no such file or name; what the file raises goes on.
     """
-    import torch
-
     file, name = located(word)
     key = f"_checked_{file.stem}_{abs(hash(file))}"
     if key not in sys.modules:
@@ -85,8 +85,6 @@ def loaded(word: str, seed: int = 0) -> Any:
 
 
 def _zeros(value: Any) -> Any:
-    import torch
-
     return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -117,8 +115,6 @@ class Elsewhere:
 
     def prepare(self, drawn: Sequence[Drawn], reuse: bool = False) -> None:
         """Tell it the next calls. It learns the numbers of their inputs when the clock runs."""
-        import torch
-
         self._inputs = [dict(inputs_of(one.arguments)) for one in drawn]
         blank = [{**vars(one), "arguments": tree_map(_zeros, one.arguments)} for one in drawn]
         torch.save(blank, self._folder / CALLS)
@@ -126,16 +122,12 @@ class Elsewhere:
 
     def run(self, computes: bool = True) -> None:
         """Give it the inputs, and read what it computed; or do all but computing."""
-        import torch
-
         torch.save(self._inputs, self._folder / INPUTS)
         self._ask("run", computes=computes)
         self._read = torch.load(self._folder / OUTPUTS, weights_only=True)
 
     def take(self, full: bool = False) -> list[Taken]:
         """Return what was read; if `full` also what the calls left."""
-        import torch
-
         faults = [str(one) for one in self._ask("take", full=full)["faults"]]
         if full:
             return [Taken(**one) for one in torch.load(self._folder / LEFT, weights_only=True)]
@@ -178,15 +170,11 @@ class Server:
 
     def prepare(self, reuse: bool) -> None:
         """Read what the next calls are, but for the numbers of their inputs."""
-        import torch
-
         calls = torch.load(self._folder / CALLS, weights_only=True)
         self.side.prepare([Drawn(**one) for one in calls], reuse)
 
     def run(self, computes: bool) -> None:
         """Read the inputs, compute, and write down the results, or else the last ones."""
-        import torch
-
         given = torch.load(self._folder / INPUTS, weights_only=True)
         for inputs, values in zip(self.side.given, given, strict=True):
             for name, tensor in inputs_of(inputs):
@@ -198,8 +186,6 @@ class Server:
 
     def take(self, full: bool) -> dict[str, Any]:
         """Return what is wrong; if `full`, write down all that the calls left."""
-        import torch
-
         taken = self.side.take(full)
         if full:
             torch.save([vars(one) for one in taken], self._folder / LEFT)

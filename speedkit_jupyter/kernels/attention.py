@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.kernels.blocks import Inputs, Shape
 from speedkit_jupyter.kernels.choosing import SIZES, Choice, Known, Prepared
@@ -13,9 +15,6 @@ from speedkit_jupyter.kernels.patterns import MaskMod, ScoreMod, composed, names
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.torch_private import version
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-
-if TYPE_CHECKING:
-    import torch
 
 ENGINES = ("auto", "dense", "chunks", "flex")
 # This many patterns are kept with their masks, those used last.
@@ -67,8 +66,6 @@ def attention(
     and compares its values, the next ones time it.
     torch.compile leaves this function as it is. Raises ArgumentError for what does not fit.
     """
-    import torch
-
     __tracebackhide__ = True
     call = partial(
         _attention, Inputs(q, k, v, scale), pattern, engine, tune, window=window, prefix=prefix,
@@ -79,8 +76,6 @@ def attention(
 
 @hide_internal_frames
 def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: Any) -> torch.Tensor:
-    import torch
-
     shape = _checked(inputs, options["documents"], engine)
     if torch.is_autocast_enabled(shape.device.type) and shape.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(shape.device.type)
@@ -114,8 +109,6 @@ def _checked(inputs: Inputs, documents: Any, engine: str) -> Shape:
 
 def _keys(words: str, options: Mapping[str, Any]) -> tuple[object, object]:
     """Return what patterns that are measured together share, and what tells each from others."""
-    import torch
-
     alike, key = list[object]([words]), list[object]([words])
     for value in options.values():
         if isinstance(value, torch.Tensor):
@@ -132,8 +125,6 @@ def _keys(words: str, options: Mapping[str, Any]) -> tuple[object, object]:
 def _prepared(
     key: object, alike: object, words: str, shape: Shape, options: Mapping[str, Any]
 ) -> Prepared:
-    import torch
-
     if key not in _PREPARED:
         here = {
             name: one.to(shape.device) if isinstance(one, torch.Tensor) else one
@@ -151,7 +142,6 @@ def _prepared(
 @cache
 def _module_class() -> type[torch.nn.Module]:
     """Return AttentionPattern, made once torch is there: this file imports nothing heavy."""
-    import torch
 
     class AttentionPattern(torch.nn.Module):
         """`attention` with a pattern and its options as a module; shapes are those of `attention`.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from pydantic import Field
+from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
@@ -26,9 +28,6 @@ from speedkit_jupyter.optimizations.properties.calls import (
 from speedkit_jupyter.support import torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.storage import are_changed, marks, version
-
-if TYPE_CHECKING:
-    import torch
 
 CHANGED = (
     "weights or modes were changed between the forward and the backward pass, which would compute "
@@ -138,9 +137,6 @@ class Recomputed(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the block's own result."""
-        import torch
-        from torch.utils.checkpoint import checkpoint
-
         leaves = torch_private.tree_leaves((args, kwargs))
         # torch may allow no hooks on what is kept, and the user's own have to run once.
         keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
@@ -158,8 +154,6 @@ class Recomputed(Call):
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
         """Return True for a cache of keys and values, say, which a second call would change."""
-        import torch
-
         for leaf in leaves:
             is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
             if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import torch
 from pydantic import Field
 
 from speedkit_jupyter.machines.hardware import Hardware
@@ -21,9 +22,6 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around, chain
 from speedkit_jupyter.optimizations.properties.sharding import Sharded, is_sharded, unsynced
 from speedkit_jupyter.support.units import count, size
-
-if TYPE_CHECKING:
-    import torch
 
 # Weights, gradients and Adam's two moments in float32.
 BYTES_PER_PARAMETER = 16
@@ -171,11 +169,21 @@ def _parts(decision: Decision, facts: Facts) -> tuple[list[str], list[str]]:
     if kinds:
         lines += [
             f"kinds = ({kinds})",
-            "for block in [*model.modules()][1:]:",
-            "    if type(block).__name__ in kinds:",
-            f"        fully_shard(block, {', '.join(words)})",
+            "blocks = [*model.modules()][1:]",
+            "blocks = [block for block in blocks if type(block).__name__ in kinds]",
+            "for block in blocks:",
+            f"    fully_shard(block, {', '.join(words)})",
         ]
-    return imports, [*lines, f"fully_shard(model, {', '.join(words)})"]
+    lines.append(f"fully_shard(model, {', '.join(words)})")
+    if kinds and (number := decision.details.get("prefetch")):
+        lines += [
+            f"model.set_modules_to_forward_prefetch(blocks[:{number}])",
+            "for index, block in enumerate(blocks):",
+            f"    block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + {number}])",
+            f"    earlier = blocks[max(0, index - {number}) : index]",
+            "    block.set_modules_to_backward_prefetch(earlier[::-1])",
+        ]
+    return imports, lines
 
 
 def _obstacle(facts: Facts, asked: str) -> str:
@@ -235,7 +243,6 @@ def _by_links(
 
 def _sharding(decision: Decision, model: torch.nn.Module) -> dict[str, Any]:
     """Return the arguments of `fully_shard`."""
-    import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -262,7 +269,6 @@ class Copies(Call):
     def __init__(
         self, module: torch.nn.Module, details: Mapping[str, Any], only_in: int | None
     ) -> None:
-        import torch
         from torch.nn.parallel import DistributedDataParallel
 
         super().__init__(module, None, only_in)
@@ -292,8 +298,6 @@ class Copies(Call):
             self._wrapped.register_comm_hook(None, bf16_compress_hook)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        import torch
-
         # Evaluation may run on one rank alone: it exchanges nothing.
         if self._wrapped is None or not torch.is_grad_enabled() or not self.acts():
             return self.below(*args, **kwargs)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.support import torch_private
 
 CONTAINERS = (list, dict, set, deque, bytearray)
@@ -50,8 +52,6 @@ def state_of(value: Any) -> State:
 
 def is_wrapped(value: Any) -> bool:
     """Return whether a module belongs to its process group: it makes no sense elsewhere."""
-    import torch
-
     ddp, kind = torch.nn.parallel.DistributedDataParallel, dtensor()
     return isinstance(value, torch.nn.Module) and (
         any(isinstance(part, ddp) for part in value.modules())
@@ -61,8 +61,6 @@ def is_wrapped(value: Any) -> bool:
 
 def put_state(value: Any, state: State) -> None:
     """Write a state into a model, an optimizer or a scheduler, whose tensors stay the same."""
-    import torch
-
     if isinstance(value, torch.nn.Module):
         own = value.state_dict()
         given = {name: _split_like(own.get(name), one) for name, one in state.values.items()}
@@ -113,7 +111,6 @@ def fits(old: Any, new: Any) -> bool:
     """Return whether a state of `new` may be written into `old`."""
     if not has_state(new):
         return True
-    import torch
 
     if not isinstance(old, type(new)):
         return False
@@ -125,8 +122,6 @@ def fits(old: Any, new: Any) -> bool:
 
 def put(old: Any, new: Any) -> Any:
     """Write what came back into the object of that name where it can take it; return the object."""
-    import torch
-
     if isinstance(new, State):
         put_state(old, new)
         return old

@@ -12,14 +12,12 @@ import os
 import pickle  # noqa: TID251 – nothing is saved; both ends are processes of this very session
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
+import torch
 
 from speedkit_jupyter.processes import merging
-
-if TYPE_CHECKING:
-    import torch
 
 GLOBALS = "globals"
 # A cache line: no two storages share one.
@@ -51,8 +49,6 @@ class Parcel:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, space: MutableMapping[str, Any]) -> None:
-        import torch
-
         super().__init__(file, protocol=5)
         # The globals of functions of `space`, which cloudpickle would make anew.
         self.base = self.globals_ref.setdefault(id(space), {})
@@ -62,8 +58,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.size = 0
 
     def reducer_override(self, value: Any) -> Any:
-        import torch
-
         if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(value):
             return super().reducer_override(value)
         view = (value.dtype, value.storage_offset(), tuple(value.shape), value.stride())
@@ -71,8 +65,6 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return _tensor, (value.untyped_storage(), view, type(value), needs_grad)
 
     def persistent_id(self, value: Any) -> Any:
-        import torch
-
         if value is self.base:
             return GLOBALS
         if isinstance(value, self.bound_to_a_group):
@@ -93,8 +85,6 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, token: Any) -> Any:
         """Return the namespace, or a copy of a storage on this process's device of that kind."""
-        import torch
-
         if token == GLOBALS:
             return self._space
         at, size, device = token
@@ -108,8 +98,6 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _tensor(storage: torch.UntypedStorage, view: Any, kind: type, needs_grad: bool) -> torch.Tensor:
-    import torch
-
     dtype, offset, shape, stride = view
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
     tensor.set_(storage, offset, shape, stride)
@@ -122,8 +110,6 @@ def _tensor(storage: torch.UntypedStorage, view: Any, kind: type, needs_grad: bo
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    import torch
-
     is_dense = tensor.layout is torch.strided and not tensor.is_quantized
     is_real = tensor.device.type != "meta" and not tensor.is_conj() and not tensor.is_neg()
     return is_dense and is_real and not vars(tensor)
@@ -131,8 +117,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def pack(value: Any, space: MutableMapping[str, Any], is_here: bool = True) -> Parcel:
     """Return a value with all that it reaches; `is_here` if it is read on this host."""
-    import torch
-
     file = io.BytesIO()
     pickler = _Pickler(file, space)
     pickler.dump(value)

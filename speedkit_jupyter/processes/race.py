@@ -18,6 +18,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.measure.results.statistics import Ratio, least_rounds, paired_ratio
 from speedkit_jupyter.plans.applying import prepare
@@ -161,8 +163,6 @@ def _saved(stateful: Sequence[Any]) -> Callable[[], None]:
     training = [getattr(one, "training", None) for one in stateful]
 
     def put_back() -> None:
-        import torch
-
         for one, state, mode in zip(stateful, kept, training, strict=True):
             merging.put_state(one, merging.State(copy.deepcopy(state.values), mode))
             if isinstance(one, torch.nn.Module):
@@ -225,15 +225,12 @@ def _in_force(name: str, model: Any, optimizers: Sequence[Any]) -> Iterator[None
 
 
 def _await_device() -> None:
-    import torch
-
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
 def _state_bytes(model: Any, optimizers: Sequence[Any]) -> int:
     """Return what this rank holds of parameters, gradients and optimizer state."""
-    import torch
     from torch.distributed.tensor import DTensor
 
     held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]

@@ -16,6 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import psutil
+import torch
 
 from speedkit_jupyter.processes import merging
 from speedkit_jupyter.processes.packing import Parcel, pack, refused, unpack
@@ -55,8 +56,6 @@ _WORKERS: list[_Worker] = []
 
 def begin(rank: int, size: int, local_rank: int, threads: int, is_here: bool) -> int:
     """Set up this process as a rank; return its process id."""
-    import torch
-
     torch.set_num_threads(threads)
     local = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank}
     os.environ |= {name: str(value) for name, value in local.items()}
@@ -85,7 +84,6 @@ def serve(host: str) -> int:
 
 def join(host: str, port: int, backend: str) -> None:
     """Meet the other ranks in a new process group; whatever group there was is left."""
-    import torch
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -101,8 +99,6 @@ def join(host: str, port: int, backend: str) -> None:
 
 def warm_up() -> None:
     """Take a step with a tiny model: torch loads at the first one what takes seconds."""
-    import torch
-
     device = torch.accelerator.current_accelerator() if torch.cuda.is_available() else "cpu"
     with torch.random.fork_rng():
         tiny = torch.nn.Linear(1, 1, device=device)
@@ -176,8 +172,6 @@ def _collect(
     assigned: Sequence[str],
 ) -> None:
     """Gather what the cell changed or bound; rank 0 packs it."""
-    import torch
-
     results: dict[str, Any] = {}
     stays: list[str] = []
     for name in dict.fromkeys((*sent, *assigned)):

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from speedkit_jupyter.processes.worker import Outcome, begin, join, run, serve, warm_up
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -133,8 +134,6 @@ class Workers:
         self._client.wait_for_engines(self.size, interactive=False, timeout=START_S)
 
     def _begin(self) -> None:
-        import torch
-
         hosts = self._call(socket.gethostname)
         nccl = torch.cuda.is_available() and torch.cuda.device_count() >= self.size
         self.backend = "nccl" if nccl and torch.distributed.is_nccl_available() else "gloo"

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.results.presentable import Shown
@@ -21,9 +23,6 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import count
-
-if TYPE_CHECKING:
-    import torch
 
 # Progress is told, and Ctrl-C keeps what is done, this many times in a rollout.
 PARTS = 50
@@ -140,8 +139,6 @@ def _count(name: str, value: Any) -> int:
 
 def _check(operator: Any, x0: Any) -> None:
     """Raise ArgumentError for what can't be rolled out."""
-    import torch
-
     if not callable(operator):
         raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
     is_dense = isinstance(x0, torch.Tensor) and x0.layout is torch.strided

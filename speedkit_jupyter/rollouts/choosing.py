@@ -7,7 +7,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.machines.hardware import Hardware
@@ -19,9 +21,6 @@ from speedkit_jupyter.rollouts.drift import SAMPLES, Drift, compared_steps, dist
 from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.rollouts.programs import Program, Way
 from speedkit_jupyter.support.exceptions import in_a_line
-
-if TYPE_CHECKING:
-    import torch
 
 # A block of steps takes about BLOCK_S. Rounds end at the second number, or when the interval tells
 # the two apart after the first.
@@ -131,8 +130,6 @@ class Choice:
 
     def _candidates(self) -> list[str | int]:
         """Return what may be added to the best way: words, then numbers of samples."""
-        import torch
-
         model: Any = self.operator
         is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
@@ -145,8 +142,6 @@ class Choice:
 
     def reference(self, plain: Program, budget_s: float) -> None:
         """Make the states that others are compared with, as far as the budget goes."""
-        import torch
-
         few = self._few = self.x[:SAMPLES]
         plain.advance(few, 1)
         step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)

@@ -6,7 +6,9 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.properties.compiled import compile_alone
 from speedkit_jupyter.rollouts.policies import Policy
@@ -14,9 +16,6 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
-
-if TYPE_CHECKING:
-    import torch
 
 # What a way is made of, in the order in which they are tried and named.
 WORDS = {
@@ -71,8 +70,6 @@ def way_of(words: Any, micro_batch: Any) -> Way:
 @contextmanager
 def buffers_kept(operator: Any) -> Iterator[None]:
     """Put back what a module's steps change in its buffers: trials are no steps of the rollout."""
-    import torch
-
     modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
     names = [(one._buffers, dict(one._buffers)) for one in modules]
     buffers = [one for _, before in names for one in before.values() if one is not None]
@@ -94,8 +91,6 @@ class Program:
     """
 
     def __init__(self, operator: Callable[..., Any], policy: Policy, way: Way) -> None:
-        import torch
-
         self.way = way
         self._dtype = torch.bfloat16 if "bf16" in way.words else None
         self._states = torch.bfloat16 if "bf16_states" in way.words else None
@@ -106,8 +101,6 @@ class Program:
         self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
 
     def _prepared(self, operator: Callable[..., Any]) -> Callable[..., Any]:
-        import torch
-
         needed = [word for word in self.way.words if word in COPIED]
         if not needed:
             return operator
@@ -125,8 +118,6 @@ class Program:
         return made
 
     def _made(self, policy: Policy) -> Callable[[torch.Tensor], torch.Tensor]:
-        import torch
-
         operator, dtype = self._operator, self._dtype
         if self._states is not None and dtype is None:
             dtype = torch.float32
@@ -151,8 +142,6 @@ class Program:
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the state `steps` later, where `x` is; `x` itself is not written to."""
-        import torch
-
         size = self.way.micro_batch or len(x)
         # Not inference mode: what an operator keeps of a step can be trained with later.
         with torch.no_grad():
@@ -166,8 +155,6 @@ class Program:
         Only the newest state is kept, so that torch's allocator gives its memory to the next but
         one; with a CUDA graph there are two buffers, which nothing allocates anew.
         """
-        import torch
-
         # A copy, since an operator may write to what it is given.
         dtype = self._states or x.dtype
         state = x.to(self.device or x.device, dtype, non_blocking=True, copy=True)
@@ -184,8 +171,6 @@ class Program:
 
     def _graph(self, state: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Return a graph that makes one step of the state in its buffer, captured once a shape."""
-        import torch
-
         key = (state.shape, state.dtype, state.device)
         if key not in self._graphs:
             buffer = state.clone()

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.measure.checks.deviations import (
     LEAST_GRADIENT,
     Deviation,
@@ -274,8 +276,6 @@ class Observer(Watcher):
             self._gradients(self._parameters.values(), self.scale())
 
     def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
-        import torch
-
         self._is_fresh, parameters = False, list(parameters)
         gradients = {self._name(p): self._gradient(p) for p in parameters}
         values = {n: None if one is None else plain(one) for n, one in gradients.items()}
@@ -339,8 +339,6 @@ class Observer(Watcher):
 
 
 def _copy(value: Any) -> Any:
-    import torch
-
     dtype = torch.float32 if value.is_floating_point() else value.dtype
     return value.detach().to(dtype, copy=True)
 

@@ -7,7 +7,10 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter.optimizations.properties.beside import Beside
 from speedkit_jupyter.optimizations.properties.calls import Call
@@ -16,9 +19,6 @@ from speedkit_jupyter.support import messages, torch_private
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import Spot, place
 from speedkit_jupyter.support.weak import Alive
-
-if TYPE_CHECKING:
-    import torch
 
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS = 8
@@ -143,8 +143,6 @@ class CompiledCall(Call):
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make one forward pass; a plain one where something around it is being compiled."""
-        import torch
-
         if torch.compiler.is_compiling():
             return self.module._call_impl(*args, **kwargs)
         return self.code.run(self, args, kwargs)
@@ -157,8 +155,6 @@ def _compile(
     are alike share what is compiled; those that are not need room for a graph each. For what is
     compiled `beside`, graphs are traced only.
     """
-    import torch
-    from torch.utils.checkpoint import checkpoint
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:
         if recomputes:
@@ -176,8 +172,6 @@ def _compile(
 
 def compile_alone(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Compile a Python function with a cache that no other compiled function shares."""
-    import torch
-
     if "isolate_recompiles" in signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
     else:  # the cache is that of the code object

@@ -6,13 +6,12 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.properties.calls import SLOT, Call
 from speedkit_jupyter.support import torch_private
-
-if TYPE_CHECKING:
-    import torch
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -69,7 +68,6 @@ class Sharded:
 
     def __enter__(self) -> list[tuple[torch.nn.Module, Call]]:
         """Return the calls that go around those that other parts of the plan have put there."""
-        import torch
         from torch.distributed.fsdp import fully_shard
 
         modules = [module for one in self._modules if (module := one()) is not None]
