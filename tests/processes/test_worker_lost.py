@@ -91,6 +91,7 @@ def test_a_killed_rank_goes_on_from_its_last_checkpoint_and_without_one_is_named
 def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch, left_processes):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    workers.stop()  # those of other tests
     started = workers.Workers(1, "speedkit")
     started.start(lambda _: None)
     try:
