@@ -81,6 +81,7 @@ if __name__ == "__main__":
             raise
         reason = str(error).partition("\\n")[0]
         sys.exit(f"rank {{dist.get_rank()}} ends, because another can't be reached: {{reason}}")
+    dist.barrier()  # gloo's threads have let go of all tensors before Python ends
     dist.destroy_process_group()"""
 SLURM = """\
 #!/bin/bash
