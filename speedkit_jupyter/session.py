@@ -122,7 +122,7 @@ class Session:
         self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()
         # The last `%%speedbench` cell, and what applying starts from.
         self.measured: MeasuredCell | None = None
-        self.config = SpeedConfig()
+        self.reset()
         # By the id of a model, which may be one that has no hash.
         self._found: dict[int, tuple[ref[torch.nn.Module], Found]] = {}
         context.CHANGES.add(self._applied_or_restored)
@@ -132,6 +132,15 @@ class Session:
         super().__setattr__(name, value)
         if name in ("config", "measured"):
             self.listeners.tell(name)
+
+    def reset(self) -> None:
+        """Start from what the environment says. Raises ConfigError."""
+        self.config = self._environment = SpeedConfig()
+
+    def read_environment(self) -> None:
+        """Read it anew, unless another config was loaded. Raises ConfigError."""
+        if self.config is self._environment and self.config != SpeedConfig():
+            self.reset()
 
     def tuned(self, models: Iterable[torch.nn.Module], found: Found) -> None:
         """Remember what a search has found for these models."""

@@ -103,6 +103,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
             shell: Any = self.shell
             self.session = session.begin(shell.user_ns)
             self.session.open_panel = self.open_panel
+        self.session.read_environment()
         return self.session
 
 

@@ -51,8 +51,10 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
     action, file = arguments.action, arguments.file
     if action in ("load", "save") and not file:
         raise UsageError(f"{action}: which FILE?")
-    if action in ("load", "reset"):
-        session.config = SpeedConfig.from_yaml(file) if action == "load" else SpeedConfig()
+    if action == "load":
+        session.config = SpeedConfig.from_yaml(file)
+    if action == "reset":
+        session.reset()
     if action == "save":
         try:
             session.config.to_yaml(file)
