@@ -62,6 +62,10 @@ def unregister(shell: Any) -> None:
     remove_completion(shell)
 
 
+# What undoes and ends works whatever the environment says.
+ENDING = ("help", "processes", "restore")
+
+
 @magic.magics_class
 class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     session: Any = None
@@ -85,7 +89,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         if cell is not None:
             title = f"%{title}"
             run = partial(shown(shell, title, lambda: cell_command(command.name)), source=cell)
-        shown(shell, title, lambda: run(names, self._session(), parsed(rest)))
+        shown(shell, title, lambda: run(names, self._session(command.name), parsed(rest)))
 
     @magic.cell_magic  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
@@ -96,14 +100,15 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         shell = self.shell
         return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, cell))
 
-    def _session(self) -> Any:
+    def _session(self, command: str = "") -> Any:
         from speedkit_jupyter import session
 
         if self.session is None:
             shell: Any = self.shell
             self.session = session.begin(shell.user_ns)
             self.session.open_panel = self.open_panel
-        self.session.read_environment()
+        if command not in ENDING:
+            self.session.read_environment()
         return self.session
 
 

@@ -53,5 +53,14 @@ def test_it_does_so_for_every_variable(fresh, monkeypatch, variable):
     says(str(fresh.fails("%speedkit")), variable, "bogus")
     monkeypatch.delenv(variable)
     assert fresh.run("%speedkit")  # and works once it is right
-    monkeypatch.setenv(variable, "bogus")  # and it may be set in the middle of a session
-    says(str(fresh.fails("%speedkit")), variable, "bogus")
+
+
+def test_one_that_is_set_in_the_middle_of_a_session_counts_and_a_plan_can_still_be_undone(
+    fresh, monkeypatch
+):
+    fresh.run("%speedkit apply model --tf32 highest")
+    monkeypatch.setenv("SPEEDKIT_PRECISION", "bogus")
+    says(str(fresh.fails("%speedkit")), "SPEEDKIT_PRECISION", "bogus")
+    assert "Restored" in str(fresh.run("%speedkit restore"))
+    monkeypatch.setenv("SPEEDKIT_PRECISION", "fp32")
+    assert "SPEEDKIT_PRECISION" in str(fresh.run("%speedkit explain precision"))
