@@ -62,12 +62,6 @@ def no_gradients(_: Subject) -> Context:
     return torch.no_grad()
 
 
-def zeroed_to_none(_: Subject) -> Context:
-    """Let `zero_grad` drop gradients, whatever it was asked for."""
-    make = lambda original: lambda optimizer, set_to_none=True: original(optimizer)  # noqa: E731
-    return patched(torch.optim.Optimizer, "zero_grad", make)
-
-
 def graph_let_go(_: Subject) -> Context:
     """Call `backward` without `retain_graph` and `create_graph`."""
 
