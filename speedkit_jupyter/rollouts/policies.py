@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -13,22 +12,11 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 
 Policy = Callable[[Any, Any], Any]
-
-
-def _autoregressive(found: Any, x: Any) -> Any:
-    return found
-
-
-def _convex(found: Any, x: Any, alpha: float) -> Any:
-    return x + alpha * (found - x)
-
-
-def _residual(found: Any, x: Any, dt: float) -> Any:
-    return x + dt * found
-
-
 # Those that take a number.
-WITH_NUMBER = {"convex": _convex, "residual": _residual}
+WITH_NUMBER: dict[str, Callable[[float], Policy]] = {
+    "convex": lambda alpha: lambda found, x: x + alpha * (found - x),
+    "residual": lambda dt: lambda found, x: x + dt * found,
+}
 WORDS = ("autoregressive", *WITH_NUMBER)
 FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of f(x) and x'
 
@@ -43,12 +31,11 @@ def policy_of(policy: Any) -> Policy:
                 raise ArgumentError("a policy is a function of two: f(x) and x") from None
         return policy  # type: ignore[no-any-return]
     if policy == "autoregressive":
-        return _autoregressive
+        return lambda found, x: found
     word, *numbers = policy if isinstance(policy, list | tuple) and policy else (policy,)
     if word in WITH_NUMBER and len(numbers) == 1:
-        number = numbers[0]
+        (number,) = numbers
         if isinstance(number, int | float) and math.isfinite(number):
-            return partial(WITH_NUMBER[word], **{"convex": {"alpha": number},
-                                                 "residual": {"dt": number}}[word])  # fmt: skip
+            return WITH_NUMBER[word](number)
     near = did_you_mean(word, WORDS) if isinstance(word, str) and word not in WORDS else ""
     raise ArgumentError(f"policy must be {FORMS}, not {arguments.shown(policy)}.{near}")
