@@ -38,12 +38,10 @@ RULES: tuple[Callable[[Situation], Iterator[Opportunity]], ...] = (
     autograd.frozen_in_optimizer,
     autograd.dense_embeddings,
     settings.busy_machine,
-    settings.fresh_memory,
     settings.double_precision,
     settings.attention_by_hand,
     settings.dense_mask,
     settings.sparse_products,
-    settings.learned,
     settings.catalog,
     python.slow_lines,
 )
