@@ -99,10 +99,11 @@ def verify(
 
     `plan` is a variant's name (`current`: what is applied now) or a config. Each run begins from
     the model as it is, with the same seed and data; a second baseline with another seed shows how
-    far apart two curves lie anyway. `accuracy` is your function that returns a number: it decides
-    then, asked at the end of each run, or at once where the step does not train. `allowed` is how
-    much worse it may be, in its own units; `better` is "higher" or "lower", without it what its
-    name says. All that the runs changed is put back. Raises StepError.
+    far apart two curves lie anyway. `accuracy` is your function that returns a number (or how many
+    examples are right, of how many): it decides then, asked at the end of each run, or at once
+    where the step does not train. `allowed` is how much worse it may be, in its own units; `better`
+    is "higher" or "lower", without it what its name says. All that the runs changed is put back.
+    Raises StepError.
     """
     steps = arguments.whole("steps", steps)
     if not isinstance(plan, SpeedConfig):

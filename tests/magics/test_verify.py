@@ -37,9 +37,9 @@ def evaluate(net=None, data=None):
     (net or model).eval()
     with torch.no_grad():
         found = (net or model)(x).argmax(1)
-    return float((found == y).float().mean())
+    return int((found == y).sum()), len(y)
 def of_the_model(net):
-    return evaluate(net)
+    return evaluate(net)[0] / 8
 def step():
     with torch.no_grad():
         return model(x)
@@ -58,7 +58,7 @@ def named(shell):
     [
         ("evaluate", "higher"),
         ("of_the_model", "higher"),
-        ("'evaluate(model) / 8'", "higher"),
+        ("'evaluate(model)[0] / 8'", "higher"),
         ("\"metrics['of']()['eval_loss']\" --better lower", "lower"),
         ("evaluate --allowed 0.5 --better lower", "lower"),
     ],

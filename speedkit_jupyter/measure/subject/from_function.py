@@ -47,10 +47,10 @@ def benchmark(
     they are given. A step that takes one argument gets the variant's context: `def step(ctx)`. The
     device is synchronized around each step, or with `throughput` around blocks of steps.
 
-    `accuracy` is a function of yours that returns a number; it is called under each variant and
-    decides about plans that make another model. Its time comes on top. `allowed` is how much worse
-    it may get, in its own units (default: 1 %); `better` is "higher" or "lower" (default: by its
-    name).
+    `accuracy` is a function of yours that returns a number (or how many examples are right, of how
+    many); it is called under each variant and decides about plans that make another model. Its
+    time comes on top. `allowed` is how much worse it may get, in its own units (default: 1 %);
+    `better` is "higher" or "lower" (default: by its name).
 
     Raises StepError for a step that can't be measured. Everything that it changes is put back.
     """

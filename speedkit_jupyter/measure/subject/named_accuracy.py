@@ -118,11 +118,19 @@ class NamedAccuracy:
         )
 
     def score(self, given: Any) -> float:
-        """Return the number that was given. Raises StepError for everything else, and for numbers
-        that are not finite.
+        """Return a number, or the share of how many examples are right, of how many.
+
+        Raises StepError for everything else, and for numbers that are not finite.
         """
+        is_pair = is_a(given, tuple | list) and len(given) == 2
+        if is_pair and all(is_a(one, numbers.Integral) for one in given):
+            right, examples = map(int, given)
+            given = right / examples if 0 <= right <= examples and examples else given
         if is_a(given, bool) or not is_a(given, numbers.Real):
-            raise StepError(f"{self.name} gives {type(given).__name__}, and not a number")
+            raise StepError(
+                f"{self.name} gives {type(given).__name__}, and not a number: give one, or how "
+                "many examples are right, of how many"
+            )
         if not math.isfinite(given):
             raise StepError(f"{self.name} gives {given}, by which nothing can be judged")
         return float(given)

@@ -21,8 +21,8 @@ def evaluate() -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("given", [0.5, np.float32(0.5), fractions.Fraction(1, 2)])
-def test_numbers_of_every_kind_are_scores(given):
+@pytest.mark.parametrize("given", [0.5, np.float32(0.5), fractions.Fraction(1, 2), (2, 4)])
+def test_numbers_and_counts_are_scores(given):
     assert named_accuracy(evaluate).score(given) == 0.5
 
 
@@ -31,7 +31,7 @@ def test_numbers_of_every_kind_are_scores(given):
     [
         (torch.tensor(0.5), "evaluate gives Tensor, and not a number"),
         (True, "bool, and not a number"),
-        ((4, 5), "tuple, and not a number"),
+        ((5, 4), "tuple, and not a number"),
         ({"eval_loss": 0.5}, "dict, and not a number"),
         (math.nan, "evaluate gives nan"),
         (math.inf, "evaluate gives inf"),
