@@ -177,10 +177,8 @@ class Against:
             self._found = check(cell, self._reference, self._inputs, budget_s=self._budget_s)
 
     def has_results(self) -> bool:
-        """Return whether there is anything to show already."""
         return self._found is not None
 
     def result(self) -> Check:
-        """Return what was found."""
         assert self._found is not None
         return self._found
