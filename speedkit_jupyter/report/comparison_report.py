@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from functools import cache
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
@@ -13,8 +14,9 @@ from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.measure.rounds.budget import LONGER
 from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Row, Section, Table, Tone
+from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.verification_report import change, judged, shown
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
@@ -66,8 +68,12 @@ def comparison_report(comparison: Comparison) -> Document:
         key=lambda line: not isinstance(line, Urgent),
     )
     open_lines = max(SHOWN, sum(isinstance(line, Urgent) for line in lines))
+    ratios = [comparison.ratio(record) for record in comparison.records]
+    png = cache(lambda: plots.as_png(plots.speedups(comparison)))
+    picture = Picture(png, "Speed-up of each variant with its interval, as in the table")
     content = [
         comparison_table(comparison),
+        picture if any(gain and gain.low > 0 for gain in ratios) else None,
         "\n".join(lines[:open_lines]),
         Section("\n".join([*lines[open_lines:], LEGEND]), folded=True),
     ]

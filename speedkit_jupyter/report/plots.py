@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.report.elements import BAD, NEUTRAL, PLANNED
+from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
 from speedkit_jupyter.rollouts.drift import Drift
-from speedkit_jupyter.support.units import share
+from speedkit_jupyter.support.units import ratio, share
 from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+COLOURS = {"faster": GOOD, "accepted": GOOD, "slower": BAD}
 
 
 def as_png(figure: Figure) -> bytes:
@@ -35,6 +38,28 @@ def _axes(height: float, x_label: str) -> Any:
     for side in axes.spines.values():
         side.set_visible(False)
     return axes
+
+
+def speedups(comparison: Comparison) -> Figure:
+    """Draw a dot with its interval for each variant, around 1; without a ratio its verdict."""
+    records = [record for record in comparison.records if record is not comparison.baseline]
+    axes = _axes(0.9 + 0.45 * len(records), f"speed-up over {comparison.baseline.name}")
+    axes.xaxis.set_major_formatter(lambda value, _: ratio(value))
+    axes.axvline(1, color=NEUTRAL, linewidth=1, linestyle="--")
+    for row, record in enumerate(records):
+        gain, verdict = comparison.ratio(record), comparison.verdict(record)
+        colour = COLOURS.get(verdict, NEUTRAL)
+        if gain is None:
+            axes.annotate(verdict, (1, row), color=colour, va="center")
+            continue
+        if gain.low > 0 and gain.high < float("inf"):
+            axes.plot([gain.low, gain.high], [row, row], color=colour, linewidth=3, alpha=0.6)
+        axes.plot(gain.median, row, "o", color=colour)
+        text, look = ratio(gain.median), {"color": colour, "fontsize": 10, "ha": "center"}
+        axes.annotate(text, (gain.median, row), (0, 8), textcoords="offset points", **look)
+    axes.set_yticks(range(len(records)), [record.name for record in records])
+    axes.set_ylim(len(records) - 0.4, -0.7)
+    return axes.figure  # type: ignore[no-any-return]
 
 
 def loss_curves(curve: Curve, name: str, other: str) -> Figure:

@@ -60,6 +60,13 @@ def test_html_escapes_everything_and_shows_code_in_backticks_and_in_cells():
     assert 'pre-wrap">`a` &lt; b</code>' in html
 
 
+def test_several_ratios_come_with_a_plot_in_html_only():
+    records = (record("baseline", 1), record("a", 0.9), record("b", 1.1))
+    report = comparison_report(Comparison(records, {}, 10))
+    assert "data:image/png;base64," in report.to_html()
+    assert "image" not in report.to_text()
+
+
 def test_the_verdict_stands_second_and_columns_of_dashes_are_left_out():
     rows = (record("baseline", 1), record("auto", 0.8))
     assert comparison_table(Comparison(rows, {}, 10)).columns == (
