@@ -82,8 +82,8 @@ def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: A
         q, k, v = (one.to(dtype) for one in inputs[:3])
         inputs = inputs._replace(q=q, k=k, v=v)
         shape = inputs.shape
-    alike, key = _keys(words, {**options, "heads": shape.heads, "device": shape.device})
-    prepared = _prepared(key, alike, words, shape, options)
+    options |= {"heads": shape.heads, "device": shape.device}
+    prepared = _prepared(words, options)
     if engine != "auto":
         return prepared.run(inputs, Choice(engine, SIZES[0]))
     return prepared.run_best(inputs, tune)
@@ -122,15 +122,13 @@ def _keys(words: str, options: Mapping[str, Any]) -> tuple[object, object]:
     return tuple(alike), tuple(key)
 
 
-def _prepared(
-    key: object, alike: object, words: str, shape: Shape, options: Mapping[str, Any]
-) -> Prepared:
+def _prepared(words: str, options: Mapping[str, Any]) -> Prepared:
+    alike, key = _keys(words, options)
     if key not in _PREPARED:
         here = {
-            name: one.to(shape.device) if isinstance(one, torch.Tensor) else one
+            name: one.to(options["device"]) if isinstance(one, torch.Tensor) else one
             for name, one in options.items()
         }
-        here |= {"heads": shape.heads, "device": shape.device}
         pattern = composed(names_in(words, here), here)
         _PREPARED[key] = Prepared(pattern, options, _KNOWN.setdefault(alike, Known()))
     _PREPARED.move_to_end(key)
