@@ -87,9 +87,10 @@ class Advisor:
         facts = [Facts.read(model, step.holders(model)) for model in step.models]
         contexts = [found for model in step.models if (found := applied_to(model)) is not None]
         applied = [context.own_plan for context in contexts]
-        learned = None
+        is_tuned = False
         with suppress(SpeedKitError):  # a damaged store is told of where plans are asked for
-            learned = learning.newest(step.models, step.optimizers, hardware)
+            newest = learning.newest(step.models, step.optimizers, hardware)
+            is_tuned = bool(step.models) and newest is not None
         return Situation(
             profile=self._profiler.result(),
             watched=what,
@@ -101,7 +102,7 @@ class Advisor:
             loaders=[*known, *(one for one in what.loaders.values() if id(one) not in ids)],
             lasting=len(known),
             plans=[plan(hardware=hardware, facts=one) for one in facts],
-            learned=learned if step.models else None,
+            is_tuned=is_tuned,
             in_force=frozenset(one.name for plan in applied for one in plan if one.active),
             names={**self._names, **names},
             settle=isolated.settle,

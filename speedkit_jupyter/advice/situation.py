@@ -21,7 +21,6 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.profiling.profile import Profile
 from speedkit_jupyter.profiling.split import Part as PartOfStep
-from speedkit_jupyter.support.database import Kept
 
 # The parts of a step that a line of the user's does by itself.
 BESIDE: frozenset[PartOfStep] = frozenset(["rest", "data", "synchronizations", "host to device"])
@@ -32,7 +31,7 @@ PAIRS = 5
 @dataclass
 class Situation:
     """`names` are what the user calls things, by their ids; `plans` what the rules of the catalog
-    would do to each model, `learned` what tuning has proven for them, `in_force` what is applied
+    would do to each model, `is_tuned` whether tuning has measured them, `in_force` what is applied
     already; `settle` puts the step's state back, `affords` says whether there is time for some
     seconds; of `loaders` the first `lasting` are there before the step, the others it makes itself;
     `said` are the opportunities that other rules have found before.
@@ -48,7 +47,7 @@ class Situation:
     loaders: Sequence[DataLoader[Any]] = ()
     lasting: int | None = None
     plans: Sequence[Plan] = ()
-    learned: Kept | None = None
+    is_tuned: bool = False
     in_force: frozenset[str] = frozenset()
     names: Mapping[int, str] = field(default_factory=dict)
     settle: Callable[[], object] = lambda: None

@@ -6,7 +6,7 @@ Each returns a context manager, made anew for every block.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -30,42 +30,32 @@ def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
 
 
 @contextmanager
-def without_gradients(subject: Subject) -> Iterator[None]:
-    """Require no gradients of parameters that no optimizer steps."""
-    idle = not_stepped(subject)
+def _all_set(things: Sequence[Any], name: str, value: bool) -> Iterator[None]:
+    """Set this switch of all for the block, which is the other way in all of them."""
     try:
-        for one in idle:
-            one.requires_grad_(False)
+        for one in things:
+            setattr(one, name, value)
         yield
     finally:
-        for one in idle:
-            one.requires_grad_(True)
+        for one in things:
+            setattr(one, name, not value)
 
 
-@contextmanager
-def sparse_tables(subject: Subject) -> Iterator[None]:
+def without_gradients(subject: Subject) -> Context:
+    """Require no gradients of parameters that no optimizer steps."""
+    return _all_set(not_stepped(subject), "requires_grad", False)
+
+
+def sparse_tables(subject: Subject) -> Context:
     """Have embeddings give gradients of the rows that were asked for."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     tables = [one for model in subject.models for one in model.modules() if isinstance(one, kinds)]
-    dense = [one for one in tables if not one.sparse]
-    try:
-        for one in dense:
-            one.sparse = True
-        yield
-    finally:
-        for one in dense:
-            one.sparse = False
+    return _all_set([one for one in tables if not one.sparse], "sparse", True)
 
 
 def no_gradients(_: Subject) -> Context:
     """Compute without gradients."""
     return torch.no_grad()
-
-
-def zeroed_to_none(_: Subject) -> Context:
-    """Let `zero_grad` drop gradients, whatever it was asked for."""
-    make = lambda original: lambda optimizer, set_to_none=True: original(optimizer)  # noqa: E731
-    return patched(torch.optim.Optimizer, "zero_grad", make)
 
 
 def graph_let_go(_: Subject) -> Context:

@@ -113,7 +113,6 @@ class Watched:
     gradients_asked: bool = False
     held: set[int] = field(default_factory=set)
     got_gradients: set[int] = field(default_factory=set)
-    zeroed_to: Counter[bool] = field(default_factory=Counter)
     steps: int = 0
     loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
     draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
@@ -151,10 +150,6 @@ class Watched:
     def grad(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         self.gradients_asked = True
         return original(*args, **kwargs)
-
-    def zero_grad(self, original: Original, optimizer: Any, set_to_none: bool = True) -> Any:
-        self.zeroed_to[set_to_none] += 1
-        return original(optimizer, set_to_none)
 
     def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
@@ -205,7 +200,6 @@ def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter]
             (torch.autograd, "backward", found.backward),
             (torch.autograd, "grad", found.grad),
             (torch.nn.functional, "scaled_dot_product_attention", found.attention),
-            (torch.optim.Optimizer, "zero_grad", found.zero_grad),
             (DataLoader, "__iter__", found.loop),
             (loader_iterator(), "__next__", found.draw),
         ):

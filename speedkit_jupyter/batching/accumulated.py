@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from speedkit_jupyter.optimizations.distributed import exchanges, no_sync
 from speedkit_jupyter.optimizations.properties.sharding import own_parameters
 from speedkit_jupyter.support.exceptions import StepError
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass
@@ -57,8 +56,6 @@ class Accumulated:
 
     def add(self, loss: Any, weight: float | None, samples: int) -> None:
         """Add a part; `weight` is what its mean is over, None for a sum."""
-        import torch
-
         if weight is None:
             weight, self._is_sum = 1.0, True
         else:
@@ -76,8 +73,6 @@ class Accumulated:
 
     def result(self) -> Any:
         """Return the loss of the whole; gradients are those of it then."""
-        import torch
-
         if not self._losses:
             return torch.tensor(float("nan"))  # as torch's own mean over no targets
         total = 1.0 if self._is_sum else sum(self._weights)
@@ -94,7 +89,6 @@ class Accumulated:
 
     def _on_average(self, total: float) -> float:
         """Return the mean over the ranks that average their gradients."""
-        import torch
         import torch.distributed as dist
 
         if not self.models:

@@ -7,7 +7,7 @@ import gc
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -145,27 +145,22 @@ def _allocated_bytes() -> dict[str, int]:
     return {name: int(allocated()) for name, allocated in used.items() if allocated is not None}
 
 
-def of_process() -> Iterator[Holder]:
-    """Yield Python's own: the last error, and figures that pyplot keeps open."""
+def last_error(more: Sequence[tuple[Any, str]] = ()) -> Holder:
+    """Return what keeps the last error: Python itself, and `more` objects in these attributes."""
+    kept = [*((sys, name) for name in LAST), *more]
 
-    def forget_error() -> None:
-        for name in LAST:
-            vars(sys).pop(name, None)
+    def roots() -> list[Any]:
+        values = (getattr(owner, name, None) for owner, name in kept)
+        return [value for value in values if value is not None]
 
-    yield Holder(
-        "the last error",
-        lambda: [getattr(sys, name) for name in LAST if hasattr(sys, name)],
-        forget_error,
-        "%debug and %tb of it",
-    )
-    helpers: Any = sys.modules.get("matplotlib._pylab_helpers")
-    for manager in list(helpers.Gcf.get_all_fig_managers()) if helpers is not None else ():
-        yield Holder(
-            f"figure {manager.num}, which pyplot keeps open",
-            lambda manager=manager: [manager.canvas.figure],  # type: ignore[misc]
-            lambda manager=manager: helpers.Gcf.destroy(manager),  # type: ignore[misc]
-            "drawing into it with plt",
-        )
+    def forget() -> None:
+        for owner, name in kept:
+            if owner is sys:
+                vars(sys).pop(name, None)
+            elif hasattr(owner, name):
+                setattr(owner, name, None)
+
+    return Holder("the last error", roots, forget, "%debug and %tb of it")
 
 
 def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:

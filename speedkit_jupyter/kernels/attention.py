@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,8 +82,8 @@ def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: A
         q, k, v = (one.to(dtype) for one in inputs[:3])
         inputs = inputs._replace(q=q, k=k, v=v)
         shape = inputs.shape
-    alike, key = _keys(words, {**options, "heads": shape.heads, "device": shape.device})
-    prepared = _prepared(key, alike, words, shape, options)
+    options |= {"heads": shape.heads, "device": shape.device}
+    prepared = _prepared(words, options)
     if engine != "auto":
         return prepared.run(inputs, Choice(engine, SIZES[0]))
     return prepared.run_best(inputs, tune)
@@ -122,15 +122,13 @@ def _keys(words: str, options: Mapping[str, Any]) -> tuple[object, object]:
     return tuple(alike), tuple(key)
 
 
-def _prepared(
-    key: object, alike: object, words: str, shape: Shape, options: Mapping[str, Any]
-) -> Prepared:
+def _prepared(words: str, options: Mapping[str, Any]) -> Prepared:
+    alike, key = _keys(words, options)
     if key not in _PREPARED:
         here = {
-            name: one.to(shape.device) if isinstance(one, torch.Tensor) else one
+            name: one.to(options["device"]) if isinstance(one, torch.Tensor) else one
             for name, one in options.items()
         }
-        here |= {"heads": shape.heads, "device": shape.device}
         pattern = composed(names_in(words, here), here)
         _PREPARED[key] = Prepared(pattern, options, _KNOWN.setdefault(alike, Known()))
     _PREPARED.move_to_end(key)
@@ -139,42 +137,29 @@ def _prepared(
     return _PREPARED[key]
 
 
-@cache
-def _module_class() -> type[torch.nn.Module]:
-    """Return AttentionPattern, made once torch is there: this file imports nothing heavy."""
+class AttentionPattern(torch.nn.Module):
+    """`attention` with a pattern and its options as a module; shapes are those of `attention`.
 
-    class AttentionPattern(torch.nn.Module):
-        """`attention` with a pattern and its options as a module; shapes are those of `attention`.
+    `AttentionPattern("sliding_window", window=256)(q, k, v)`. What changes from batch to batch
+    is given at the call: `AttentionPattern("causal+documents")(q, k, v, documents=ids)`.
+    Tensors among the options are buffers or parameters.
+    """
 
-        `AttentionPattern("sliding_window", window=256)(q, k, v)`. What changes from batch to batch
-        is given at the call: `AttentionPattern("causal+documents")(q, k, v, documents=ids)`.
-        Tensors among the options are buffers or parameters.
-        """
+    def __init__(self, pattern: str = "full", **options: Any) -> None:
+        super().__init__()
+        self.pattern, self._names = pattern, [*options]
+        for name, value in options.items():
+            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+                self.register_buffer(name, value, persistent=False)
+            else:
+                setattr(self, name, value)
 
-        def __init__(self, pattern: str = "full", **options: Any) -> None:
-            super().__init__()
-            self.pattern, self._names = pattern, [*options]
-            for name, value in options.items():
-                if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-                    self.register_buffer(name, value, persistent=False)
-                else:
-                    setattr(self, name, value)
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
+    ) -> torch.Tensor:
+        own = {name: getattr(self, name) for name in self._names}
+        return attention(q, k, v, self.pattern, **{**own, **given})
 
-        def forward(
-            self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
-        ) -> torch.Tensor:
-            own = {name: getattr(self, name) for name in self._names}
-            return attention(q, k, v, self.pattern, **{**own, **given})
-
-        def extra_repr(self) -> str:
-            plain = (f"{n}={vars(self)[n]}" for n in self._names if n in vars(self))
-            return ", ".join([repr(self.pattern), *plain])
-
-    AttentionPattern.__qualname__ = "AttentionPattern"
-    return AttentionPattern
-
-
-def __getattr__(name: str) -> Any:
-    if name == "AttentionPattern":
-        return _module_class()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def extra_repr(self) -> str:
+        plain = (f"{n}={vars(self)[n]}" for n in self._names if n in vars(self))
+        return ", ".join([repr(self.pattern), *plain])

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from operator import truediv
 from statistics import median
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from speedkit_jupyter.kernels import engines
 from speedkit_jupyter.kernels.blocks import Inputs, Shape, laid_out
@@ -17,9 +19,6 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.torch_private import is_compiler_error
-
-if TYPE_CHECKING:
-    import torch
 
 # Queries in a block: the smallest that gives each thread this many. Fewer than two are one block.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
@@ -71,8 +70,6 @@ class Known:
 
     def trial(self, shape: Shape) -> Trial | None:
         """Return that of a shape which tries FlexAttention by itself, once it pays."""
-        import torch
-
         is_fit = shape.device.type == "cpu" and not torch.is_grad_enabled() and self.can_flex
         if not is_fit or torch.are_deterministic_algorithms_enabled():
             return None
@@ -116,8 +113,6 @@ class Prepared:
 
     def run_best(self, inputs: Inputs, tune: bool) -> torch.Tensor:
         """Return attention as it was found to be fastest, or else by the rule."""
-        import torch
-
         known, shape = self.known, inputs.shape
         asked = shape, inputs.is_learned, torch.is_grad_enabled()
         if tune and asked not in known.choices:
@@ -149,8 +144,6 @@ class Prepared:
 
     def _agrees(self, inputs: Inputs, rule: Choice) -> bool:
         """Return whether FlexAttention can be compiled, and gives what the rule's choice does."""
-        import torch
-
         try:
             found, wanted = self.run(inputs, FLEX), self.run(inputs, rule)
             near = torch.finfo(wanted.dtype).eps ** 0.5
@@ -164,8 +157,6 @@ class Prepared:
 
     def by_rule(self, shape: Shape) -> Choice:
         """Return what is fastest for most."""
-        import torch
-
         pattern, kind = self.pattern, shape.device.type
         is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
         if pattern.is_plain and not is_short:
@@ -180,8 +171,6 @@ class Prepared:
 
     def measured(self, inputs: Inputs) -> Choice:
         """Return the fastest, with the backward pass where one may follow."""
-        import torch
-
         shape, tracks = inputs.shape, inputs.is_learned
         q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3])
         rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
@@ -213,8 +202,6 @@ class Prepared:
 
 def _built(make: Callable[..., Any], *args: Any) -> Any:
     """Make masks that may also be used where gradients are needed."""
-    import torch
-
     with torch.inference_mode(False), torch.no_grad():
         return make(*args)
 

@@ -7,14 +7,11 @@ which clears them page by page when the next step takes them again. See mallopt(
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import platform
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from statistics import median
 
 # glibc's names for what mallopt sets, and the values that its own adjusting ends at (malloc.c).
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
@@ -104,18 +101,3 @@ def fresh_bytes() -> int:
     except ImportError:
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt * resource.getpagesize()
-
-
-def fresh_s(size_bytes: int) -> float:
-    """Return about how many seconds the system takes to hand out and clear so much memory."""
-    import torch
-
-    def extra_s() -> float:
-        sample = torch.frombuffer(mmap.mmap(-1, LARGEST), dtype=torch.uint8)
-        begun_s = time.perf_counter()
-        sample.fill_(1)
-        first_s = time.perf_counter() - begun_s
-        sample.fill_(2)
-        return 2 * first_s - (time.perf_counter() - begun_s)
-
-    return max(median(extra_s() for _ in range(5)), 0.0) * size_bytes / LARGEST

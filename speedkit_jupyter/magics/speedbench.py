@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.checking.api import check
+from speedkit_jupyter.checking.result import Check
 from speedkit_jupyter.magics import namespace, options
-from speedkit_jupyter.magics.against import Against
 from speedkit_jupyter.magics.cell import Cell, again, step_of_cell
 from speedkit_jupyter.magics.commands.plans import show_applied
 from speedkit_jupyter.magics.commands.processes import compared_on_workers
@@ -17,6 +20,7 @@ from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.results.timing import Timing
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
+from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import check_free, parse
@@ -30,6 +34,7 @@ from speedkit_jupyter.tuning.search import Search
 
 TIMING, COMPARE, TUNE, PROFILE = "timing", "--compare", "--tune", "--profile"
 MORE, AGAINST = "--more", "--against"
+LAST_VALUE = "end the cell with the expression that the function returns"
 # The work that an option belongs to; some belong to two.
 BELONGS = {
     **dict.fromkeys(("n", "r", "p"), TIMING),
@@ -138,3 +143,42 @@ def _search(session: Session, step: Step, arguments: Any) -> Search:
     objective, keep = arguments.objective or "time", arguments.keep or ()
     asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
     return Search(step, arguments.budget, *asked)
+
+
+class Against:
+    """Checks the cell's last value against the function's, with new numbers for its parameters.
+
+    These are names of the notebook: `def reference(q, k)` gets what is like `q` and `k` there. The
+    cell runs in a copy of the namespace, so that it binds nothing.
+    """
+
+    def __init__(self, shell: Any, cell: Cell, name: str, budget_s: float | None) -> None:
+        self._cell, self._names, self._budget_s = cell, shell.user_ns, budget_s
+        self._reference = namespace.find_function(shell.user_ns, name)
+        self._found: Check | None = None
+        if not cell.has_value:
+            raise UsageError(f"--against {name}: {LAST_VALUE}")
+        needed = list(inspect.signature(self._reference).parameters)
+        for one in needed:
+            if one not in shell.user_ns:
+                raise UsageError(
+                    f"--against {name}: its parameter {one} is no name of the notebook"
+                )
+        self._inputs = {one: shell.user_ns[one] for one in needed}
+
+    def run(self) -> Iterator[Progress]:
+        """Check; there is no progress in between."""
+
+        def cell(**given: Any) -> Any:
+            return self._cell.within({**self._names, **given}).run()
+
+        yield Progress(0.0, "comparing and timing")
+        with self._cell.quiet():
+            self._found = check(cell, self._reference, self._inputs, budget_s=self._budget_s)
+
+    def has_results(self) -> bool:
+        return self._found is not None
+
+    def result(self) -> Check:
+        assert self._found is not None
+        return self._found

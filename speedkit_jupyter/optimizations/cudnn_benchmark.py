@@ -18,7 +18,7 @@ from speedkit_jupyter.optimizations.facts.model import Facts
 class CudnnBenchmark(Optimization):
     """Pays where the shapes of convolutions stay the same; each new shape costs a search."""
 
-    name = "cudnn_benchmark"
+    name, flag = "cudnn_benchmark", "cudnn.benchmark"
     effect = Effect.ROUNDING  # another algorithm sums in another order
     summary = "cuDNN picks its convolution algorithm by trying"
     helps = "convolutions on CUDA whose shapes stay the same"
@@ -28,7 +28,7 @@ class CudnnBenchmark(Optimization):
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        now = bool(facts.flags.get("cudnn.benchmark", False))
+        now = bool(self.as_is(facts))
         if facts.device_type != "cuda":
             if request.value is True:
                 return request.decline(now, f"cuDNN does not run on {facts.device_type}")
@@ -47,10 +47,7 @@ class CudnnBenchmark(Optimization):
         return request.offer(False, True, reason)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return {"cudnn.benchmark": flags.attribute(torch.backends.cudnn, "benchmark", True)}
-
-    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {"cudnn.benchmark": decision.value}
+        return {self.flag: flags.attribute(torch.backends.cudnn, "benchmark", True)}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         return Snippet(setup=(f"torch.backends.cudnn.benchmark = {decision.value}",))

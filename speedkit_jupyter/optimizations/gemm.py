@@ -104,9 +104,6 @@ class Gemm(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         return {"gemm": flags.Switch(gemm.engine, gemm.use, (gemm.ONEDNN,))}
 
-    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {"gemm": decision.value}
-
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         least = _least_here() if decision.value == gemm.ONEDNN else None

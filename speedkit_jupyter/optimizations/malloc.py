@@ -26,7 +26,7 @@ class Malloc(Optimization):
     again, in every step. Kept memory is only used again.
     """
 
-    name = "malloc"
+    name, flag = "malloc", NAME
     effect = Effect.EXACT
     summary = "freed memory stays with the process (glibc, CPUs)"
     helps = "CPUs, gradients or activations of 32 MiB and more: no page faults in each step"
@@ -61,9 +61,6 @@ class Malloc(Optimization):
         if heap.library() is None:
             return {}
         return {NAME: flags.Switch(heap.is_kept, heap.keep, (True,))}
-
-    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {NAME: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         setting = f"glibc.mallopt({heap.M_TRIM_THRESHOLD}, {heap.NEVER_TRIMMED})"

@@ -53,9 +53,6 @@ class Threads(Optimization):
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
-    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {"num_threads": decision.value}
-
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -45,22 +46,17 @@ class Entering(ContextDecorator):
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        # By thread: the innermost block that is open, and what is open around it.
-        self._inside: dict[int, tuple[AbstractContextManager[Any], Any]] = {}
+        # The blocks that are open in each thread, the innermost last.
+        self._open = defaultdict[int, list[AbstractContextManager[Any]]](list)
 
     def __enter__(self) -> Any:
         chosen = self._make()
         result = chosen.__enter__()
-        inside, here = self._inside, threading.get_ident()
-        inside[here] = chosen, inside.get(here)
+        self._open[threading.get_ident()].append(chosen)
         return result
 
     def __exit__(self, *exception: Any) -> bool | None:
-        here = threading.get_ident()
-        chosen, around = self._inside.pop(here)  # threads come and go
-        if around is not None:
-            self._inside[here] = around
-        return chosen.__exit__(*exception)
+        return self._open[threading.get_ident()].pop().__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entering:
         """Return one that asks the same context, for a copy of a module that keeps it."""

@@ -39,7 +39,7 @@ class Profile(Shown):
     calls, `plain_s` the seconds of plain calls in between; `whole` are splits of the parts as a
     whole, without what is within them, where telling takes long.
     `timed_s` are the seconds of all plain calls (or the first call), `held_up_s` those for which
-    other processes kept it from the cores, `fresh_bytes` what these calls got anew from the system.
+    other processes kept it from the cores.
     A profile that `is_interrupted` ended by Ctrl-C.
     `lines` are the user's own, `costs` those of modules and operators, or `why_no_costs` says why
     there are none; `names` are the notebook's for files.
@@ -54,7 +54,6 @@ class Profile(Shown):
     why_no_costs: str = ""
     timed_s: float = 0.0
     held_up_s: float = 0.0
-    fresh_bytes: int = 0
     is_interrupted: bool = False
     device: str = "cpu"
     names: Mapping[str, str] = field(default_factory=dict)

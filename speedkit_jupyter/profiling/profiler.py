@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.machines import heap
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.measure.rounds import clock
@@ -167,7 +166,6 @@ class Profiler:
         """Make plain calls and as many profiled ones, each from the same state."""
         profile, number, slowest_s = self._profile, 1, 0.0
         profile.timed_s = profile.held_up_s = 0.0
-        profile.fresh_bytes = 0
         while len(profile.splits) < ENOUGH and (
             not profile.splits or budget.allows(2 * slowest_s * number)
         ):
@@ -241,14 +239,12 @@ class Profiler:
         return not self._is_alone and self._first_s < SHORT * self.budget_s
 
     def _watched(self, call: Callable[[], object]) -> None:
-        """Count for how long other processes keep a call from the cores, and its fresh memory."""
-        before = heap.fresh_bytes()
+        """Count for how long other processes keep a call from the cores."""
         self._watch.begin()
         call()
         self._watch.end()
         self._profile.timed_s += self._watch.wall_s
         self._profile.held_up_s += self._watch.waited_s
-        self._profile.fresh_bytes += heap.fresh_bytes() - before
 
     @contextmanager
     def _sampled(self) -> Iterator[Recorder]:

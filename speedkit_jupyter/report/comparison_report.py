@@ -172,8 +172,8 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
     if baseline.score is not None:
         name = baseline.score.function
         name = f"{name}()" if name.isidentifier() else name
-        after = record.score and record.score.after
-        cells[_cut(name, LONG)] = shown(after.value) if after else ""
+        after = record.score.after if record.score else None
+        cells[_cut(name, LONG)] = "" if after is None else shown(after)
     cells["accuracy"] = _accuracy(record.accuracy)
     if not _is_timed(comparison, record):
         cells = dict.fromkeys(cells, "")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.subject.named_accuracy import SHARE, YARDSTICKS, Score, Scored
+from speedkit_jupyter.measure.subject.named_accuracy import SHARE, YARDSTICKS, Scored
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table, Tone
@@ -104,7 +103,7 @@ def change(score: Scored) -> str:
     """Return `evaluate 0.912 → 0.908`."""
     if score.after is None:
         return score.failure
-    before, after = (shown(side.value) for side in (score.before, score.after))
+    before, after = map(shown, (score.before, score.after))
     return f"{score.function} {before} → {after}"
 
 
@@ -118,13 +117,9 @@ def judged(score: Scored) -> str:
 
 
 def score_table(score: Scored, name: str) -> Table:
-    """Return the number with its interval, what is given up, and what is allowed."""
-    sides = (score.before, score.after)
-    rows: list[Row | tuple[str, ...]] = [(score.function, *(_cell(side) for side in sides))]
-    ends = [side.interval if side else None for side in sides]
-    if any(ends):
-        words = ("{:.3g} to {:.3g}".format(*one) if one else BLANK for one in ends)
-        rows.append((INTERVAL, *words))
+    """Return the number, what is given up, and what is allowed."""
+    after = BLANK if score.after is None else shown(score.after)
+    rows: list[Row | tuple[str, ...]] = [(score.function, shown(score.before), after)]
     if score.others:
         others = dict.fromkeys(shown(end) for end in (min(score.others), max(score.others)))
         rows.append(("other baselines", " to ".join(others), ""))
@@ -144,13 +139,6 @@ def _lost(score: Scored) -> str:
 def _why(score: Scored) -> str:
     if score.asked is not None:
         return "as you said"
-    if YARDSTICKS * score.spread > SHARE * abs(score.before.value):
+    if YARDSTICKS * score.spread > SHARE * abs(score.before):
         return f"{YARDSTICKS:g} times as far as another baseline's is"
     return f"{share(SHARE)} of the baseline's"
-
-
-def _cell(side: Score | None) -> str:
-    if side is None:
-        return BLANK
-    counted = "" if side.examples is None else f" ({side.right:,} of {side.examples:,})"
-    return f"{shown(side.value)}{counted}"

@@ -17,8 +17,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.rollouts.choosing import Choice, Trial
 from speedkit_jupyter.rollouts.drift import Drift
-from speedkit_jupyter.rollouts.policies import policy_of
-from speedkit_jupyter.rollouts.programs import Program, Way, buffers_kept, way_of
+from speedkit_jupyter.rollouts.programs import Program, Way, buffers_kept, policy_of, way_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames

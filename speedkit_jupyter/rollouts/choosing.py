@@ -18,8 +18,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.optimizations.facts.layers import is_convolution
 from speedkit_jupyter.rollouts.drift import SAMPLES, Drift, compared_steps, distance, states_at
-from speedkit_jupyter.rollouts.policies import Policy
-from speedkit_jupyter.rollouts.programs import Program, Way
+from speedkit_jupyter.rollouts.programs import Policy, Program, Way
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # A block of steps takes about BLOCK_S. Rounds end at the second number, or when the interval tells

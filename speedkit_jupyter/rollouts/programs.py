@@ -1,22 +1,32 @@
-"""Operator and policy as one function of the state, in the way that was chosen."""
+"""Policies, and operator and policy as one function of the state, in the way that was chosen."""
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import torch
 
 from speedkit_jupyter.optimizations.properties.compiled import compile_alone
-from speedkit_jupyter.rollouts.policies import Policy
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
 
+# Makes the next state of the operator's result `f(x)` and the state `x`.
+Policy = Callable[[Any, Any], Any]
+# Those that take a number.
+WITH_NUMBER: dict[str, Callable[[float], Policy]] = {
+    "convex": lambda alpha: lambda found, x: x + alpha * (found - x),
+    "residual": lambda dt: lambda found, x: x + dt * found,
+}
+POLICIES = ("autoregressive", *WITH_NUMBER)
+FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of f(x) and x'
 # What a way is made of, in the order in which they are tried and named.
 WORDS = {
     "bf16": "the operator's weights and activations",
@@ -65,6 +75,26 @@ def way_of(words: Any, micro_batch: Any) -> Way:
             raise ArgumentError(f"way: {word!r} is none of {known}.{did_you_mean(word, WORDS)}")
         way = way.plus(word)
     return way
+
+
+def policy_of(policy: Any) -> Policy:
+    """Return the function of `f(x)` and `x`. Raises ArgumentError for what is none."""
+    if callable(policy):
+        with suppress(ValueError):  # some of torch's functions have no signature
+            try:
+                signature(policy).bind(None, None)
+            except TypeError:
+                raise ArgumentError("a policy is a function of two: f(x) and x") from None
+        return policy  # type: ignore[no-any-return]
+    if policy == "autoregressive":
+        return lambda found, x: found
+    word, *numbers = policy if isinstance(policy, list | tuple) and policy else (policy,)
+    if word in WITH_NUMBER and len(numbers) == 1:
+        (number,) = numbers
+        if isinstance(number, int | float) and math.isfinite(number):
+            return WITH_NUMBER[word](number)
+    near = did_you_mean(word, POLICIES) if isinstance(word, str) and word not in POLICIES else ""
+    raise ArgumentError(f"policy must be {FORMS}, not {arguments.shown(policy)}.{near}")
 
 
 @contextmanager

@@ -214,7 +214,7 @@ class Verifier:
         if run == 1:
             result.score, result.failure = score, score.failure
         elif run and result.score is not None and score.after is not None:
-            result.score.others.append(score.after.value)
+            result.score.others.append(score.after)
 
     def _describe(self, contexts: Sequence[SpeedContext]) -> None:
         """Note what the plan is, and what of it changes the results."""

@@ -6,10 +6,8 @@ it is silent.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +21,6 @@ from speedkit_jupyter.advice.rules import RULES
 from speedkit_jupyter.advice.rules.data import padded
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.loading.samples import Samples
-from speedkit_jupyter.machines import heap
 from speedkit_jupyter.profiling.split import Line
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -155,8 +152,6 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      TRAINS, "without retain_graph"),
     ("graphs_of_graphs", "y = model(x); y.sum().backward(retain_graph=True); y.mean().backward()",
      TRAINS, None),
-    ("set_to_none", TRAIN.replace("()", "(set_to_none=False)", 1),
-     {"shares": COMPUTING, "operators": {"aten::zero_": 0.1}}, "up to 40 %"),
     ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
      "4 parameters require gradients"),
     ("frozen_gradients", TEACHER, TRAINS, None),
@@ -164,10 +159,6 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      "model(x).sum().backward(); opt.step()", TRAINS, "2 parameters require"),
     ("frozen_in_optimizer", f"model[0].requires_grad_(False)\ndef step():\n    {TRAIN}",
      {"shares": {**COMPUTING, "optimizer": 0.1}}, "2 of its 4"),
-    ("input_gradients", "y = torch.ones(8, 4, requires_grad=True)\nmodel(y).sum().backward()",
-     TRAINS, "which no line reads"),
-    ("input_gradients", "y = torch.ones(8, 4, requires_grad=True)\nmodel(y).sum().backward()\n"
-     "y.grad", TRAINS, None),
     ("dense_embeddings", trained("Table()", "torch.arange(64)"), DENSE, "none with plain SGD"),
     ("dense_embeddings", trained("Table()", "torch.arange(64)", "torch.optim.Adam"), DENSE,
      "20,000 rows, of which a step asks 64"),
@@ -344,16 +335,7 @@ def test_what_the_catalog_would_turn_on_counts_by_the_part_that_it_is_about():
     assert 1.05 < one.gain.low < one.gain.high < 2.0
     said = found("catalog", TRAIN, **given, in_force=frozenset(["fused_optimizer"]))
     assert [one for one in said if one.variant == "fused_optimizer"] == []
-
-
-def test_a_plan_that_was_learned_needs_no_guess():
-    values = {"name": "fused_optimizer", "values": {"fused_optimizer": True}, "speedup": 1.4,
-              "low": 1.3, "high": 1.5, "inputs": ["8×4"]}  # fmt: skip
-    saved_at = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
-    learned: Any = SimpleNamespace(value=values, saved_at=saved_at)
-    (one,) = found("learned", TRAIN, shares=COMPUTING, learned=learned)
-    assert tuple(one.gain) == (1.3, 1.5)
-    assert found("catalog", TRAIN, shares=COMPUTING, learned=learned) == []
+    assert found("catalog", TRAIN, **given, is_tuned=True) == []
 
 
 def test_a_step_that_other_processes_keep_from_the_cores_is_told():
@@ -363,17 +345,4 @@ def test_a_step_that_other_processes_keep_from_the_cores_is_told():
     assert "other processes hold the cores for 100 % of the time" in one.evidence
     assert one.gain.high <= 4
     situation.profile.held_up_s = 0.2
-    assert list(rule(situation)) == []
-
-
-@pytest.mark.skipif(heap.library() is None, reason="for glibc's own malloc")
-def test_a_step_that_gets_much_memory_anew_keeps_it(monkeypatch):
-    monkeypatch.setattr(heap, "fresh_s", lambda size: size / 2**30)
-    situation, rule = seen(TRAIN, shares=COMPUTING), rule_named("fresh_memory")
-    situation.profile.timed_s, situation.profile.plain_s = 1.0, [0.5, 0.5]
-    situation.profile.fresh_bytes = 2**30
-    (one,) = rule(situation)
-    assert one.variant == "malloc"
-    assert "512 MiB anew" in one.evidence
-    situation.profile.fresh_bytes = 2**25
     assert list(rule(situation)) == []

@@ -208,19 +208,6 @@ def summed_losses() -> Pair:
     return slow, quick
 
 
-def zeros() -> Pair:
-    net = mlp(512, 2048, 2048, 10)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, fused=True)
-    x, y = torch.randn(16, 512), torch.randint(0, 10, (16,))
-
-    def step(to_none: bool) -> None:
-        optimizer.zero_grad(set_to_none=to_none)
-        F.cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-    return lambda: step(False), lambda: step(True)
-
-
 def validating() -> Pair:
     net = cnn(16)
     net.eval()
@@ -471,11 +458,6 @@ def scores_by_a_library() -> Pair:
     return slow, task
 
 
-def watched_input() -> Pair:
-    task = Task(cnn(8), torch.randn(32, 3, 32, 32))
-    return lambda: task(task.x.detach().requires_grad_()), task
-
-
 def weights_moved_by_hand() -> Pair:
     net = mlp(32, *[32] * 20, 10)
     sgd = torch.optim.SGD(net.parameters(), lr=0.01, fused=True)
@@ -500,7 +482,6 @@ CAUSES = {
     "counting_hits": ("synchronizations", "slow_lines"),
     "numbers_in_lists": ("tensor_of_list",),
     "summed_losses": ("graph_kept",),
-    "zeros": ("set_to_none",),
     "validating": ("no_grad",),
     "looking_for_nan": ("anomaly_mode",),
     "frozen_body": ("frozen_gradients",),
@@ -518,6 +499,5 @@ CAUSES = {
     "saved_each_time": ("copied_state",),
     "report_each_time": ("writing",),
     "scores_by_a_library": ("slow_lines",),
-    "watched_input": ("input_gradients",),
     "weights_moved_by_hand": ("parameter_loops",),
 }

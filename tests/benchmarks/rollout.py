@@ -21,8 +21,7 @@ from speedkit_jupyter.report.rollout_report import drifted
 from speedkit_jupyter.rollouts.api import Rollout
 from speedkit_jupyter.rollouts.choosing import Choice, has_bf16
 from speedkit_jupyter.rollouts.drift import Drift
-from speedkit_jupyter.rollouts.policies import policy_of
-from speedkit_jupyter.rollouts.programs import Program, Way, way_of
+from speedkit_jupyter.rollouts.programs import Program, Way, policy_of, way_of
 from speedkit_jupyter.support import units
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

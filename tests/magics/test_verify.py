@@ -68,7 +68,7 @@ def test_a_comparison_takes_a_function_or_an_expression(named, accuracy, better)
     named.run(f"{line}\nstep()")
     score = named.names["found"].records[1].score
     assert score.better == better
-    assert score.before.value >= 0
+    assert score.before >= 0
     assert named.names["model"].training
 
 
@@ -77,7 +77,6 @@ def test_verify_needs_no_step_beside_it(named):
         shown = named.run(f"%speedkit verify --plan bf16 --accuracy {function} -v found")
         assert f"`{function}`: bf16: " in " ".join(shown.split())
         assert named.names["found"].curves == []
-    assert "of 8)" in shown
     shown = named.run('%speedkit verify --plan bf16 --accuracy "evaluate(model)" --allowed 1')
     assert "accepted" in shown
     assert "as you said" in shown

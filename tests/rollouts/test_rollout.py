@@ -13,8 +13,7 @@ from speedkit_jupyter import rollout
 from speedkit_jupyter.rollouts.api import Rollout
 from speedkit_jupyter.rollouts.choosing import Choice
 from speedkit_jupyter.rollouts.drift import Drift, compared_steps
-from speedkit_jupyter.rollouts.policies import policy_of
-from speedkit_jupyter.rollouts.programs import WORDS, Program, Way, way_of
+from speedkit_jupyter.rollouts.programs import WORDS, Program, Way, policy_of, way_of
 from speedkit_jupyter.support.exceptions import ArgumentError, StepError
 
 POLICIES: dict[str, tuple[Any, Any]] = {

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 import torch
-from torch import nn
 
 from speedkit_jupyter.advice import trials
 from speedkit_jupyter.advice.advice import Gain, Opportunity, amdahl, without
@@ -103,25 +102,6 @@ def graphs_of_graphs(seen: Situation) -> Iterator[Opportunity]:
         "loss.backward()",
         "no second derivatives, and no second backward pass over the same graph",
         trial=trials.graph_let_go,
-    )
-
-
-def set_to_none(seen: Situation) -> Iterator[Opportunity]:
-    """Find `zero_grad(set_to_none=False)`: gradients are written twice, and added."""
-    if not seen.watched.zeroed_to[False] or not seen.trains:
-        return
-    zeroing = seen.operators("aten::zero_", "aten::_foreach_zero_", "aten::fill_")
-    zeroing = zeroing or seen.share("optimizer") * 0.1
-    # What zeros are added to is read and written: up to three times as long as the zeros.
-    most = min(zeroing * 4, 0.8)
-    yield Opportunity(
-        "let gradients go in zero_grad",
-        f"it writes zeros, to which gradients are added: up to {share(most)} of the step",
-        Gain(without(zeroing * 0.5), without(most)),
-        "zero_grad(), whose default lets them go",
-        "a parameter that gets no gradient is not stepped any more (weight decay and momentum "
-        "leave it alone)",
-        trial=trials.zeroed_to_none,
     )
 
 
@@ -222,24 +202,3 @@ def _tables(seen: Situation) -> list[torch.nn.Embedding | torch.nn.EmbeddingBag]
         and used.count(id(one.weight)) == 1
         and one.weight.numel() >= NUMBERS
     ]
-
-
-def input_gradients(seen: Situation) -> Iterator[Opportunity]:
-    """Find a batch that requires gradients which no line reads."""
-    read = (node for _, node in seen.code.nodes(ast.Attribute) if node.attr == "grad")
-    is_read = any(not dotted(node).startswith("torch.autograd") for node in read)
-    if not seen.watched.backwards or seen.watched.gradients_asked or is_read:
-        return
-    for call in seen.calls:
-        leaves = [one for one in call.inputs if one.requires_grad and one.is_leaf]
-        if all(isinstance(one, nn.Parameter) or id(one) in seen.held for one in leaves):
-            continue
-        backward = seen.share("backward")
-        yield Opportunity(
-            f"no gradient of the input of {seen.name(call.module, 'the model')}",
-            f"it gets a gradient, which no line reads; backward: {share(backward)} of the step",
-            Gain(1.0, without(backward * 0.4)),
-            "leave requires_grad_() of the batch out",
-            "none, as long as nobody reads it",
-        )
-        return

@@ -14,13 +14,10 @@ from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.kernels.attention import attention
 from speedkit_jupyter.kernels.recognition import recognized
-from speedkit_jupyter.machines import heap
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Effect
-from speedkit_jupyter.optimizations.malloc import MUCH_BYTES
 from speedkit_jupyter.profiling.split import Part
-from speedkit_jupyter.support.units import ratio, share, size
-from speedkit_jupyter.tuning import learning
+from speedkit_jupyter.support.units import ratio, share
 from speedkit_jupyter.tuning.candidates import Candidate
 
 # Held up for longer than this share of the time, a step takes up to four times its own.
@@ -43,25 +40,6 @@ def busy_machine(seen: Situation) -> Iterator[Opportunity]:
             "stop what else runs (`top` lists it), or `%speedkit apply --threads 1`",
             "rounding; one thread is slower once the cores are free",
             variant="threads:1",
-        )
-
-
-def fresh_memory(seen: Situation) -> Iterator[Opportunity]:
-    """Find, on a CPU, a step that gets its memory anew from the system each time."""
-    calls = max(len(seen.profile.plain_s), 1)
-    fresh = seen.profile.fresh_bytes // calls
-    if not seen.on_cpu or fresh < MUCH_BYTES or heap.library() is None or heap.is_kept():
-        return
-    taken = min(heap.fresh_s(fresh) * calls / max(seen.profile.timed_s, 1e-9), 0.9)
-    if taken >= 0.05:
-        yield Opportunity(
-            "let freed memory stay with the process",
-            f"each call of the step gets {size(fresh)} anew from the system, which clears it page "
-            f"by page: about {share(taken)} of the step",
-            amdahl(taken, 1.2, 10.0),
-            "`%speedkit apply --malloc true`",
-            named("malloc").risk,
-            variant="malloc",
         )
 
 
@@ -168,22 +146,6 @@ def sparse_products(seen: Situation) -> Iterator[Opportunity]:
         )
 
 
-def learned(seen: Situation) -> Iterator[Opportunity]:
-    """Find a plan that tuning has proven for these models, and that is not in force."""
-    if seen.learned is None or not seen.learned.value["values"] or seen.in_force:
-        return
-    plan = seen.learned.value
-    low, speedup = plan["low"] or 1.0, plan["speedup"] or 1.0
-    yield Opportunity(
-        f"the plan that tuning found: {plan['name']}",
-        learning.why(seen.learned),
-        Gain(min(low, speedup), plan["high"] or max(speedup, low)),
-        "%speedkit apply",
-        "as it was judged when it was found",
-        variant=plan["name"],
-    )
-
-
 COMPUTING: tuple[Part, ...] = ("forward", "backward")
 EVERYTHING: tuple[Part, ...] = ("forward", "backward", "optimizer", "rest")
 # What an entry makes faster, and how many times at the least and the most where it was measured
@@ -204,7 +166,7 @@ def catalog(seen: Situation) -> Iterator[Opportunity]:
     """Find entries that `auto` would turn on; once tuning measured, it has nothing to add."""
     told = set(seen.in_force)
     decisions = (one for plan in seen.plans for one in plan if one.active and one.name in WORTH)
-    for decision in decisions if seen.learned is None else ():
+    for decision in decisions if not seen.is_tuned else ():
         parts, least, most = WORTH[decision.name]
         part = seen.share(*parts)
         if part < 0.05 or decision.name in told:

@@ -6,7 +6,6 @@ import itertools
 import re
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from IPython import get_ipython
@@ -14,7 +13,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.freeing import freed
-from speedkit_jupyter.freeing.freed import Holder, of_process
+from speedkit_jupyter.freeing.freed import Holder
 from speedkit_jupyter.machines import compile_archive, compile_cache
 from speedkit_jupyter.magics import options
 from speedkit_jupyter.magics.options import Names, Option, command, switch
@@ -155,26 +154,13 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _holders(names: Names, shell: Any) -> Iterator[Holder]:
-    python, *others = of_process()
     owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     kept = [*itertools.product(owners, OF_AN_ERROR), (shell, "last_execution_result")]
-
-    def of_error() -> list[Any]:
-        values = [getattr(owner, name, None) for owner, name in kept]
-        return [*python.roots(), *(value for value in values if value is not None)]
-
-    def forget_error() -> None:
-        python.let_go()
-        for owner, name in kept:
-            if hasattr(owner, name):
-                setattr(owner, name, None)
-
-    yield replace(python, roots=of_error, let_go=forget_error)
+    yield freed.last_error(kept)
     outputs = names.get("Out", {})
     for number in list(outputs):
         yield _output(names, shell, f"Out[{number}], _{number}", outputs, number)
     yield from (_output(names, shell, name, names, name) for name in LAST)
-    yield from others
 
 
 def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder:

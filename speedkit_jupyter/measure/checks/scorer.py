@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.runner import Runner
 from speedkit_jupyter.measure.rounds.sampler import Progress
-from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Score, Scored
+from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, Scored
 from speedkit_jupyter.measure.subject.repeats import Work, counted
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -29,7 +29,7 @@ class Scorer:
     def __init__(self, accuracy: NamedAccuracy, step: Step) -> None:
         self.accuracy = accuracy
         self._call = accuracy.bound(step.models)
-        self.before: Score | None = None  # the baseline's number
+        self.before: float | None = None  # the baseline's number
 
     def scores(
         self, runners: Sequence[Runner], start: Snapshot, budget: Budget
@@ -61,7 +61,7 @@ class Scorer:
                 after, failure = None, str(error)
         return Scored(named.name, self.before, after, named.better, named.allowed, failure=failure)
 
-    def _first(self, runner: Runner) -> Score:
+    def _first(self, runner: Runner) -> float:
         """Return the baseline's number; the function must use the model and leave it as it is."""
         name, step = self.accuracy.name, runner.step
         held, compiled = step.state(), is_compiled(runner)
@@ -75,7 +75,7 @@ class Scorer:
             raise StepError(f"{name} changes the model: {changed}")
         return score
 
-    def _score(self, runner: Runner) -> Score:
+    def _score(self, runner: Runner) -> float:
         """Raises StepError in one line for whatever the function raises."""
         lowered = [c for c in runner.contexts if c.plan["precision"].active]
         autocast = lowered[0].autocast() if lowered else nullcontext()

@@ -181,5 +181,5 @@ class Comparison(Shown):
             "upper_quartile_s": upper,
             "accuracy": (row["accuracy"] or {}).get("verdict"),
             "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
-            "score": ((row["score"] or {}).get("after") or {}).get("value"),
+            "score": (row["score"] or {}).get("after"),
         }

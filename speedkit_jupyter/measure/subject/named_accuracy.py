@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.measure.results.statistics import ERROR
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
@@ -37,26 +36,6 @@ FAR = 10.0
 
 
 @dataclass(frozen=True)
-class Score:
-    """One number; where it is a share, `right` of how many `examples`."""
-
-    value: float
-    right: int | None = None
-    examples: int | None = None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The share among all examples of their kind (Wilson's interval); None where not known."""
-        if self.examples is None or self.right is None:
-            return None
-        from scipy.stats import binomtest
-
-        test = binomtest(self.right, self.examples)
-        interval = test.proportion_ci(1 - ERROR, method="wilson")
-        return interval.low, interval.high
-
-
-@dataclass(frozen=True)
 class Scored:
     """The numbers of the model as it is and under a plan.
 
@@ -65,8 +44,8 @@ class Scored:
     """
 
     function: str
-    before: Score
-    after: Score | None
+    before: float
+    after: float | None
     better: Better = "higher"
     asked: float | None = None
     others: list[float] = field(default_factory=list)
@@ -77,25 +56,25 @@ class Scored:
         """By how much it is worse under the plan; below 0 where it is better."""
         if self.after is None:
             return math.inf
-        lost = self.before.value - self.after.value
+        lost = self.before - self.after
         return lost if self.better == "higher" else -lost
 
     @property
     def spread(self) -> float:
         """The distance of the other baseline that is farthest from the first."""
-        return max((abs(other - self.before.value) for other in self.others), default=0.0)
+        return max((abs(other - self.before) for other in self.others), default=0.0)
 
     @property
     def allowed(self) -> float:
         """How much worse it may be."""
         if self.asked is not None:
             return self.asked
-        return max(SHARE * abs(self.before.value), YARDSTICKS * self.spread)
+        return max(SHARE * abs(self.before), YARDSTICKS * self.spread)
 
     @property
     def is_accepted(self) -> bool:
         """Whether no more is lost than is allowed."""
-        return self.lost <= self.allowed + EDGE * abs(self.before.value)
+        return self.lost <= self.allowed + EDGE * abs(self.before)
 
     @property
     def is_open(self) -> bool:
@@ -138,15 +117,15 @@ class NamedAccuracy:
             f"{self.name}({', '.join(needed)}), or from Python lambda: {self.name}(…)"
         )
 
-    def score(self, given: Any) -> Score:
-        """Return the score of a number, or of how many examples are right, of how many.
+    def score(self, given: Any) -> float:
+        """Return a number, or the share of how many examples are right, of how many.
 
         Raises StepError for everything else, and for numbers that are not finite.
         """
-        if is_a(given, tuple | list) and len(given) == 2 and all(map(_is_count, given)):
+        is_pair = is_a(given, tuple | list) and len(given) == 2
+        if is_pair and all(is_a(one, numbers.Integral) for one in given):
             right, examples = map(int, given)
-            if 0 <= right <= examples and examples:
-                return Score(right / examples, right, examples)
+            given = right / examples if 0 <= right <= examples and examples else given
         if is_a(given, bool) or not is_a(given, numbers.Real):
             raise StepError(
                 f"{self.name} gives {type(given).__name__}, and not a number: give one, or how "
@@ -154,7 +133,7 @@ class NamedAccuracy:
             )
         if not math.isfinite(given):
             raise StepError(f"{self.name} gives {given}, by which nothing can be judged")
-        return Score(float(given))
+        return float(given)
 
 
 def named_accuracy(
@@ -209,7 +188,3 @@ def _name(function: Any) -> str:
         function = function.func
     name = str(getattr(function, "__name__", type(function).__name__))
     return name if name.isidentifier() else "accuracy"  # a lambda has no name of its own
-
-
-def _is_count(value: Any) -> bool:
-    return is_a(value, numbers.Integral) and not is_a(value, bool)

@@ -56,7 +56,7 @@ class Optimization(ABC):
     bare: ClassVar[str] = ""  # the word that the name alone stands for, where it is not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
     refusal: ClassVar[str] = ""  # what an optimizer that is made later would train, and may not
-    flag: ClassVar[str] = ""  # the switch whose value is that, where there is one
+    flag: ClassVar[str] = ""  # the switch whose value is that of the field, where there is one
 
     def __init_subclass__(cls) -> None:
         if "Options" not in vars(cls):
@@ -114,7 +114,7 @@ class Optimization(ABC):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         """Return what it writes to its switches, of which `now` are the values in force."""
-        return {}
+        return {self.flag: decision.value} if self.flag else {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         """Return the layers that it puts around the calls of modules."""

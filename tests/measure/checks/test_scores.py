@@ -11,7 +11,6 @@ import torch
 
 from speedkit_jupyter import StepError
 from speedkit_jupyter.measure.subject.named_accuracy import (
-    Score,
     Scored,
     by_its_name,
     named_accuracy,
@@ -24,8 +23,7 @@ def evaluate() -> float:
 
 @pytest.mark.parametrize("given", [0.5, np.float32(0.5), fractions.Fraction(1, 2), (2, 4)])
 def test_numbers_and_counts_are_scores(given):
-    score = named_accuracy(evaluate).score(given)
-    assert (score.value, score.examples) == (0.5, 4 if isinstance(given, tuple) else None)
+    assert named_accuracy(evaluate).score(given) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -88,7 +86,7 @@ def test_it_is_called_with_the_model_where_it_takes_one_argument():
 
 
 def scored(before: float, after: float, **more: object) -> Scored:
-    return Scored("evaluate", Score(before), Score(after), **more)
+    return Scored("evaluate", before, after, **more)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +113,5 @@ def test_another_baseline_may_tell_where_little_more_is_lost_than_is_allowed():
     assert not scored(0.9, 0.5).is_open
     assert not scored(0.9, 0.88, asked=0.01).is_open
     assert not scored(0.9, 0.9).is_open
-    failed = Scored("evaluate", Score(0.9), None, failure="no")
+    failed = Scored("evaluate", 0.9, None, failure="no")
     assert not any((failed.is_open, failed.is_accepted, failed.to_dict()["lost"]))
-
-
-def test_the_interval_of_a_share_is_wilsons():
-    assert Score(0.912, 456, 500).interval == pytest.approx((0.88392, 0.93379), abs=1e-4)
-    assert Score(1.0, 10, 10).interval == pytest.approx((0.7225, 1.0), abs=1e-4)
-    assert Score(0.5).interval is None
