@@ -100,8 +100,8 @@ def _row(
     kind = devices.kind_of(there.device.type)
     dtype = torch.float64 if wide and (kind is None or kind.has_float64) else None
     size = PIECE if there.device.type == "cpu" else max(there.numel(), 1)
-    pieces = zip(*(x.reshape(-1).split(size) for x in (first, second)), strict=True)
-    return torch.stack([_of_piece(*both, dtype, masked) for both in pieces]).sum(0)
+    pieces = zip(first.reshape(-1).split(size), second.reshape(-1).split(size), strict=True)
+    return torch.stack([_of_piece(*pair, dtype, masked) for pair in pieces]).sum(0)
 
 
 def _of_piece(
