@@ -268,7 +268,7 @@ class Sampler:
         with runner.applied(), runner.record.compilations.counted():
             if not runner.step.afresh:
                 runner.warm.restore()
-            heap.give_back()
+            heap.hide()
             for untimed in range(self._lead_in, -1, -1):
                 scale, graphs = runner.scale(), compilations.graphs()
                 self._interruptions.begin()
