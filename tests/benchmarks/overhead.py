@@ -10,11 +10,11 @@ import sys
 import time
 
 import torch
-from _program import machine, nothing_kept, printed_by, ratio
+from _program import load_all, machine, nothing_kept, printed_by, ratio
 from _shares import noted
 from _workloads import made
 
-from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups
+from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.runner import Runner
@@ -124,9 +124,9 @@ def load_extension() -> bool:
 
 
 def timed_share() -> bool:
-    """Print where the seconds of one search go, without compiling; the engines' rates are known."""
+    """Print where the seconds of one search go, without compiling and what is done once."""
     with nothing_kept():
-        Hardware.detect().with_gemm()
+        load_all()
         with noted() as shares:
             made(SEARCHED).tuned()
     print(f"a search of {shares.total_s:.1f} s ({SEARCHED}): {shares}  (promise: 50% timed steps)")

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import torch
 from _nets import mlp
-from _program import Row, collected, exit_code, markdown, parser_of
+from _program import Row, collected, exit_code, load_all, markdown, parser_of
 from _shares import noted
 from _workloads import Workload, classifying, gpt
 
-from speedkit_jupyter import Hardware, benchmark
+from speedkit_jupyter import benchmark
 from speedkit_jupyter.measure.rounds import clock
 
 COMPARED = "baseline,bf16,fused_optimizer"
@@ -67,8 +67,7 @@ def child(model: str, job: str) -> Row:
     """Measure one, once what it takes anyway is there: the compiler, the rates of this machine's
     engines, the optimizer's state.
     """
-    torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
-    Hardware.detect().with_gemm()
+    load_all()
     torch.manual_seed(0)
     work = MODELS[model]()
     step_s = min(clock.timed(work.run, torch.device("cpu")) for _ in range(3))
