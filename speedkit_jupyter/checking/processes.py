@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import select
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -30,9 +30,6 @@ from speedkit_jupyter.support.exceptions import (
     in_a_line,
 )
 from speedkit_jupyter.support.torch_private import tree_map
-
-if TYPE_CHECKING:
-    pass
 
 # An answer that takes longer is not waited for, but on Windows.
 PATIENCE_S = 300.0

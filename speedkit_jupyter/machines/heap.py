@@ -20,8 +20,12 @@ NEVER_TRIMMED = -1
 # Other allocators, which take glibc's place where they are loaded.
 OTHERS = ("jemalloc", "tcmalloc", "mimalloc")
 
-# glibc itself can't be asked.
+# A bit of the word before an address that malloc gave: this memory is mapped for it alone.
+IS_MAPPED = 2
+
+# glibc itself can't be asked. Addresses of what is `hidden`.
 _is_kept, _has_kept = False, False
+_hidden: list[int] = []
 
 
 @cache
@@ -70,6 +74,8 @@ def keep(on: bool) -> None:
         raise AttributeError("mallopt")
     glibc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIMMED if on else TRIMMED_BEYOND)
     glibc.mallopt(M_MMAP_MAX, 0 if on else MMAPS)
+    while on and _hidden:
+        glibc.free(_hidden.pop())
     _is_kept, _has_kept = on, _has_kept or on
 
 
@@ -89,9 +95,27 @@ def kept() -> Iterator[None]:
 def give_back() -> None:
     """Hand back to the system what is free, unless it is to stay or none was kept."""
     global _has_kept
-    if _has_kept and not _is_kept and (glibc := library()) is not None:
+    if (_has_kept or _hidden) and not _is_kept and (glibc := library()) is not None:
+        while _hidden:
+            glibc.free(_hidden.pop())
         glibc.malloc_trim(0)
         _has_kept = False
+
+
+def hide() -> None:
+    """Do so until memory is kept again, as in a process that never kept any: there large tensors
+    are mapped each time, but would find addresses here that are free in the heap.
+    """
+    if _has_kept and not _is_kept and (glibc := library()) is not None:
+        give_back()
+        while (block := glibc.malloc(LARGEST)) and not _is_mapped(block):
+            _hidden.append(block)
+        glibc.free(block)
+
+
+def _is_mapped(block: int) -> bool:
+    before = block - ctypes.sizeof(ctypes.c_size_t)
+    return bool(ctypes.c_size_t.from_address(before).value & IS_MAPPED)
 
 
 def fresh_bytes() -> int:

@@ -286,8 +286,9 @@ class Tuning(Shown):
     @property
     def ratio(self) -> Ratio | None:
         """The winner's speed-up over baseline, with the interval for any process."""
-        found = self.comparison.ratio(self.record) if self.comparison and self.record else None
-        return found and found.in_any_process()
+        if self.comparison is None or self.record is None:
+            return None
+        return self.comparison.in_any_process(self.record)
 
     @property
     def is_settled(self) -> bool:

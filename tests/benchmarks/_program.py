@@ -104,6 +104,12 @@ def nothing_kept() -> Iterator[None]:
             yield
 
 
+def load_all() -> None:
+    """Do what is done once: load the compiler, and measure this machine's engines."""
+    torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
+    Hardware.detect().with_gemm()
+
+
 def interleaved_s(steps: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, list[float]]:
     """Return the seconds of each call, in shuffled rounds after one that is not timed."""
     times: dict[Any, list[float]] = {name: [] for name in steps}

@@ -2,7 +2,8 @@
 
     python tests/benchmarks/_side_by_side.py WORKLOAD CONFIG
 
-prints how many times as fast a workload runs under a config (JSON), in this very process.
+prints how many times as fast a workload runs under a config (JSON) in this process. Beside a plan
+with `malloc` the plain steps run in another one: they would find the memory that the plan has kept.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from multiprocessing import get_context
 
 from _program import over
 from _workloads import made
@@ -68,7 +72,7 @@ def interleaved(
 def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
     """Return the seconds of one step in a block."""
     with force() if force else nullcontext():
-        heap.give_back()  # a plan that keeps memory may have been in force before
+        heap.hide()  # a plan that keeps memory may have been in force before
         for _ in range(1 if usual_s > LONG_S else 1 + int(LEAD_IN_S / usual_s)):
             step()
         number, begun_s = 1 + int(BLOCK_S / usual_s), time.perf_counter()
@@ -82,10 +86,31 @@ def is_far(first_s: list[float], times_s: list[float]) -> bool:
     return all(FAR * ours < its for ours, its in zip(first_s, times_s, strict=False))
 
 
+@contextmanager
+def elsewhere(name: str) -> Iterator[Call]:
+    """Yield the plain step of a workload, which runs in a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        yield lambda: process.submit(_run, name).result()
+
+
+@cache
+def _plain(name: str) -> Call:
+    return made(name).run
+
+
+def _run(name: str) -> None:
+    _plain(name)()
+
+
 def main(name: str, config: str) -> None:
     """Print the ratio and its interval."""
-    step, forces = planned(name, SpeedConfig.from_dict(json.loads(config)))
-    times, _ = interleaved({"baseline": made(name).run, "tuned": step}, forces)
+    wanted = SpeedConfig.from_dict(json.loads(config))
+    step, forces = planned(name, wanted)
+    if wanted.malloc is True:
+        with elsewhere(name) as plain, forces["tuned"]():
+            times, _ = interleaved({"baseline": plain, "tuned": step}, {})
+    else:
+        times, _ = interleaved({"baseline": made(name).run, "tuned": step}, forces)
     print(json.dumps(over(times["baseline"], times["tuned"])))
 
 

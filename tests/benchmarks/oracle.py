@@ -10,7 +10,8 @@ For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one r
    baseline. Those near the best race with the tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
    `torch.compile(model)`, Accelerate and Fabric with bf16, with and without compiling;
-5. baseline and the tuned plan once more, in a fresh process: does it gain what tuning said?
+5. baseline and the tuned plan once more, in a fresh process (a plan with `malloc` in another one
+   than baseline): does it gain what tuning said?
 
     python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
 

@@ -6,8 +6,8 @@ Each runs in a process of its own, with the defaults: `tune()`, and `benchmark()
 `baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 where a promise is broken: at least
 half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
 baseline steps and 3 for each variant; the memory beyond the model's own is at most one copy of its
-state for each variant that races at once, one for the user's, and what loading libraries takes.
-Peak memory is Linux's.
+state for each variant that races at once, the baseline too, one for the user's, and what loading
+libraries takes. Peak memory is Linux's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 from _nets import mlp
-from _program import Row, collected, exit_code, markdown, parser_of
+from _program import Row, collected, exit_code, load_all, markdown, parser_of
 from _shares import noted
 from _workloads import Workload, classifying, gpt
 
@@ -64,8 +64,10 @@ def measured(model: str, job: str) -> Row:
 
 
 def child(model: str, job: str) -> Row:
-    """Measure one, once what it takes anyway is there: the compiler, the optimizer's state."""
-    torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
+    """Measure one, once what it takes anyway is there: the compiler, the rates of this machine's
+    engines, the optimizer's state.
+    """
+    load_all()
     torch.manual_seed(0)
     work = MODELS[model]()
     step_s = min(clock.timed(work.run, torch.device("cpu")) for _ in range(3))
@@ -102,7 +104,7 @@ def _peak_bytes() -> int:
 
 def broken(row: Row) -> list[str]:
     """Return the promises that this row breaks."""
-    most_bytes = LIBRARIES_BYTES + (1 + row["at_once"]) * row["state_bytes"]
+    most_bytes = LIBRARIES_BYTES + (2 + row["at_once"]) * row["state_bytes"]
     promises = {
         f"under {TIMED:.0%} timed steps": row["timed"] >= TIMED,
         "checks take too long": row["checks_steps"] <= CHECKS + CHECKS_EACH * row["variants"],

@@ -46,6 +46,20 @@ def test_large_tensors_come_from_the_system_once_and_go_back_when_the_plan_is_re
 
 
 @needs_glibc
+def test_what_was_kept_is_hidden_from_steps_of_plans_that_keep_nothing():
+    with heap.kept():
+        hole, above = (torch.empty(LARGE_BYTES).fill_(1) for _ in range(2))
+        del hole
+    assert faulted_bytes() < 4 * LARGE_BYTES  # a plain step finds the hole
+    heap.hide()
+    assert faulted_bytes() > 8 * LARGE_BYTES
+    with heap.kept():
+        assert min(faulted_bytes() for _ in range(2)) < LARGE_BYTES
+    del above
+    heap.give_back()
+
+
+@needs_glibc
 def test_plans_may_be_restored_in_any_order():
     models = nn.Linear(2, 2), nn.Linear(2, 2)
     contexts = [apply_speedups(one, SpeedConfig(malloc=True).alone())[1] for one in models]

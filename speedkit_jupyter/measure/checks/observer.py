@@ -325,16 +325,17 @@ class Observer(Watcher):
 
     def _stored(self, kind: str, found: Values) -> Look:
         """Copies: in float32, which is far finer than what is told apart."""
-        look = Look(dict(found))
+        look, moved = Look(dict(found)), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):
                 continue
             look.values[name] = kept = _copy(value)
             if kind in MOVES and not _is_exact(kept):
                 seen = self._seen.get(name)
-                way = kept if seen is None or seen.shape != kept.shape else kept - seen
-                look.ways[name] = float(way.norm())
+                moved[name] = kept, None if seen is None or seen.shape != kept.shape else seen
                 self._seen |= {name: kept} if kind == "parameter" else {}
+        ways = sums([*moved.values()])
+        look.ways = {name: math.sqrt(way.off) for name, way in zip(moved, ways, strict=True)}
         return look
 
 

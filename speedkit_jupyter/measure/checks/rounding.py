@@ -108,14 +108,14 @@ class _Rounding:
         draws = torch.Tag.nondeterministic_seeded in operation.tags
         product = not draws and bool(PRODUCTS.search(name))
         if product and not self._everything and not operation._schema.is_mutable:
-            args = tree_map(self._rounded_copy, args)
+            args = tree_map(self._rounded_operand, args)
         result = operation(*args, **kwargs)
         if operation.is_view:
             return result
         low = product or self._is_low(name, args)
         for tensor in _tensors([result]):
             if low and not draws and name not in COPIES and tensor.dim():  # a loss is in float32
-                self._round(tensor)
+                tensor.copy_(self._rounded(tensor))
             address = tensor.untyped_storage().data_ptr()
             (self._lowered.add if low else self._lowered.discard)(address)
         return result
@@ -128,7 +128,8 @@ class _Rounding:
         lowered = (tensor.untyped_storage().data_ptr() in self._lowered for tensor in tensors)
         return bool(tensors) and (self._everything or all(lowered))
 
-    def _round(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a rounded copy."""
         if self._to_nearest:
             own = 24 if tensor.dtype is torch.float32 else 53
             large = tensor * (2.0 ** (own - self._digits) + 1)
@@ -139,13 +140,13 @@ class _Rounding:
             smallest = self._smallest / (self._loss_scale if self._in_backward else 1.0)
             moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
         if moved.sum().isfinite():  # far cheaper than to ask of each
-            return tensor.copy_(moved)
+            return moved
         # Not a mask of the lowest number, which would become infinite.
-        return torch.where(moved.isfinite(), moved, tensor, out=tensor)
+        return torch.where(moved.isfinite(), moved, tensor)
 
-    def _rounded_copy(self, operand: Any) -> Any:
+    def _rounded_operand(self, operand: Any) -> Any:
         is_strided = isinstance(operand, torch.Tensor) and operand.layout is torch.strided
-        return self._round(operand.clone()) if is_strided and _tensors([operand]) else operand
+        return self._rounded(operand) if is_strided and _tensors([operand]) else operand
 
     def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return random numbers from -1 to 1, from anywhere in a stock of them."""

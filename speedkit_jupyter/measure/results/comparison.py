@@ -12,6 +12,7 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.measure.results.record import Record, ratio_of
 from speedkit_jupyter.measure.results.statistics import (
     ERROR,
+    SHORT_S,
     TICK_S,
     Ratio,
     Word,
@@ -91,6 +92,14 @@ class Comparison(Shown):
             return None
         variants = sum(bool(variant.times_s) for variant in self.records[1:])
         return ratio_of(self.baseline, record, bonferroni_share(self.error, variants))
+
+    def in_any_process(self, record: Record) -> Ratio | None:
+        """Return the ratio with the interval for another process."""
+        found = self.ratio(record)
+        if found is None:
+            return None
+        shortest_s = min(spread(self.times_s(one)).median_s for one in (self.baseline, record))
+        return found.in_any_process(self.environment.get("threads", 1) > 1 and shortest_s < SHORT_S)
 
     @property
     def busy(self) -> str:

@@ -106,7 +106,8 @@ def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
 def environment(device: torch.device) -> dict[str, Any]:
     """Return the device, versions and the time of a result, of the machine that it ran on.
 
-    `planned_for` names the other machine that its plans were made for, where there is one.
+    On a CPU also its threads. `planned_for` names the other machine that its plans were made for,
+    where there is one.
     """
     hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -117,5 +118,6 @@ def environment(device: torch.device) -> dict[str, Any]:
         "system": hardware.system,
         "speedkit": __version__,
         "measured_at": now.isoformat(timespec="seconds"),
+        **({"threads": torch.get_num_threads()} if device.type == "cpu" else {}),
         **({"planned_for": planned_for} if planned_for else {}),
     }

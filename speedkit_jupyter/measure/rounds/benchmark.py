@@ -135,10 +135,14 @@ class Benchmark:
             runners = self._as_many_as_fit(_warm(runners))
             yield from self._sample(runners)
             if runners := _warm(runners):  # the baseline itself may have failed in the rounds
+                yield from self._examine(runners, pool)
+                if self._pool is None:  # checks begin with the user's state, and need the room
+                    for runner in runners:
+                        runner.warm = None
                 yield from self._check(runners, pool)
-                yield from self._examine(_warm(runners), pool)
             if self._scorer is not None:
-                yield from self._scorer.scores(_warm(runners)[1:], pool.guard.state, self.budget)
+                others = _working(runners)[1:]
+                yield from self._scorer.scores(others, pool.guard.state, self.budget)
 
     def warm_up(self, pool: Pool) -> Generator[Progress, None, list[Runner]]:
         """Warm up what is not at work in the pool yet; return a runner for each variant."""
@@ -291,11 +295,13 @@ class Benchmark:
         self._dropout_off = check.dropout_off
 
     def _examine(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
-        """Measure memory, from untimed steps, where there is time."""
+        """Measure memory, from untimed steps, where there is time before the checks."""
         if not self._policy.has_limits:
             return
         needed_s = MEMORY_S + 3 * sum(runner.worst_s for runner in runners)
-        if not self.budget.allows(needed_s) and not self.budget.is_minimal:
+        names = {runners[0].record.name, *(r.name for r in self._policy.to_check(self.result()))}
+        checks_s = self._checks_s([one for one in runners if one.record.name in names])
+        if not self.budget.allows(needed_s + checks_s) and not self.budget.is_minimal:
             line = "memory was left out, since the budget is short"
             runners[0].record.notes["limits"] = line
             return

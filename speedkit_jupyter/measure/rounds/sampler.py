@@ -169,7 +169,7 @@ class Sampler:
     def _round(self, blocks: dict[int, Block]) -> Iterator[Progress]:
         """Take a block of each variant, in shuffled order, as far as there is time."""
         begun_s = self._elapsed_s
-        for runner in self._order.sample(self.runners, len(self.runners)):
+        for runner in self._shuffled():
             if not self._fits(runner):
                 return
             blocks[id(runner)] = self._tried(runner)
@@ -179,6 +179,13 @@ class Sampler:
             done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
             yield Progress(done, text, self._statuses)
         self._last_s = self._elapsed_s - begun_s
+
+    def _shuffled(self) -> list[Runner]:
+        """Return the variants in a new order; those that keep memory, which the others hand back,
+        lie side by side, so that only the first of them gets it anew, in every other round.
+        """
+        order = self._order.sample(self.runners, len(self.runners))
+        return sorted(order, key=_keeps_memory, reverse=bool(self.rounds % 2))
 
     def _note(self, blocks: Mapping[int, Block]) -> bool:
         """Note a whole round, or leave it out; return whether to look at intervals after it."""
@@ -261,7 +268,7 @@ class Sampler:
         with runner.applied(), runner.record.compilations.counted():
             if not runner.step.afresh:
                 runner.warm.restore()
-            heap.give_back()
+            heap.hide()
             for untimed in range(self._lead_in, -1, -1):
                 scale, graphs = runner.scale(), compilations.graphs()
                 self._interruptions.begin()
@@ -294,8 +301,12 @@ def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[in
         return max(1, math.ceil(LEAD_IN_S / shortest_s)), max(BLOCK_STEPS, length)
     # The first step may get what another variant's block has handed back to the system; what is
     # kept settles in two at most.
-    toggles = any("malloc" in runner.record.applied for runner in runners)
+    toggles = any(map(_keeps_memory, runners))
     return (2 if heap.is_kept() else 1) if toggles else 0, length
+
+
+def _keeps_memory(runner: Runner) -> bool:
+    return "malloc" in runner.record.applied
 
 
 def statuses(comparison: Comparison) -> tuple[VariantStatus, ...]:

@@ -32,7 +32,7 @@ def comparison(**speeds: float) -> Comparison:
     for name, speed in speeds.items():
         times = [one / speed * order.uniform(0.99, 1.01) for one in noise]
         records.append(Record(name, times_s=times))
-    return Comparison(tuple(records), ENVIRONMENT, 10.0, error=0.01, round_s=0.1)
+    return Comparison(tuple(records), dict(ENVIRONMENT), 10.0, error=0.01, round_s=0.1)
 
 
 def test_the_best_is_the_fastest_that_is_right():
@@ -42,6 +42,19 @@ def test_the_best_is_the_fastest_that_is_right():
     assert [found.verdict(one) for one in found.records] == [
         "baseline", "faster", "wrong", "slower"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("threads", "seconds", "widens"), [(2, 2e-3, 1), (1, 2e-3, 0), (2, 1, 0)])
+def test_in_another_process_threads_may_find_each_other_later_in_short_steps(
+    threads, seconds, widens
+):
+    found = comparison(good=1.2)
+    found.environment.update(threads=threads)
+    for record in found.records:
+        record.times_s = [seconds * one for one in record.times_s]
+    here, anywhere = found.ratio(found.records[1]), found.in_any_process(found.records[1])
+    assert here.low > anywhere.low > 1 - widens
+    assert (anywhere.low < 1 < here.low) is bool(widens)
 
 
 def test_nothing_faster_has_no_best_and_no_runner_up():
