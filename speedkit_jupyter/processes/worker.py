@@ -75,11 +75,14 @@ def begin(rank: int, size: int, local_rank: int, threads: int, is_here: bool) ->
 
 
 def serve(host: str) -> int:
-    """Open the rendezvous on a free port, in rank 0; return the port."""
+    """Open the rendezvous on a free port of this address, in rank 0; return the port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    _WORKERS[0].store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return int(_WORKERS[0].store.port)
+    server = socket.create_server((host, 0))  # torch itself would listen on all addresses
+    port: int = server.getsockname()[1]
+    options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": server.detach()}
+    _WORKERS[0].store = TCPStore(host, port, **options)
+    return port
 
 
 def join(host: str, port: int, backend: str) -> None:
@@ -184,7 +187,7 @@ def _collect(
         elif merging.is_wrapped(value):
             stays.append(name)
         elif not is_own or isinstance(value, merging.CONTAINERS):
-            results[name] = merging.whole(value)
+            results[name] = merging.gathered(value)
         elif isinstance(value, torch.Tensor) and version(value):
             results[name] = value
     if outcome.rank:

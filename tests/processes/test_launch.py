@@ -109,6 +109,14 @@ def test_an_interrupt_ends_a_collective_and_the_workers_stay():
     assert launch(lambda: 7) == 7
 
 
+def test_the_ranks_listen_on_loopback_only():
+    def listening():
+        every = psutil.Process().net_connections("tcp")
+        return {one.laddr.ip for one in every if one.status == psutil.CONN_LISTEN}
+
+    assert launch(listening) == {"127.0.0.1"}
+
+
 def test_what_cannot_be_sent_is_named():
     lock = threading.Lock()
     with pytest.raises(SpeedKitError, match="can't be sent"):
