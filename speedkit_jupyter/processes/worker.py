@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -70,6 +71,8 @@ def begin(rank: int, size: int, local_rank: int, threads: int, is_here: bool) ->
     os.set_blocking(writes, False)
     _WORKERS[:] = [_Worker(is_here, writes)]
     threading.Thread(target=_end_waits, args=[reads, _WORKERS[0]], daemon=True).start()
+    # A scheduler that was sent does not know again the optimizer's method that it has marked.
+    warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
     _shell().run_line_magic("load_ext", "speedkit_jupyter")
     return os.getpid()
 

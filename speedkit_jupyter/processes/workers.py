@@ -32,6 +32,8 @@ POLL_S = 0.1
 START_S = 600.0
 # From Ctrl-C, or another rank's error, to the end of a rank that does not stop by itself.
 STOP_S = 5.0
+# From a rank's result to the last of what it has printed.
+OUTPUT_S = 1.0
 # In which a rank that was killed is seen as dead, after others lost their connection to it: on this
 # host, and elsewhere, where ipyparallel's controller tells of it.
 DEATH_S, DEATH_THERE_S = 0.4, 1.5
@@ -199,9 +201,13 @@ class Workers:
         try:
             for _ in self._waiting([*sent.values()]):
                 yield _printed(sent), []
-        except BaseException:
+        except BaseException as error:
             self._recover(sent)
+            if not isinstance(error, GeneratorExit):
+                yield _printed(sent), []
             raise
+        for one in sent.values():  # it may arrive after the result
+            one.wait_for_output(OUTPUT_S)
         yield _printed(sent), [one.get() for one in sent.values()]
 
     def _lost(self) -> RankLost:
@@ -226,12 +232,15 @@ class Workers:
         with suppress(BaseException):  # another Ctrl-C, too
             waiting = [rank for rank, one in sent.items() if not one.ready()]
             if self.is_here:
-                for rank in set(waiting) - set(self.dead()):
+                for rank in waiting:
                     os.kill(self.pids[rank], signal.SIGINT)
             else:
                 self._client.send_signal(signal.SIGINT, waiting, block=False)
-            wait([*sent.values()], STOP_S)
-            if all(one.ready() for one in sent.values()) and not self.dead():
+            deadline = time.monotonic() + STOP_S
+            while waiting and not self.dead() and time.monotonic() < deadline:
+                time.sleep(POLL_S / 2)
+                waiting = [rank for rank in waiting if not sent[rank].ready()]
+            if not waiting and not self.dead():
                 self._join()
                 return
         self.stop()
@@ -290,7 +299,8 @@ def _printed(sent: Mapping[int, Any]) -> Printed:
     """Return what has arrived of each rank so far; ipyparallel's own thread receives it."""
     printed = {}
     for rank, result in sent.items():
-        shown = [str(one.get("data", {}).get("text/plain", "")) for one in result.outputs or ()]
+        every = [*(result.outputs or ()), result.execute_result or {}]
+        shown = [str(one.get("data", {}).get("text/plain", "")) for one in every]
         text = f"{result.stdout or ''}{result.stderr or ''}".rstrip()
         printed[rank] = "\n".join(filter(None, [text, *shown]))
     return printed

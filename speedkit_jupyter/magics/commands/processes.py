@@ -87,11 +87,15 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
         extra["checkpoint"] = Checkpoint(os.path.abspath(arguments.checkpoint))
     run = Launch(code, names, arguments.n, arguments.rank, arguments.restarts or 0, extra)
     with Updated(Document("Launching")) as shown:
-        printed = {}
-        with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
-            for printed in states:
-                shown.show(printed_report(_title(run, "Running"), printed))
-        shown.show(printed_report(_title(run, "Ran"), printed, run.stays))
+        printed, verb = {}, "Stopped"
+        try:
+            with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+                for printed in states:
+                    shown.show(printed_report(_title(run, "Running"), printed))
+            verb = "Ran"
+        finally:
+            if printed:
+                shown.show(printed_report(_title(run, verb), printed, run.stays))
 
 
 def _title(run: Any, verb: str) -> str:
