@@ -146,9 +146,11 @@ def race(
 def _step(source: str, space: dict[str, Any]) -> Callable[[], Any]:
     """Return the cell as a function; its value is that of a trailing expression, or `loss`."""
     tree = ast.parse(source)
-    last = tree.body.pop().value if isinstance(tree.body[-1], ast.Expr) else ast.Constant(None)
+    value = compile("None", "<cell>", "eval")
+    if isinstance(last := tree.body[-1], ast.Expr):
+        tree.body.pop()
+        value = compile(ast.Expression(last.value), "<cell>", "eval")
     body = compile(tree, "<cell>", "exec")
-    value = compile(ast.fix_missing_locations(ast.Expression(last)), "<cell>", "eval")
 
     def step() -> Any:
         exec(body, space)

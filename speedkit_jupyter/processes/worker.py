@@ -83,8 +83,9 @@ def serve(host: str) -> int:
 
     server = socket.create_server((host, 0))  # torch itself would listen on all addresses
     port: int = server.getsockname()[1]
-    options = {"is_master": True, "wait_for_workers": False, "master_listen_fd": server.detach()}
-    _WORKERS[0].store = TCPStore(host, port, **options)
+    _WORKERS[0].store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+    )
     return port
 
 

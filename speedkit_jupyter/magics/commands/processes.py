@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -87,7 +88,8 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
         extra["checkpoint"] = Checkpoint(os.path.abspath(arguments.checkpoint))
     run = Launch(code, names, arguments.n, arguments.rank, arguments.restarts or 0, extra)
     with Updated(Document("Launching")) as shown:
-        printed, verb = {}, "Stopped"
+        printed: Mapping[int, str] = {}
+        verb = "Stopped"
         try:
             with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
                 for printed in states:

@@ -53,7 +53,8 @@ def sharded(loader: DataLoader[Any], keep_batch: bool = False) -> DataLoader[Any
 
 def _batches(loader: DataLoader[Any], batch_size: int, rank: int, size: int) -> RankBatches:
     """Return this rank's batches; raises SpeedKitError for an order that can't be split."""
-    order, samples = loader.sampler, len(loader.dataset)  # type: ignore[arg-type]
+    order: Any = loader.sampler
+    samples = len(loader.dataset)  # type: ignore[arg-type]
     plain = type(loader.batch_sampler) is BatchSampler
     if not plain or type(order) not in (RandomSampler, SequentialSampler):
         kind = type(order if plain else loader.batch_sampler or loader).__name__

@@ -15,7 +15,7 @@ from speedkit_jupyter.optimizations.properties.calls import SLOT, Call
 from speedkit_jupyter.support import torch_private
 
 
-def dtensor() -> tuple[type, ...]:
+def dtensor() -> tuple[Any, ...]:
     """Return the class of sharded tensors; empty before torch loads it, which takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
