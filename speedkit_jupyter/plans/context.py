@@ -30,6 +30,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -162,6 +163,7 @@ class SpeedContext:
         acting = self._acting
         return acting._around["sdpa"]() if acting.active else nullcontext()
 
+    @hide_internal_frames
     def sharded(
         self, loader: torch.utils.data.DataLoader[Any], keep_batch: bool = False
     ) -> torch.utils.data.DataLoader[Any]:

@@ -16,7 +16,7 @@ from speedkit_jupyter.processes import merging, workers
 from speedkit_jupyter.processes.packing import pack, refused, unpack
 from speedkit_jupyter.processes.workers import Printed, RankLost
 from speedkit_jupyter.support import arguments, messages
-from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"  # by what `called` sends
@@ -124,9 +124,11 @@ def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool)
     try:
         return pack(sent, names, is_here)
     except Exception as error:  # whatever an object's own pickling raises
-        name, reason = next(iter(refused(sent, names).items()), ("all of it", error))
-    text = f"`{name}` can't be sent to the workers ({type(reason).__name__}: {reason})"
-    raise SpeedKitError(f"{text:.300}; make it inside the cell")
+        name, reason = next(iter(refused(sent, names).items()), ("", error))
+    what = f"`{name}`" if name else "what the cell names, together,"
+    raise SpeedKitError(
+        f"{what} can't be sent to the workers ({in_a_line(reason)}); make it inside the cell"
+    )
 
 
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:

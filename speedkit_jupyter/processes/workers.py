@@ -27,7 +27,7 @@ from speedkit_jupyter.support.units import count
 
 LOOPBACK = "127.0.0.1"
 # Between two looks at what the ranks print; front ends draw no more often.
-POLL_S = 0.1
+POLL_S = 0.2
 # Until workers that a queue of jobs has to place are missed.
 START_S = 600.0
 # From Ctrl-C, or another rank's error, to the end of a rank that does not stop by itself.
@@ -251,7 +251,7 @@ class Workers:
         self.is_alive = False
         client, cluster = self._client, self._cluster
         self._client = self._cluster = None
-        ours = _descendants(cluster) if self.is_here else []
+        ours = _started_from(self._folder) if self._folder else []
         with suppress(Exception):
             client.close()
         for process in ours:  # before ipyparallel, which would wait for each
@@ -264,16 +264,13 @@ class Workers:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _descendants(cluster: Any) -> list[psutil.Process]:
-    """Return the processes of a cluster on this host: controller, engines, and what these began."""
-    own = [getattr(getattr(cluster, "controller", None), "process", None)]
-    for engines in getattr(cluster, "engines", {}).values():
-        own += [getattr(one, "process", None) for one in engines.launchers.values()]
+def _started_from(folder: str) -> list[psutil.Process]:
+    """Return the processes of a profile's folder: controller, engines, and what these began."""
     found = list[psutil.Process]()
-    for one in filter(None, own):
+    for one in psutil.Process().children():
         with suppress(psutil.Error):
-            process = one if isinstance(one, psutil.Process) else psutil.Process(one.pid)
-            found += [process, *process.children(recursive=True)]
+            if one.environ().get("IPP_PROFILE_DIR") == folder:
+                found += [one, *one.children(recursive=True)]
     return found
 
 
