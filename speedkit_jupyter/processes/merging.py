@@ -12,12 +12,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.optimizations.properties.sharding import (
-    dtensor,
-    is_sharded,
-    split,
-    whole,
-)
+from speedkit_jupyter.optimizations.properties.sharding import dtensor, is_sharded, split, whole
 from speedkit_jupyter.support import torch_private
 
 CONTAINERS = (list, dict, set, deque, bytearray)

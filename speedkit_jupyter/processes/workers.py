@@ -204,11 +204,9 @@ class Workers:
         except BaseException as error:
             self._recover(sent)
             if not isinstance(error, GeneratorExit):
-                yield _printed(sent), []
+                yield _printed(sent, OUTPUT_S), []
             raise
-        for one in sent.values():  # it may arrive after the result
-            one.wait_for_output(OUTPUT_S)
-        yield _printed(sent), [one.get() for one in sent.values()]
+        yield _printed(sent, OUTPUT_S), [one.get() for one in sent.values()]
 
     def _lost(self) -> RankLost:
         return RankLost(
@@ -292,10 +290,12 @@ def _errors(sent: Sequence[Any]) -> list[Outcome | Exception]:
     return found
 
 
-def _printed(sent: Mapping[int, Any]) -> Printed:
+def _printed(sent: Mapping[int, Any], wait_s: float = 0.0) -> Printed:
     """Return what has arrived of each rank so far; ipyparallel's own thread receives it."""
     printed = {}
     for rank, result in sent.items():
+        if wait_s and result.ready():
+            result.wait_for_output(wait_s)
         every = [*(result.outputs or ()), result.execute_result or {}]
         shown = [str(one.get("data", {}).get("text/plain", "")) for one in every]
         text = f"{result.stdout or ''}{result.stderr or ''}".rstrip()
