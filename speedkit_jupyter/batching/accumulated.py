@@ -31,6 +31,7 @@ class Accumulated:
     size: int
     weights_of_a_sample: set[float] = field(default_factory=set)
     _is_sum: bool = False
+    _exchanges: bool = False
     _weights: list[float] = field(default_factory=list)
     _losses: list[Any] = field(default_factory=list)
     _before: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class Accumulated:
     @contextmanager
     def kept_on_rank(self, is_kept: bool) -> Iterator[None]:
         """Exchange no gradients in the block, if `is_kept`."""
+        self._exchanges = bool(self.models) and not is_kept
         with ExitStack() as stack:
             for model in self.models if is_kept else ():
                 stack.enter_context(no_sync(model))
@@ -61,7 +63,9 @@ class Accumulated:
         else:
             self.weights_of_a_sample.add(weight / samples)
         if not weight:  # no target in it counts, and its mean is NaN
-            return
+            if not self._exchanges:
+                return
+            loss = loss.nan_to_num()  # the other ranks wait for this backward pass
         self._weights.append(weight)
         self._losses.append(loss.detach())
         if loss.requires_grad:
@@ -76,7 +80,7 @@ class Accumulated:
         if not self._losses:
             return torch.tensor(float("nan"))  # as torch's own mean over no targets
         total = 1.0 if self._is_sum else sum(self._weights)
-        share = 1.0 if self._is_sum else self._unit / self._on_average(total)
+        share = 1.0 if self._is_sum else self._unit / (self._on_average(total) or 1.0)
         for leaf, before in self._before.values():
             if leaf.grad is not None:
                 leaf.grad.mul_(share)

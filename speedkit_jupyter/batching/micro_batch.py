@@ -66,7 +66,8 @@ def micro_batch(
     arguments.
 
     Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
-    gradients; they are those of the mean over all ranks' samples. Each rank has to have parts.
+    gradients; they are those of the mean over all ranks' samples. Each rank has to have as many
+    parts, and only the first call is checked.
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")
@@ -152,6 +153,8 @@ class MicroBatch:
         if not self._checked:
             self._check(batch)
         total, parts = Accumulated(self.scaler, models, self.size), [*batch.parts(self.size)]
+        if total.models:  # a rank that checked alone would wait for the others
+            self._checked |= {False, True}
         try:
             for part in parts:
                 with total.kept_on_rank(part is not parts[-1]):

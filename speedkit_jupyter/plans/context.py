@@ -31,6 +31,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -158,14 +159,18 @@ class SpeedContext:
         acting = self._acting
         return acting._around["sdpa"]() if acting.active else nullcontext()
 
-    def sharded(self, loader: torch.utils.data.DataLoader[Any]) -> Any:
+    @hide_internal_frames
+    def sharded(
+        self, loader: torch.utils.data.DataLoader[Any], keep_batch: bool = False
+    ) -> torch.utils.data.DataLoader[Any]:
         """Return the loader for this rank: all ranks together see each sample once an epoch.
 
-        Each rank's batches are as large as before, so a step takes that many from every rank.
+        Each rank's batches are as large as before, so a step takes that many from every rank; with
+        `keep_batch` they are this rank's part, so a step takes one batch of the loader over all.
         """
         from speedkit_jupyter.optimizations.properties.data import sharded
 
-        return sharded(loader)
+        return sharded(loader, keep_batch)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Return the block for all but the last backward pass of accumulated gradients: they stay

@@ -16,10 +16,10 @@ from speedkit_jupyter.processes import merging, workers
 from speedkit_jupyter.processes.packing import pack, refused, unpack
 from speedkit_jupyter.processes.workers import Printed, RankLost
 from speedkit_jupyter.support import arguments, messages
-from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
-CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"
+CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"  # by what `called` sends
 # IPython's own, which each worker has of its own.
 OWN = {"In", "Out", "get_ipython", "exit", "quit", "open", "display", *dir(builtins)}
 
@@ -38,7 +38,7 @@ class Launch:
     stays: Sequence[str] = ()
     returned: dict[str, Any] = field(default_factory=dict)
 
-    def run(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
+    def run(self, say: Callable[[str], object]) -> Generator[Printed, None, None]:
         """Run it; yield what each rank prints, then put rank 0's results into the notebook.
 
         A killed rank starts all anew as often as `restarts` says.
@@ -52,7 +52,7 @@ class Launch:
                     raise
                 messages.important(f"{error.args[0].partition(';')[0]}: starting again")
 
-    def _once(self, say: Callable[[str], object]) -> Generator[list[Printed], None, None]:
+    def _once(self, say: Callable[[str], object]) -> Generator[Printed, None, None]:
         running = workers.started(self.size, say)
         self.size = running.size
         if self.rank is not None and not 0 <= self.rank < running.size:
@@ -90,6 +90,11 @@ class Launch:
                 self.names[name] = value
 
 
+def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return what CALL reads."""
+    return {FUNCTION: function, GIVEN: (args, kwargs)}
+
+
 def names_of(source: str) -> tuple[list[str], set[str]]:
     """Return the global names that code reads, in order, and those that it binds."""
     table = symtable.symtable(source, "<cell>", "exec")
@@ -119,9 +124,11 @@ def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool)
     try:
         return pack(sent, names, is_here)
     except Exception as error:  # whatever an object's own pickling raises
-        name, reason = next(iter(refused(sent, names).items()), ("all of it", error))
-    text = f"`{name}` can't be sent to the workers ({type(reason).__name__}: {reason})"
-    raise SpeedKitError(f"{text:.300}; make it inside the cell")
+        name, reason = next(iter(refused(sent, names).items()), ("", error))
+    what = f"`{name}`" if name else "what the cell names, together,"
+    raise SpeedKitError(
+        f"{what} can't be sent to the workers ({in_a_line(reason)}); make it inside the cell"
+    )
 
 
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:
@@ -136,7 +143,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     if n is not None and arguments.whole("n", n) < 1:
         raise ArgumentError(f"n must be 1 or more, not {n}")
     names = session.notebook()
-    extra = {FUNCTION: function, GIVEN: (args, kwargs)}
+    extra = called(function, *args, **kwargs)
     around = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     given = (*args, *kwargs.values(), *around.values())
     own = {f"_launched_{number}": value for number, value in enumerate(given)}
@@ -145,9 +152,9 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     run = Launch(CALL, space, n, extra=extra | stateful)
     for printed in run.run(messages.note):
         last = printed
-    for one in last:
-        for line in one.text.splitlines():
-            messages.important(f"rank {one.rank}: {line}")
+    for rank, text in last.items():
+        for line in text.splitlines():
+            messages.important(f"rank {rank}: {line}")
     for key, value in stateful.items():
         merging.put(value, run.returned[key])
     return run.returned.get(RETURNED)

@@ -5,7 +5,6 @@ A model that is sharded over the workers is gathered on the way out and split on
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.optimizations.properties.sharding import dtensor, is_sharded, split, whole
 from speedkit_jupyter.support import torch_private
 
 CONTAINERS = (list, dict, set, deque, bytearray)
@@ -32,30 +32,21 @@ def has_state(value: Any) -> bool:
     )
 
 
-def dtensor() -> tuple[Any, ...]:
-    """Return the class of sharded tensors; empty before torch loads it, which takes a second."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return (module.DTensor,) if module else ()
-
-
-def whole(value: Any) -> Any:
+def gathered(value: Any) -> Any:
     """Return a value with its sharded tensors gathered; every rank has to call it."""
-    kind = dtensor()
-    full = lambda one: one.full_tensor() if isinstance(one, kind) else one  # noqa: E731
-    return torch_private.tree_map(full, value)
+    return torch_private.tree_map(whole, value)
 
 
 def state_of(value: Any) -> State:
     """Return the state of a model, an optimizer or a scheduler, gathered."""
-    return State(whole(value.state_dict()), getattr(value, "training", None))
+    return State(gathered(value.state_dict()), getattr(value, "training", None))
 
 
 def is_wrapped(value: Any) -> bool:
     """Return whether a module belongs to its process group: it makes no sense elsewhere."""
-    ddp, kind = torch.nn.parallel.DistributedDataParallel, dtensor()
+    ddp = torch.nn.parallel.DistributedDataParallel
     return isinstance(value, torch.nn.Module) and (
-        any(isinstance(part, ddp) for part in value.modules())
-        or any(isinstance(one, kind) for one in value.parameters())
+        is_sharded(value) or any(isinstance(part, ddp) for part in value.modules())
     )
 
 
@@ -63,7 +54,7 @@ def put_state(value: Any, state: State) -> None:
     """Write a state into a model, an optimizer or a scheduler, whose tensors stay the same."""
     if isinstance(value, torch.nn.Module):
         own = value.state_dict()
-        given = {name: _split_like(own.get(name), one) for name, one in state.values.items()}
+        given = {name: split(one, own.get(name)) for name, one in state.values.items()}
         if given.keys() == own.keys():
             own.update(given)  # which has torch's numbers of versions too
         value.load_state_dict(own if given.keys() == own.keys() else given)
@@ -73,15 +64,6 @@ def put_state(value: Any, state: State) -> None:
         value.load_state_dict(_like_parameters(value, dict(state.values)))
 
 
-def _split_like(own: Any, given: Any) -> Any:
-    if not isinstance(own, dtensor()) or isinstance(given, dtensor()):
-        return given
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = own.device_mesh, own.placements
-    return distribute_tensor(given.to(mesh.device_type), mesh, placements, src_data_rank=None)
-
-
 def _like_parameters(value: Any, state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state, split as its parameters are."""
     own = [one for group in getattr(value, "param_groups", ()) for one in group["params"]]
@@ -89,35 +71,23 @@ def _like_parameters(value: Any, state: dict[str, Any]) -> dict[str, Any]:
         return state
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     of = dict(zip(numbers, own, strict=True))
-    split = {
-        number: {
-            key: _split_like(of[number], one) if _shape(one) == of[number].shape else one
-            for key, one in held.items()
-        }
+    parts = {
+        number: {name: split(one, of[number]) for name, one in held.items()}
         for number, held in state["state"].items()
     }
-    return {**state, "state": split}
-
-
-def _shape(value: Any) -> Any:
-    return getattr(value, "shape", None)
-
-
-def _shapes(model: Any) -> dict[str, Any]:
-    return {name: _shape(value) for name, value in model.state_dict().items()}
+    return state | {"state": parts}
 
 
 def fits(old: Any, new: Any) -> bool:
     """Return whether a state of `new` may be written into `old`."""
-    if not has_state(new):
-        return True
+    return not has_state(new) or (isinstance(old, type(new)) and _form(old) == _form(new))
 
-    if not isinstance(old, type(new)):
-        return False
-    if isinstance(new, torch.nn.Module):
-        return _shapes(old) == _shapes(new)
-    groups = ([len(g["params"]) for g in getattr(one, "param_groups", ())] for one in (old, new))
-    return next(groups) == next(groups)
+
+def _form(value: Any) -> Any:
+    """Return the shapes of a module's state, or how many parameters an optimizer's groups have."""
+    if isinstance(value, torch.nn.Module):
+        return {name: getattr(one, "shape", None) for name, one in value.state_dict().items()}
+    return [len(group["params"]) for group in getattr(value, "param_groups", ())]
 
 
 def put(old: Any, new: Any) -> Any:

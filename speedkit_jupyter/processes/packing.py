@@ -1,38 +1,31 @@
-"""Objects on their way between the notebook and a worker: by value, tensors through shared memory.
+"""Objects on their way between the notebook and a worker: by value, in memory that both share.
 
-cloudpickle takes functions and classes of cells by value. What they read by name is bound in the
-namespace of the other side, where they run as if they were defined there.
+torch.save writes them, with cloudpickle for the functions and classes of cells. What these read by
+name is bound in the namespace of the other side, where they run as if they were defined there.
 """
 
 from __future__ import annotations
 
-import io
-import mmap
 import os
-import pickle  # noqa: TID251 – nothing is saved; both ends are processes of this very session
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import cloudpickle
 import torch
 
-from speedkit_jupyter.processes import merging
+from speedkit_jupyter.optimizations.properties.sharding import dtensor
 
-GLOBALS = "globals"
-# A cache line: no two storages share one.
-ALIGNED = 64
+# State at module level, on purpose: pickle passes nothing to what it calls. Of this process.
+_NAMESPACE: list[MutableMapping[str, Any]] = []
 
 
 @dataclass
 class Parcel:
-    """A pickle, and the tensors that belong to it: in memory of process `pid`, or as `inline` bytes
-    for another host or system.
-    """
+    """What was packed: in memory of process `pid`, or `inline` for another host or system."""
 
-    data: bytes
-    size: int = 0
-    pid: int = 0
+    pid: int
     descriptor: int = -1
     inline: bytes = b""
 
@@ -41,99 +34,57 @@ class Parcel:
         return f"/proc/{self.pid}/fd/{self.descriptor}"
 
     def close(self) -> None:
-        """Let go of the memory; it is freed when the last process that reads it is done."""
+        """Free the memory."""
         if self.descriptor >= 0 and self.pid == os.getpid():
             os.close(self.descriptor)
             self.descriptor = -1
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, space: MutableMapping[str, Any]) -> None:
-        super().__init__(file, protocol=5)
-        # The globals of functions of `space`, which cloudpickle would make anew.
-        self.base = self.globals_ref.setdefault(id(space), {})
-        groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
-        self.bound_to_a_group = (*groups, *merging.dtensor())
-        self.storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
-        self.size = 0
+class _Globals(dict[str, Any]):
+    """The globals of functions of a cell, which are the other side's own there."""
 
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) not in (torch.Tensor, torch.nn.Parameter) or not _is_plain(value):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _namespace, ()
+
+
+def _namespace() -> MutableMapping[str, Any]:
+    return _NAMESPACE[0]
+
+
+def _pickling(space: MutableMapping[str, Any]) -> type:
+    """Return what torch.save takes as a module: a pickler for objects of this namespace."""
+    groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
+    bound_to_a_group = (*groups, *dtensor())
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.globals_ref[id(space)] = _Globals()
+
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, bound_to_a_group):
+                raise TypeError(f"{type(value).__name__} belongs to its process group")
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                return value.detach().__reduce_ex__(5)
             return super().reducer_override(value)
-        view = (value.dtype, value.storage_offset(), tuple(value.shape), value.stride())
-        needs_grad = value.requires_grad and value.is_leaf
-        return _tensor, (value.untyped_storage(), view, type(value), needs_grad)
 
-    def persistent_id(self, value: Any) -> Any:
-        if value is self.base:
-            return GLOBALS
-        if isinstance(value, self.bound_to_a_group):
-            raise TypeError(f"{type(value).__name__} belongs to its process group")
-        if not isinstance(value, torch.UntypedStorage):
-            return None
-        if value.data_ptr() not in self.storages:
-            self.storages[value.data_ptr()] = (self.size, value)
-            self.size += -(-max(1, value.nbytes()) // ALIGNED) * ALIGNED
-        return (self.storages[value.data_ptr()][0], value.nbytes(), value.device.type)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, block: Any, space: MutableMapping[str, Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._block, self._space = block, space
-        self._storages: dict[int, torch.UntypedStorage] = {}
-
-    def persistent_load(self, token: Any) -> Any:
-        """Return the namespace, or a copy of a storage on this process's device of that kind."""
-        if token == GLOBALS:
-            return self._space
-        at, size, device = token
-        if at not in self._storages:
-            there = device if device == "cpu" or torch.accelerator.is_available() else "cpu"
-            held = torch.empty(size, dtype=torch.uint8, device=there)
-            if size:
-                held.copy_(torch.frombuffer(self._block, dtype=torch.uint8, count=size, offset=at))
-            self._storages[at] = held.untyped_storage()
-        return self._storages[at]
-
-
-def _tensor(storage: torch.UntypedStorage, view: Any, kind: type, needs_grad: bool) -> torch.Tensor:
-    dtype, offset, shape, stride = view
-    tensor = torch.empty(0, dtype=dtype, device=storage.device)
-    tensor.set_(storage, offset, shape, stride)
-    is_parameter = kind is torch.nn.Parameter
-    return (
-        torch.nn.Parameter(tensor, needs_grad)
-        if is_parameter
-        else tensor.requires_grad_(needs_grad)
-    )
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    is_dense = tensor.layout is torch.strided and not tensor.is_quantized
-    is_real = tensor.device.type != "meta" and not tensor.is_conj() and not tensor.is_neg()
-    return is_dense and is_real and not vars(tensor)
+    return type("pickling", (), {"Pickler": Pickler})
 
 
 def pack(value: Any, space: MutableMapping[str, Any], is_here: bool = True) -> Parcel:
     """Return a value with all that it reaches; `is_here` if it is read on this host."""
-    file = io.BytesIO()
-    pickler = _Pickler(file, space)
-    pickler.dump(value)
-    parcel = Parcel(file.getvalue(), pickler.size, os.getpid())
-    if not parcel.size:
+    parcel, pickling = Parcel(os.getpid()), _pickling(space)
+    if not (is_here and hasattr(os, "memfd_create")):
+        file = BytesIO()
+        torch.save(value, file, pickling, 5)
+        parcel.inline = file.getvalue()
         return parcel
-    is_shared = is_here and hasattr(os, "memfd_create")
-    if is_shared:
-        parcel.descriptor = os.memfd_create("speedkit")
-        os.ftruncate(parcel.descriptor, parcel.size)
-    block = mmap.mmap(parcel.descriptor, parcel.size)
-    for at, storage in pickler.storages.values():
-        if storage.nbytes():
-            part = torch.frombuffer(block, dtype=torch.uint8, count=storage.nbytes(), offset=at)
-            part.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
-    if not is_shared:
-        parcel.inline = block[:]
+    parcel.descriptor = os.memfd_create("speedkit")
+    try:
+        torch.save(value, parcel.path, pickling, 5)
+    except BaseException:
+        parcel.close()
+        raise
     return parcel
 
 
@@ -150,8 +101,16 @@ def refused(values: Mapping[str, Any], space: MutableMapping[str, Any]) -> dict[
 
 def unpack(parcel: Parcel, space: MutableMapping[str, Any]) -> Any:
     """Return the value; functions of cells read and bind names in `space`."""
-    block: Any = bytearray(parcel.inline)
-    if parcel.descriptor >= 0:
-        with open(parcel.path, "rb") as file:
-            block = mmap.mmap(file.fileno(), parcel.size, access=mmap.ACCESS_COPY)
-    return _Unpickler(parcel.data, block, space).load()
+    file = parcel.path if parcel.descriptor >= 0 else BytesIO(parcel.inline)
+    _NAMESPACE[:] = [space]
+    try:
+        return torch.load(file, _here, weights_only=False)
+    finally:
+        _NAMESPACE.clear()
+
+
+def _here(storage: Any, location: str) -> Any:
+    """Return a storage on this process's device of its kind, or on the CPU where there is none."""
+    kind = location.partition(":")[0]
+    kind = kind if torch.accelerator.is_available() else "cpu"
+    return torch.serialization.default_restore_location(storage, kind)

@@ -7,7 +7,6 @@ of one process, so the loss after equally many steps has to be the same, within 
 from __future__ import annotations
 
 import ast
-import copy
 import math
 import random
 import statistics
@@ -22,9 +21,13 @@ import torch
 
 from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.measure.results.statistics import Ratio, least_rounds, paired_ratio
+from speedkit_jupyter.measure.undo.handlers.names import Names
+from speedkit_jupyter.measure.undo.snapshot import Snapshot
+from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.optimizations.properties.sharding import dtensor
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.processes import merging
+from speedkit_jupyter.processes.launching import names_of
 
 SINGLE, APART = "single", "apart"
 WORDS = (SINGLE, "ddp", "fsdp2", "hybrid")
@@ -115,14 +118,14 @@ def race(
     space = sys.modules["IPython"].get_ipython().user_ns
     step = _step(source, space)
     net, optims = space[model], [space[name] for name in optimizers]
-    put_back = _saved([net, *optims])
+    torch.manual_seed(0)  # the same on all ranks: each drops what one process drops
+    before = Snapshot(Walk([Names(space, *names_of(source)), net, *optims]))
     names, blocks, until_s = [*strategies, APART], list[Block](), time.monotonic() + budget_s
     steps = 1
     try:
         for number in range(10_000):
-            shuffled = random.Random(number).sample(names, len(names))
-            for name in shuffled:
-                put_back()
+            for name in random.Random(number).sample(names, len(names)):
+                before.restore()
                 blocks.append(_block(name, step, net, optims, steps))
             if number == 0:  # it warms up, and tells how long the slowest takes
                 slowest_s = max(max(block.step_s) for block in blocks)
@@ -133,43 +136,28 @@ def race(
             if over[0]:
                 break
         for name in strategies:  # last, since torch's profiler leaves its mark on a process
-            put_back()
+            before.restore()
             blocks.append(_block(name, step, net, optims, steps, traces=True))
     finally:
-        put_back()
+        before.restore()
     return blocks
 
 
 def _step(source: str, space: dict[str, Any]) -> Callable[[], Any]:
     """Return the cell as a function; its value is that of a trailing expression, or `loss`."""
     tree = ast.parse(source)
-    value = None
+    value = compile("None", "<cell>", "eval")
     if isinstance(last := tree.body[-1], ast.Expr):
-        value = compile(ast.Expression(last.value), "<cell>", "eval")
         tree.body.pop()
+        value = compile(ast.Expression(last.value), "<cell>", "eval")
     body = compile(tree, "<cell>", "exec")
 
     def step() -> Any:
         exec(body, space)
-        result = eval(value, space) if value else None
+        result = eval(value, space)
         return space.get("loss") if result is None else result
 
     return step
-
-
-def _saved(stateful: Sequence[Any]) -> Callable[[], None]:
-    """Return what puts the states of now back, and clears gradients."""
-    kept = [merging.State(copy.deepcopy(one.state_dict())) for one in stateful]
-    training = [getattr(one, "training", None) for one in stateful]
-
-    def put_back() -> None:
-        for one, state, mode in zip(stateful, kept, training, strict=True):
-            merging.put_state(one, merging.State(copy.deepcopy(state.values), mode))
-            if isinstance(one, torch.nn.Module):
-                one.zero_grad()
-        torch.manual_seed(0)
-
-    return put_back
 
 
 def _block(
@@ -231,11 +219,9 @@ def _await_device() -> None:
 
 def _state_bytes(model: Any, optimizers: Sequence[Any]) -> int:
     """Return what this rank holds of parameters, gradients and optimizer state."""
-    from torch.distributed.tensor import DTensor
-
     held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]
     held += [
         one for optim in optimizers for state in optim.state.values() for one in state.values()
     ]
-    local = (one.to_local() if isinstance(one, DTensor) else one for one in held)
+    local = (one.to_local() if isinstance(one, dtensor()) else one for one in held)
     return sum(one.numel() * one.element_size() for one in local if isinstance(one, torch.Tensor))

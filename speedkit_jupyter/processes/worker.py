@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -70,16 +71,22 @@ def begin(rank: int, size: int, local_rank: int, threads: int, is_here: bool) ->
     os.set_blocking(writes, False)
     _WORKERS[:] = [_Worker(is_here, writes)]
     threading.Thread(target=_end_waits, args=[reads, _WORKERS[0]], daemon=True).start()
+    # A scheduler that was sent does not know again the optimizer's method that it has marked.
+    warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
     _shell().run_line_magic("load_ext", "speedkit_jupyter")
     return os.getpid()
 
 
 def serve(host: str) -> int:
-    """Open the rendezvous on a free port, in rank 0; return the port."""
+    """Open the rendezvous on a free port of this address, in rank 0; return the port."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    _WORKERS[0].store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-    return int(_WORKERS[0].store.port)
+    server = socket.create_server((host, 0))  # torch itself would listen on all addresses
+    port: int = server.getsockname()[1]
+    _WORKERS[0].store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+    )
+    return port
 
 
 def join(host: str, port: int, backend: str) -> None:
@@ -184,7 +191,7 @@ def _collect(
         elif merging.is_wrapped(value):
             stays.append(name)
         elif not is_own or isinstance(value, merging.CONTAINERS):
-            results[name] = merging.whole(value)
+            results[name] = merging.gathered(value)
         elif isinstance(value, torch.Tensor) and version(value):
             results[name] = value
     if outcome.rank:

@@ -11,26 +11,29 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import loky
 import psutil
 import torch
 
 from speedkit_jupyter.processes.worker import Outcome, begin, join, run, serve, warm_up
-from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
 
 LOOPBACK = "127.0.0.1"
 # Between two looks at what the ranks print; front ends draw no more often.
-POLL_S = 0.1
+POLL_S = 0.2
 # Until workers that a queue of jobs has to place are missed.
 START_S = 600.0
 # From Ctrl-C, or another rank's error, to the end of a rank that does not stop by itself.
 STOP_S = 5.0
+# From a rank's result to the last of what it has printed.
+OUTPUT_S = 1.0
 # In which a rank that was killed is seen as dead, after others lost their connection to it: on this
 # host, and elsewhere, where ipyparallel's controller tells of it.
 DEATH_S, DEATH_THERE_S = 0.4, 1.5
@@ -69,12 +72,8 @@ class RankLost(SpeedKitError):
     """A rank's process has ended, and the state of the workers with it."""
 
 
-@dataclass(frozen=True)
-class Printed:
-    """What a rank has printed and shown so far, as text."""
-
-    rank: int
-    text: str
+# What each rank has printed and shown so far.
+Printed = Mapping[int, str]
 
 
 class Workers:
@@ -105,8 +104,7 @@ class Workers:
             self.stop()
             if isinstance(error, SpeedKitError | KeyboardInterrupt):
                 raise
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise SpeedKitError(f"the processes did not start: {reason}") from None
+            raise SpeedKitError(f"the processes did not start: {in_a_line(error)}") from None
         self.is_alive = True
         self._warming = self._sent(warm_up)
 
@@ -137,10 +135,10 @@ class Workers:
         hosts = self._call(socket.gethostname)
         nccl = torch.cuda.is_available() and torch.cuda.device_count() >= self.size
         self.backend = "nccl" if nccl and torch.distributed.is_nccl_available() else "gloo"
-        cores = len(psutil.Process().cpu_affinity() or [1]) if psutil.LINUX else os.cpu_count() or 1
         begun = []
         for rank, host in enumerate(hosts):
-            local_rank, threads = hosts[:rank].count(host), max(1, cores // hosts.count(host))
+            local_rank = hosts[:rank].count(host)
+            threads = max(1, loky.cpu_count() // hosts.count(host))
             place = (rank, self.size, local_rank, threads, self.is_here)
             begun += self._sent(begin, *place, ranks=[rank])
         self.pids = self._gathered(begun)
@@ -160,20 +158,33 @@ class Workers:
 
     def _gathered(self, sent: Sequence[Any]) -> list[Any]:
         """Return what every rank returned. The first error of any, or a dead rank, is raised."""
-        while running := [one for one in sent if not one.ready()]:
-            for one in sent:
-                if one.ready() and not one.successful():
-                    one.get()
-            if self.dead():
-                raise self._lost()
-            running[0].wait(POLL_S)
+        for _ in self._waiting(sent):
+            pass
         return [one.get() for one in sent]
+
+    def _waiting(self, sent: Sequence[Any]) -> Iterator[None]:
+        """Yield until all have ended; raises the first error of a rank, or RankLost."""
+        while running := [one for one in sent if not one.ready()]:
+            yield
+            if self.dead() or _errors(sent):
+                break
+            wait(running, POLL_S, FIRST_COMPLETED)
+        deadline = time.monotonic() + (DEATH_S if self.is_here else DEATH_THERE_S)
+        while _errors(sent) and not self.dead() and time.monotonic() < deadline:
+            time.sleep(POLL_S / 2)
+        if self.dead():
+            raise self._lost()
+        if errors := _errors(sent):
+            first = min(errors, key=lambda one: getattr(one, "ended_s", 0.0))
+            if isinstance(first, Outcome):
+                raise RankError(first)
+            raise SpeedKitError(f"a worker failed: {in_a_line(first)}")
 
     # --- running ---
 
     def run(
         self, ranks: Sequence[int], *arguments: Any
-    ) -> Generator[tuple[list[Printed], list[Outcome]], None, None]:
+    ) -> Generator[tuple[Printed, list[Outcome]], None, None]:
         """Run a cell on these ranks; yield what they print, and at last their outcomes.
 
         Raises RankError with the first error, RankLost for a killed process, KeyboardInterrupt:
@@ -188,30 +199,14 @@ class Workers:
         gathers = len(ranks) == self.size
         sent = dict(zip(ranks, self._sent(run, *arguments, gathers, ranks=ranks), strict=True))
         try:
-            while running := [one for one in sent.values() if not one.ready()]:
-                yield [_printed(rank, one) for rank, one in sent.items()], []
-                if self.dead() or _errors(sent):
-                    break
-                running[0].wait(POLL_S)
-            self._check(sent)
-        except BaseException:
+            for _ in self._waiting([*sent.values()]):
+                yield _printed(sent), []
+        except BaseException as error:
             self._recover(sent)
+            if not isinstance(error, GeneratorExit):
+                yield _printed(sent, OUTPUT_S), []
             raise
-        outcomes = [one.get() for one in sent.values()]
-        yield [_printed(rank, one) for rank, one in sent.items()], outcomes
-
-    def _check(self, sent: dict[int, Any]) -> None:
-        """Raise the first error of a rank, or RankLost."""
-        deadline = time.monotonic() + (DEATH_S if self.is_here else DEATH_THERE_S)
-        while _errors(sent) and not self.dead() and time.monotonic() < deadline:
-            time.sleep(POLL_S / 2)
-        if self.dead():
-            raise self._lost()
-        if errors := _errors(sent):
-            first = min(errors, key=lambda one: getattr(one, "ended_s", 0.0))
-            if isinstance(first, Outcome):
-                raise RankError(first)
-            raise SpeedKitError(f"a worker failed: {type(first).__name__}: {first}")
+        yield _printed(sent, OUTPUT_S), [one.get() for one in sent.values()]
 
     def _lost(self) -> RankLost:
         return RankLost(
@@ -232,23 +227,21 @@ class Workers:
 
     def _recover(self, sent: dict[int, Any]) -> None:
         """End what still runs and make the group anew; stop all where that can't be done."""
-        waiting = [rank for rank, one in sent.items() if not one.ready()]
-        with suppress(Exception):
+        with suppress(BaseException):  # another Ctrl-C, too
+            waiting = [rank for rank, one in sent.items() if not one.ready()]
             if self.is_here:
                 for rank in waiting:
                     os.kill(self.pids[rank], signal.SIGINT)
             else:
                 self._client.send_signal(signal.SIGINT, waiting, block=False)
-        deadline = time.monotonic() + STOP_S
-        while any(not one.ready() for one in sent.values()) and time.monotonic() < deadline:
-            time.sleep(POLL_S / 2)
-        if self.dead() or not all(one.ready() for one in sent.values()):
-            self.stop()
-            return
-        try:
-            self._join()
-        except Exception:
-            self.stop()
+            deadline = time.monotonic() + STOP_S
+            while waiting and not self.dead() and time.monotonic() < deadline:
+                time.sleep(POLL_S / 2)
+                waiting = [rank for rank in waiting if not sent[rank].ready()]
+            if not waiting and not self.dead():
+                self._join()
+                return
+        self.stop()
 
     def stop(self) -> None:
         """End all processes, and remove what they have left."""
@@ -256,7 +249,7 @@ class Workers:
         self.is_alive = False
         client, cluster = self._client, self._cluster
         self._client = self._cluster = None
-        ours = _descendants(cluster) if self.is_here else []
+        ours = _started_from(self._folder) if self._folder else []
         with suppress(Exception):
             client.close()
         for process in ours:  # before ipyparallel, which would wait for each
@@ -269,16 +262,13 @@ class Workers:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _descendants(cluster: Any) -> list[psutil.Process]:
-    """Return the processes of a cluster on this host: controller, engines, and what these began."""
-    own = [getattr(getattr(cluster, "controller", None), "process", None)]
-    for engines in getattr(cluster, "engines", {}).values():
-        own += [getattr(one, "process", None) for one in engines.launchers.values()]
+def _started_from(folder: str) -> list[psutil.Process]:
+    """Return the processes of a profile's folder: controller, engines, and what these began."""
     found = list[psutil.Process]()
-    for one in filter(None, own):
+    for one in psutil.Process().children():
         with suppress(psutil.Error):
-            process = one if isinstance(one, psutil.Process) else psutil.Process(one.pid)
-            found += [process, *process.children(recursive=True)]
+            if one.environ().get("IPP_PROFILE_DIR") == folder:
+                found += [one, *one.children(recursive=True)]
     return found
 
 
@@ -289,23 +279,28 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _errors(sent: dict[int, Any]) -> list[Outcome | Exception]:
+def _errors(sent: Sequence[Any]) -> list[Outcome | Exception]:
     """Return the outcomes with an error, and ipyparallel's own errors of an engine."""
     found: list[Outcome | Exception] = []
-    for one in sent.values():
-        if one.ready():
-            try:
-                found += [outcome for outcome in [one.get()] if outcome.error]
-            except Exception as error:
-                found.append(error)
+    for one in sent:
+        if one.ready() and not one.successful():
+            found.append(one.exception())
+        elif one.ready() and getattr(one.get(), "error", ""):
+            found.append(one.get())
     return found
 
 
-def _printed(rank: int, result: Any) -> Printed:
-    """Return what has arrived of a rank so far; ipyparallel's own thread receives it."""
-    shown = [str(one.get("data", {}).get("text/plain", "")) for one in result.outputs or ()]
-    text = f"{result.stdout or ''}{result.stderr or ''}".rstrip()
-    return Printed(rank, "\n".join(filter(None, [text, *shown])))
+def _printed(sent: Mapping[int, Any], wait_s: float = 0.0) -> Printed:
+    """Return what has arrived of each rank so far; ipyparallel's own thread receives it."""
+    printed = {}
+    for rank, result in sent.items():
+        if wait_s and result.ready():
+            result.wait_for_output(wait_s)
+        every = [*(result.outputs or ()), result.execute_result or {}]
+        shown = [str(one.get("data", {}).get("text/plain", "")) for one in every]
+        text = f"{result.stdout or ''}{result.stderr or ''}".rstrip()
+        printed[rank] = "\n".join(filter(None, [text, *shown]))
+    return printed
 
 
 # State at module level, on purpose: a notebook has one set of workers.

@@ -35,13 +35,12 @@ def workers_report(workers: Workers | None) -> Document:
     return Document(headline, [Table(("", ""), rows)])
 
 
-def printed_report(title: str, printed: Sequence[Printed], stays: Sequence[str] = ()) -> Document:
+def printed_report(title: str, printed: Printed, stays: Sequence[str] = ()) -> Document:
     """Return what the ranks have printed: rank 0's open, the others' folded."""
-    several = len(printed) > 1
     sections = [
-        Section(Code(text), f"rank {one.rank}", folded=several and one.rank > 0)
-        for one in printed
-        if (text := _end(one.text))
+        Section(Code(_end(text)), f"rank {rank}", folded=len(printed) > 1 and rank > 0)
+        for rank, text in printed.items()
+        if text
     ]
     names = ", ".join(f"`{name}`" for name in stays)
     kept = f"Stays in the workers, for later cells: {names}" if stays else ""

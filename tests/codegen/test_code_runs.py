@@ -229,6 +229,7 @@ def test_trainer_does_what_was_planned(two_threads, tmp_path, optimizer, expecte
     text = code(found, "transformers", [names["optimizer"]])
     end = f"""
 arguments.max_steps, arguments.disable_tqdm, arguments.report_to = 3, True, []
+arguments.output_dir = {str(tmp_path)!r}
 before = model.layer.weight.detach().clone()
 trainer = train(dataset)
 assert arguments.bf16 and arguments.use_cpu and arguments.device.type == "cpu"

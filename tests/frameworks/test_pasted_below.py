@@ -112,7 +112,7 @@ def test_trainer_is_given_the_users_own_optimizer(tmp_path):
     exec(text, names)
     arguments = names["arguments"]
     arguments.max_steps, arguments.disable_tqdm, arguments.report_to = 2, True, []
-    arguments.save_strategy = "no"
+    arguments.save_strategy, arguments.output_dir = "no", str(tmp_path)
     (batch,) = names["given"]
     rows = [{name: one[n] for name, one in batch.items()} for n in range(4)]
     trainer = names["train"](rows)

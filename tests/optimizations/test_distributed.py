@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig
 from speedkit_jupyter.machines.probes import links_in
 from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.properties.data import RankBatches, Turns
 
 ENTRY = named("distributed")
 TWO = Facts(processes=2, parameters=1000, block_classes=("Block",))
@@ -69,6 +71,26 @@ def test_over_pcie_weights_that_fit_are_gathered_once_a_step(links, parameters, 
     assert (links or "unknown links") in decision.reason
     kept = SpeedConfig.from_dict({"distributed": {"strategy": "fsdp2", "reshard": True}})
     assert ENTRY.decide(kept.request("distributed"), machine, facts).details["reshard"]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("samples", range(3, 30))
+def test_ranks_have_as_many_batches_and_together_each_sample_once(samples, drop_last):
+    """Of an epoch in an order, and of one without an index; another rank waits at each batch."""
+    for batch, size in ((1, 2), (2, 2), (2, 3), (5, 3)):
+        ranks = [
+            list(RankBatches(samples, batch * size, drop_last, True, rank, size, seed=0))
+            for rank in range(size)
+        ]
+        assert len({*map(len, ranks)}) == 1
+        drawn = [sample for batches in ranks for one in batches for sample in one]
+        assert len({*drawn}) == len(drawn)
+        assert len(drawn) == (samples // (batch * size) * batch * size if drop_last else samples)
+        turns = [Turns(range(samples), rank, size, batch, drop_last) for rank in range(size)]
+        loaders = [DataLoader(one, batch, drop_last=drop_last) for one in turns]
+        assert len({len([*loader]) for loader in loaders}) == 1
+        drawn = [sample for one in turns for sample in one]
+        assert len({*drawn}) == len(drawn) > samples - size
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])

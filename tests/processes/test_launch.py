@@ -109,6 +109,23 @@ def test_an_interrupt_ends_a_collective_and_the_workers_stay():
     assert launch(lambda: 7) == 7
 
 
+def test_what_a_cell_prints_last_and_its_value_are_shown_also_before_an_error():
+    *_, shown = Launch("print('last')\n40 + 2", {}).run(lambda text: None)
+    assert shown == {0: "last\n42", 1: "last\n42"}
+    states = []
+    with pytest.raises(RankError, match="ZeroDivisionError"):
+        states.extend(Launch("print('last')\n1 / 0", {}).run(lambda text: None))
+    assert "last" in states[-1][0]
+
+
+def test_the_ranks_listen_on_loopback_only():
+    def listening():
+        every = psutil.Process().net_connections("tcp")
+        return {one.laddr.ip for one in every if one.status == psutil.CONN_LISTEN}
+
+    assert launch(listening) == {"127.0.0.1"}
+
+
 def test_what_cannot_be_sent_is_named():
     lock = threading.Lock()
     with pytest.raises(SpeedKitError, match="can't be sent"):

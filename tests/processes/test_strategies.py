@@ -114,7 +114,10 @@ def accumulated(model, strategy, data, labels):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_accumulated_gradients_are_exchanged_once_and_are_those_of_the_whole_batch(strategy):
     model, _ = made()
-    data, labels = torch.arange(32.0).view(8, 4).sin(), torch.tensor([0, 1, -100, 1, -100, 0, 1, 1])
+    data, labels = (
+        torch.arange(32.0).view(8, 4).sin(),
+        torch.tensor([0, 1, -100, 1, -100, 0, -100, 1]),
+    )
     stayed, found = launch(accumulated, made()[0], strategy, data, labels, n=2)
     loss = nn.functional.cross_entropy(model(data), labels)
     (2 * model(data).mean() + loss).backward()
@@ -145,15 +148,14 @@ def test_the_ranks_see_each_sample_of_an_epoch_once_in_a_new_order_each_time():
 
 def test_strategies_race_on_the_users_step_and_everything_is_put_back():
     from speedkit_jupyter.processes import race
-    from speedkit_jupyter.processes.launching import RETURNED, Launch
+    from speedkit_jupyter.processes.launching import CALL, RETURNED, Launch, called
 
     model, optimizer = made()
     names = {"model": model, "optimizer": optimizer, "x": torch.rand(8, 4)}
     before = [parameter.clone() for parameter in model.parameters()]
     step = "loss = model(x).square().mean(); loss.backward(); optimizer.step()"
     given = (step, "model", ["optimizer"], ["single", "fsdp2"], 0.1)
-    module = "__import__('importlib').import_module('speedkit_jupyter.processes.race')"
-    run = Launch(f"{RETURNED} = {module}.race(*{given!r})", names, step=step)
+    run = Launch(CALL, names, extra=called(race.race, *given), step=step)
     list(run.run(lambda text: None))
     rows = race.rows(run.returned[RETURNED], ["single", "fsdp2"], 2)
     assert [row.strategy for row in rows] == ["single", "fsdp2"]

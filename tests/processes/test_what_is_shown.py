@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from speedkit_jupyter.processes.workers import Printed, RankLost, Workers
+from speedkit_jupyter.processes.workers import RankLost, Workers
 from speedkit_jupyter.report.processes_report import MOST, printed_report, workers_report
 
 
@@ -21,7 +21,7 @@ def test_a_rank_that_died_between_two_cells_is_named_before_the_next_is_sent():
 
 
 def test_of_what_floods_the_page_the_end_is_shown():
-    shown = printed_report("Ran", [Printed(0, "first\n" + "x" * MOST + "last")]).to_text()
+    shown = printed_report("Ran", {0: "first\n" + "x" * MOST + "last"}).to_text()
     assert len(shown) < 2 * MOST
     assert "first" not in shown
     assert shown.rstrip().endswith("last")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -87,11 +88,16 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
         extra["checkpoint"] = Checkpoint(os.path.abspath(arguments.checkpoint))
     run = Launch(code, names, arguments.n, arguments.rank, arguments.restarts or 0, extra)
     with Updated(Document("Launching")) as shown:
-        printed = []
-        with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
-            for printed in states:
-                shown.show(printed_report(_title(run, "Running"), printed))
-        shown.show(printed_report(_title(run, "Ran"), printed, run.stays))
+        printed: Mapping[int, str] = {}
+        verb = "Stopped"
+        try:
+            with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+                for printed in states:
+                    shown.show(printed_report(_title(run, "Running"), printed))
+            verb = "Ran"
+        finally:
+            if printed:
+                shown.show(printed_report(_title(run, verb), printed, run.stays))
 
 
 def _title(run: Any, verb: str) -> str:
@@ -99,14 +105,11 @@ def _title(run: Any, verb: str) -> str:
     return f"{verb} on {where}"
 
 
-RACE = "{} = __import__('importlib').import_module('speedkit_jupyter.processes.race').race(*{!r})"
-
-
 def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Namespace) -> Any:
     """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows where `-o` asks."""
     from speedkit_jupyter.magics.cell import step_of_cell
     from speedkit_jupyter.processes import race
-    from speedkit_jupyter.processes.launching import RETURNED, Launch
+    from speedkit_jupyter.processes.launching import CALL, RETURNED, Launch, called
 
     names: Names = shell.user_ns
     words = [*dict.fromkeys((race.SINGLE, *arguments.compare.split(",")))]
@@ -118,7 +121,7 @@ def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Name
     model, *optimizers = (_name_of(names, one) for one in (*step.models, *step.optimizers))
     source = shell.transform_cell(cell.source)
     given = (source, model, optimizers, words, arguments.budget or DEFAULT_S)
-    run = Launch(RACE.format(RETURNED, given), names, arguments.processes, step=source)
+    run = Launch(CALL, names, arguments.processes, extra=called(race.race, *given), step=source)
     with Updated(Document("Launching")) as shown:
         with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
             for _ in states:

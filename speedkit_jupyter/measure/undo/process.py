@@ -100,7 +100,8 @@ def surroundings() -> Iterator[Setting]:
 def _write_environment(value: dict[str, str]) -> None:
     for name in os.environ.keys() - value.keys():  # never empty: other threads read it
         del os.environ[name]
-    os.environ.update(value)
+    # Threads of C++ code read it, too: what is as it was is not written.
+    os.environ.update({name: v for name, v in value.items() if os.environ.get(name) != v})
 
 
 def _write_filters(value: list[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,11 +15,33 @@ from speedkit_jupyter.optimizations.properties.calls import SLOT, Call
 from speedkit_jupyter.support import torch_private
 
 
+def dtensor() -> tuple[Any, ...]:
+    """Return the class of sharded tensors; empty before torch loads it, which takes a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return (module.DTensor,) if module else ()
+
+
 def is_sharded(model: torch.nn.Module) -> bool:
     """Return whether some parameter is a part of a tensor that lies on several ranks."""
-    from torch.distributed.tensor import DTensor
+    return any(isinstance(one, dtensor()) for one in model.parameters())
 
-    return any(isinstance(one, DTensor) for one in model.parameters())
+
+def split(value: Any, part: Any) -> Any:
+    """Return this rank's part of a tensor that all ranks have, laid out as `part` is.
+
+    Anything of another shape, as a number of steps, stays as it is.
+    """
+    if not isinstance(part, dtensor()) or getattr(value, "shape", None) != part.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = part.device_mesh
+    return distribute_tensor(value.to(mesh.device_type), mesh, part.placements, src_data_rank=None)
+
+
+def whole(value: Any) -> Any:
+    """Return a sharded tensor gathered, anything else as it is; every rank has to call it."""
+    return value.full_tensor() if isinstance(value, dtensor()) else value
 
 
 class Gathered(Call):
@@ -82,8 +105,8 @@ class Sharded:
         pairs = {id(old): (old, parts[name]) for name, old in self._originals.items()}
         for old, part in pairs.values():
             if old.grad is not None:
-                part.grad = _split(old.grad, part)
-        _repoint(optimizers, pairs, lambda state, part: _split(state, part))
+                part.grad = split(old.grad, part)
+        _repoint(optimizers, pairs, split)
         for old, _ in pairs.values():
             old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
         layered = [module for module in modules if SLOT in vars(module)]
@@ -97,9 +120,9 @@ class Sharded:
         parts = dict(model.named_parameters(remove_duplicate=False))
         pairs = {id(parts[name]): (parts[name], old) for name, old in self._originals.items()}
         for part, old in pairs.values():
-            old.data = _whole(part).detach()
-            old.grad = None if part.grad is None else _whole(part.grad).detach()
-        _repoint(optimizers, pairs, lambda state, old: _whole(state))
+            old.data = whole(part).detach()
+            old.grad = None if part.grad is None else whole(part.grad).detach()
+        _repoint(optimizers, pairs, lambda value, _: whole(value))
         for reference, kind, own, hooks in self._before:
             if (module := reference()) is not None:
                 _put_back(module, kind, own, hooks)
@@ -131,15 +154,8 @@ def _repoint(
             group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]
         for old, new in pairs.values():
             if (state := optimizer.state.pop(old, None)) is not None:
-                parts = {name: value for name, value in state.items() if _is_of(value, old)}
-                state.update({name: converted(value, new) for name, value in parts.items()})
+                state.update({name: converted(value, new) for name, value in state.items()})
                 optimizer.state[new] = state
-
-
-def _is_of(value: Any, parameter: Any) -> bool:
-    """Return whether a part of an optimizer's state has a number for each of the parameter's."""
-    shape = getattr(value, "shape", None)
-    return bool(shape == parameter.shape and parameter.dim() > 0)
 
 
 @contextmanager
@@ -165,19 +181,6 @@ def own_parameters(models: Sequence[torch.nn.Module]) -> list[torch.nn.Parameter
         if isinstance(module, FSDPModule):
             module.reshard()
     return [parameter for model in models for parameter in model.parameters()]
-
-
-def _split(tensor: Any, part: Any) -> Any:
-    """Return this rank's part of a tensor that all ranks have, laid out as `part` is."""
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(tensor, part.device_mesh, part.placements, src_data_rank=None)
-
-
-def _whole(tensor: Any) -> Any:
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _surface(module: torch.nn.Module) -> tuple[Any, type, dict[str, Any], dict[str, set[Any]]]:
