@@ -106,7 +106,10 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
         with_plan_s = record.settling_s + all_s / tuning.ratio.median
         total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
         gain += f": {count(tuning.steps, 'step')} take {total}"
-    return f"{tuning.winner.name} {gain}, confirmed in fresh rounds ({took})"
+    here, confirmed = comparison.ratio(record), "confirmed in fresh rounds"
+    if here is not None and tuning.ratio.low <= 1 < here.low:
+        confirmed += f": {between(here.low, here.high)} in this process"
+    return f"{tuning.winner.name} {gain}, {confirmed} ({took})"
 
 
 def _nothing(tuning: Tuning) -> str:
