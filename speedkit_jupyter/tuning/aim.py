@@ -19,6 +19,8 @@ LEAST_SAVED = 0.01
 FAR_SLOWER = 3.0
 # A plan that is slower in each of this many rounds gets no more of them.
 FAR_ROUNDS = 3
+# A plan whose upper bound is below this has nothing to gain.
+LIKELY = 1.05
 # A part that lowers precision, or compiles for seconds at every start, has to bring this much.
 WORTH_IT = 1.02
 # A part that seems to bring this much is not idle, even after few rounds.

@@ -17,6 +17,8 @@ from speedkit_jupyter.plans.planning import plan
 
 # A plan begins with one of these at most.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
+# Where it does something it is a part of every plan.
+BESIDE = "malloc"
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,11 @@ class Candidate:
     def name(self) -> str:
         """The words of a variant, joined by plus."""
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"
+
+    @property
+    def uncompiled(self) -> Candidate:
+        """Return the plan without what takes seconds before it runs."""
+        return self.without(*(name for name in self.values if optimizations.named(name).costly))
 
     @property
     def is_consistent(self) -> bool:
@@ -72,9 +79,12 @@ class Candidate:
         return self.without(*idle) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plan without each of its parts, then with each single change it has not."""
+        """Return the plan without each of its parts, then with each single change it has not; for
+        a compiled plan those of the uncompiled one, too.
+        """
         new = [single for single in singles if not single.values.items() <= self.values.items()]
-        return [*self.without_each(), *map(self.joined, new)]
+        near = [*self.without_each(), *map(self.joined, new)]
+        return near + self.uncompiled.neighbours(singles) if self.costly else near
 
     def __add__(self, other: Candidate) -> Candidate:
         """Return both; the other's value where they name the same optimization."""

@@ -4,35 +4,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from statistics import median
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds.budget import APART
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, pays, row_of
-from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
+from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate
 from speedkit_jupyter.tuning.outcome import Known
 from speedkit_jupyter.tuning.races import SLACK, Allowance
 
 # A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
+# A plan that promises less than this of another's speed does not race with it.
+HOPELESS = 0.9
 # What people write by hand: at the end it runs beside the plan, if it was timed.
 BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 
 
-def near_ones(
-    known: Known, warm: Collection[str], plan: Candidate, others: Iterable[Candidate]
-) -> list[Candidate]:
-    """Return first those whose parts gain most by themselves, beside what the plan loses for them;
-    what would be compiled anew, though the plan itself is compiled, is left out.
+class Prospects:
+    """What the plans that were timed promise of others.
+
+    `gains` says of a part, by its word, how many times as fast it made plans that were timed with
+    it and without it: the median.
     """
-    speedups = {row.record.name: row.ratio.median or 1.0 for row in known.rows()}
 
-    def gain(one: Candidate, other: Candidate) -> float:
+    def __init__(self, known: Known) -> None:
+        self._speedups = {row.record.name: row.ratio.median for row in known.rows()}
+        found: dict[str, list[float]] = {}
+        for plan in known.tried.values():
+            for name in plan.values:
+                rest = plan.without(name)
+                usual = 0.0 if rest.values.keys() - {BESIDE} else 1.0
+                before, after = self._speedups.get(rest.name, usual), self._speedups.get(plan.name)
+                if before and after:
+                    found.setdefault(plan.part(name).name, []).append(after / before)
+        self.gains = {word: median(gains) for word, gains in found.items()}
+
+    def promised(self, one: Candidate, plan: Candidate) -> float:
+        """Return how many times as fast as the plan one may be: by the parts in which they differ,
+        or by all of its own; at least 1 if one of them was not timed.
+        """
+        lost, new = self._apart(plan, one), self._apart(one, plan)
+        together = self._gain(self._apart(one, BASELINE)) / (self._speedups.get(plan.name) or 1.0)
+        unknown = 0.0 if self.gains.keys() >= new else 1.0
+        return max(self._gain(new) / self._gain(lost), together, unknown)
+
+    def best_first(
+        self,
+        plan: Candidate,
+        others: Iterable[Candidate],
+        warm: Collection[str],
+        least: float = 0.0,
+    ) -> list[Candidate]:
+        """Return first those that promise most, of those that promise `least` of the plan's speed.
+
+        What would be compiled anew is left out where the plan is compiled, or no gain is promised.
+        """
+        promised = {one: self.promised(one, plan) for one in others}
+
+        def is_quick(one: Candidate) -> bool:
+            return not one.costly or one.name in warm or (promised[one] >= 1 and not plan.costly)
+
+        able = [one for one in promised if promised[one] >= least and is_quick(one)]
+        return sorted(able, key=lambda one: -promised[one])
+
+    def _gain(self, words: Iterable[str]) -> float:
+        return math.prod(self.gains.get(word, 1.0) for word in words)
+
+    def _apart(self, one: Candidate, other: Candidate) -> set[str]:
+        """Return the words of the parts that only the first has."""
         names = [name for name in one.values if other.values.get(name) != one.values[name]]
-        return math.prod(speedups.get(one.part(name).name, 1.0) for name in names)
-
-    quick = [one for one in others if not (plan.costly and one.costly) or one.name in warm]
-    return sorted(quick, key=lambda other: gain(plan, other) / gain(other, plan))
+        return {one.part(name).name for name in names}
 
 
 def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:

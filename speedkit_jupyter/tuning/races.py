@@ -15,10 +15,10 @@ from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
 
 # After RACE_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by
-# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
+# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE. Those left tie once
+# that is no more than TIE, or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
-# After this many rounds those left are equally fast; or once intervals are as narrow as this share.
-MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 15, 0.08
+TIE, MOST_RACE_ROUNDS = 0.03, 15
 # Nothing leaves before all steps together took this long, and no standard error is taken to be
 # smaller: else a moment's disturbance decides, or three rounds that agree by chance.
 LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
@@ -72,13 +72,10 @@ class Race(Grid):
         return [] if _is_early(racing) else fallen_behind(racing)
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether one is left beside the baseline, or those left can be told apart."""
+        """Return whether one is left beside the baseline, or more rounds would choose no other."""
         if len(racing[0].times_s) >= MOST_RACE_ROUNDS:
             return True
-        if len(racing) <= 2:
-            return not _is_early(racing)
-        ratios = [comparison.ratio(record) for record in racing[1:]] if comparison else [None]
-        return all(ratio is not None and ratio.is_precise(ENOUGH_TO_CHOOSE) for ratio in ratios)
+        return not _is_early(racing) and (len(racing) <= 2 or is_order_clear(racing))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()
@@ -102,8 +99,9 @@ class Lightest(Race):
 
 
 class Proof(Grid):
-    """Goes on until the first plan is precise, and its parts clear; then checks what is best, and
-    what may be left of it, until something is right.
+    """Goes on until the first plan is precise, its parts clear, and its order among the rivals; or
+    until it has nothing to gain. Then it checks what is best, and what may be left of it, until
+    something is right.
 
     Rivals leave when they fall behind, and plans without a part once that is proven; where
     `steps_are_long` they do so like rivals.
@@ -142,12 +140,14 @@ class Proof(Grid):
             return super().is_over(racing, comparison)
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
-            return False
+            return ratio is not None and ratio.high < aim.LIKELY
         precise = max(aim.PRECISE, PRECISE_GAIN * (ratio.median - 1))
         names = {row.name for row in racing}
         parts = self._parts(comparison)
         left = [part for part in parts if self._whole.without(part.name).name in names]
-        return ratio.is_precise(precise) and all(part.is_clear for part in left)
+        rivals = [row for row in racing[1:] if row is whole or row.name not in self._staying]
+        are_clear = all(part.is_clear for part in left) and is_order_clear(rivals)
+        return ratio.is_precise(precise) and are_clear
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         """Yield the best, what is left of the whole without its idlest part, then others until one
@@ -183,7 +183,20 @@ def _is_early(records: Sequence[Record]) -> bool:
 
 
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
-    """Return those that the fastest leaves behind, by times that are paired within the rounds.
+    """Return those that the fastest leaves behind."""
+    behind, margin = _behind(records)
+    return [record for record, share in zip(records, behind, strict=True) if share > margin]
+
+
+def is_order_clear(records: Sequence[Record]) -> bool:
+    """Return whether the fastest leaves the others behind, but for what it ties with."""
+    behind, margin = _behind(records)
+    return margin <= TIE or not any(0 < share <= margin for share in behind)
+
+
+def _behind(records: Sequence[Record]) -> tuple[list[float], float]:
+    """Return how far each is behind the fastest, by times that are paired within the rounds; and
+    from where on that is clear.
 
     Rounds that others held up are left out if enough remain.
     """
@@ -199,7 +212,7 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
     margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, RACE_SHARE)
     margin = min(margin, math.log(RACE_BEHIND))
-    return [record for record, median in zip(records, medians, strict=True) if median > margin]
+    return medians.tolist(), margin
 
 
 class Allowance(budget.Budget):

@@ -35,8 +35,8 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
 from speedkit_jupyter.tuning.aim import Aim, idlest, is_out, leader, row_of
-from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.choosing import best_of, near_ones, rivals, that_fit
+from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
+from speedkit_jupyter.tuning.choosing import HOPELESS, Prospects, best_of, rivals, that_fit
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
 # Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
@@ -148,7 +148,8 @@ class Search:
         budget.follow(first.usual_s, first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
-        facts = [replace(one, fresh_bytes=first.fresh_bytes or 0) for one in seen.facts]
+        measured = {"step_s": first.usual_s, "fresh_bytes": first.fresh_bytes or 0}
+        facts = [replace(one, **measured) for one in seen.facts]
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
         return seen._replace(task=task, facts=facts)
@@ -182,7 +183,7 @@ class Search:
         tuning, known, budget = self.tuning, self.known, self.budget
         self._compile_s = max(expected_s(one, Compile.default) or COMPILE_S for one in facts)
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
-        self._beside = next((one for one in singles if "malloc" in one.values), BASELINE)
+        self._beside = next((one for one in singles if BESIDE in one.values), BASELINE)
         waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
         known.left, proven = [*waiting.values()], set[str]()
         if self._goes_on:
@@ -267,7 +268,7 @@ class Search:
             allowance, within = self.budget, self.aim.within
             policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
             # Where each plan keeps memory the baseline does too: to toggle that is slow, and noisy.
-            is_kept = all("malloc" in plan.values for plan in asked)
+            is_kept = all(BESIDE in plan.values for plan in asked)
             with heap.kept() if is_kept else nullcontext():
                 comparison = yield from self._benchmark(title, asked, policy)
             best = best_of(self.aim, comparison, asked)
@@ -278,9 +279,9 @@ class Search:
             if best.name == BASELINE.name:
                 break
             if best.name != leads.name:
-                near = self._worth_trying(
-                    near_ones(known, self._warm, best, best.neighbours(singles))
-                )
+                others, least = best.neighbours(singles), 0.0 if self.aim.memory else HOPELESS
+                promising = Prospects(known).best_first(best, others, self._warm, least)
+                near = self._worth_trying(promising)
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
@@ -296,7 +297,7 @@ class Search:
         """
         known, budget, plans = self.known, self.budget, [whole]
         if with_parts:
-            parts = near_ones(known, self._warm, whole, whole.without_each())
+            parts = Prospects(known).best_first(whole, whole.without_each(), self._warm)
             plans += that_fit(known, self._warm, budget, whole, [*parts, *rivals(known)])
         known.tried |= {plan.name: plan for plan in plans}
         policy = races.Proof(plans, self.aim, budget.steps_are_long)
