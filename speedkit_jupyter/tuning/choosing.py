@@ -25,11 +25,12 @@ BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 class Prospects:
     """What the plans that were timed promise of others.
 
-    `gains` says of a part, by its word, how many times as fast it made plans that were timed with
-    it and without it: the median.
+    `warm` names the plans that are warmed up. `gains` says of a part, by its word, how many times
+    as fast it made plans that were timed with it and without it: the median.
     """
 
-    def __init__(self, known: Known) -> None:
+    def __init__(self, known: Known, warm: Collection[str]) -> None:
+        self._warm = warm
         self._speedups = {row.record.name: row.ratio.median for row in known.rows()}
         found: dict[str, list[float]] = {}
         for plan in known.tried.values():
@@ -42,20 +43,19 @@ class Prospects:
         self.gains = {word: median(gains) for word, gains in found.items()}
 
     def promised(self, one: Candidate, plan: Candidate) -> float:
-        """Return how many times as fast as the plan one may be: by the parts in which they differ,
-        or by all of its own; at least 1 if one of them was not timed.
+        """Return how many times as fast as the plan one is. If that was not timed it is what the
+        parts in which they differ promise, or all of its own; at least 1 if one of them is unknown.
         """
+        now = self._speedups.get(plan.name) or 1.0
+        if speedup := self._speedups.get(one.name):
+            return speedup / now
         lost, new = self._apart(plan, one), self._apart(one, plan)
-        together = self._gain(self._apart(one, BASELINE)) / (self._speedups.get(plan.name) or 1.0)
+        together = self._gain(self._apart(one, BASELINE)) / now
         unknown = 0.0 if self.gains.keys() >= new else 1.0
         return max(self._gain(new) / self._gain(lost), together, unknown)
 
     def best_first(
-        self,
-        plan: Candidate,
-        others: Iterable[Candidate],
-        warm: Collection[str],
-        least: float = 0.0,
+        self, plan: Candidate, others: Iterable[Candidate], least: float = 0.0
     ) -> list[Candidate]:
         """Return first those that promise most, of those that promise `least` of the plan's speed.
 
@@ -64,10 +64,26 @@ class Prospects:
         promised = {one: self.promised(one, plan) for one in others}
 
         def is_quick(one: Candidate) -> bool:
-            return not one.costly or one.name in warm or (promised[one] >= 1 and not plan.costly)
+            is_warm = not one.costly or one.name in self._warm
+            return is_warm or (promised[one] >= 1 and not plan.costly)
 
         able = [one for one in promised if promised[one] >= least and is_quick(one)]
         return sorted(able, key=lambda one: -promised[one])
+
+    def that_fit(
+        self, budget: Allowance, whole: Candidate, others: Iterable[Candidate]
+    ) -> list[Candidate]:
+        """Return those that there is time for beside the plan: to be warmed up, and in rounds."""
+        fitting, warming_s = {whole.name: whole}, 0.0
+        times = 1 / (self._speedups.get(whole.name) or 1.0)
+        for plan in others:
+            speedup = self._speedups.get(plan.name) or 1.0
+            more_s = 0.0 if plan.name in self._warm else APART * budget.step_s / speedup
+            needed_s = warming_s + more_s + SLACK * budget.proof_s(times + 1 / speedup)
+            if plan.name not in fitting and needed_s <= budget.left_s:
+                fitting[plan.name], warming_s = plan, warming_s + more_s
+                times += 1 / speedup
+        return [plan for plan in fitting.values() if plan is not whole]
 
     def _gain(self, words: Iterable[str]) -> float:
         return math.prod(self.gains.get(word, 1.0) for word in words)
@@ -91,27 +107,6 @@ def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Can
     most = max([0.0, *(gains[plan.name] for plan in able)])
     equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
     return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
-
-
-def that_fit(
-    known: Known,
-    warm: Collection[str],
-    budget: Allowance,
-    whole: Candidate,
-    others: Iterable[Candidate],
-) -> list[Candidate]:
-    """Return those that there is time for beside the plan: to be warmed up, and in rounds."""
-    rows = {row.record.name: row.ratio.median for row in known.rows()}
-    fitting, warming_s = {whole.name: whole}, 0.0
-    times = 1 / (rows.get(whole.name) or 1.0)
-    for plan in others:
-        speedup = rows.get(plan.name) or 1.0
-        more_s = 0.0 if plan.name in warm else APART * budget.step_s / speedup
-        needed_s = warming_s + more_s + SLACK * budget.proof_s(times + 1 / speedup)
-        if plan.name not in fitting and needed_s <= budget.left_s:
-            fitting[plan.name], warming_s = plan, warming_s + more_s
-            times += 1 / speedup
-    return [plan for plan in fitting.values() if plan is not whole]
 
 
 def rivals(known: Known) -> list[Candidate]:

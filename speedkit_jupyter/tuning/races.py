@@ -16,12 +16,12 @@ from speedkit_jupyter.tuning.candidates import Candidate
 
 # After RACE_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by
 # RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE. Those left tie once
-# that is no more than TIE, or after MOST_RACE_ROUNDS.
+# that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
-TIE, MOST_RACE_ROUNDS = 0.03, 15
-# Nothing leaves before all steps together took this long, and no standard error is taken to be
-# smaller: else a moment's disturbance decides, or three rounds that agree by chance.
-LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
+TIE, MOST_RACE_ROUNDS = 0.045, 15
+# Nothing leaves before a step of each block, all together, took this long, and no standard error is
+# taken to be smaller: else a moment's disturbance decides, or three rounds that agree by chance.
+LEAST_RACE_S, LEAST_SCATTER = 0.08, 0.005
 # A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
 # A proof ends when the plan's interval is as narrow as PRECISE, or as this share of its gain: so

@@ -36,7 +36,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
 from speedkit_jupyter.tuning.aim import Aim, idlest, is_out, leader, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.choosing import HOPELESS, Prospects, best_of, rivals, that_fit
+from speedkit_jupyter.tuning.choosing import HOPELESS, Prospects, best_of, rivals
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
 # Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
@@ -280,7 +280,7 @@ class Search:
                 break
             if best.name != leads.name:
                 others, least = best.neighbours(singles), 0.0 if self.aim.memory else HOPELESS
-                promising = Prospects(known).best_first(best, others, self._warm, least)
+                promising = Prospects(known, self._warm).best_first(best, others, least)
                 near = self._worth_trying(promising)
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
@@ -297,8 +297,9 @@ class Search:
         """
         known, budget, plans = self.known, self.budget, [whole]
         if with_parts:
-            parts = Prospects(known).best_first(whole, whole.without_each(), self._warm)
-            plans += that_fit(known, self._warm, budget, whole, [*parts, *rivals(known)])
+            prospects = Prospects(known, self._warm)
+            others = prospects.best_first(whole, [*whole.without_each(), *rivals(known)])
+            plans += prospects.that_fit(budget, whole, others)
         known.tried |= {plan.name: plan for plan in plans}
         policy = races.Proof(plans, self.aim, budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
@@ -334,7 +335,9 @@ class Search:
         """Compare the baseline and what is asked: a stage of the result, also if cut short."""
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         if self._pool is not None:
-            self._pool.keep({plan.name for plan in (BASELINE, *asked, *rivals(self.known))})
+            first, *_ = asked
+            kept = (BASELINE, *asked, *first.without_each(), *rivals(self.known))
+            self._pool.keep({plan.name for plan in kept})
         left_s = max(budget.left_s, 0.01)
         benchmark = Benchmark(
             self.step, variants, left_s, policy=policy, within=budget, pool=self._pool
