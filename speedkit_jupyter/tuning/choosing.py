@@ -16,8 +16,6 @@ from speedkit_jupyter.tuning.races import SLACK, Allowance
 
 # A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
-# A plan that promises less than this of another's speed does not race with it.
-HOPELESS = 0.9
 # What people write by hand: at the end it runs beside the plan, if it was timed.
 BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 
@@ -54,20 +52,17 @@ class Prospects:
         unknown = 0.0 if self.gains.keys() >= new else 1.0
         return max(self._gain(new) / self._gain(lost), together, unknown)
 
-    def best_first(
-        self, plan: Candidate, others: Iterable[Candidate], least: float = 0.0
-    ) -> list[Candidate]:
-        """Return first those that promise most, of those that promise `least` of the plan's speed.
+    def best_first(self, plan: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
+        """Return first those that promise most beside the plan.
 
         What would be compiled anew is left out where the plan is compiled, or no gain is promised.
         """
         promised = {one: self.promised(one, plan) for one in others}
-
-        def is_quick(one: Candidate) -> bool:
-            is_warm = not one.costly or one.name in self._warm
-            return is_warm or (promised[one] >= 1 and not plan.costly)
-
-        able = [one for one in promised if promised[one] >= least and is_quick(one)]
+        able = [
+            one
+            for one, times in promised.items()
+            if not one.costly or one.name in self._warm or (times >= 1 and not plan.costly)
+        ]
         return sorted(able, key=lambda one: -promised[one])
 
     def that_fit(

@@ -36,7 +36,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
 from speedkit_jupyter.tuning.aim import Aim, idlest, is_out, leader, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.choosing import HOPELESS, Prospects, best_of, rivals
+from speedkit_jupyter.tuning.choosing import Prospects, best_of, rivals
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
 # Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
@@ -279,9 +279,8 @@ class Search:
             if best.name == BASELINE.name:
                 break
             if best.name != leads.name:
-                others, least = best.neighbours(singles), 0.0 if self.aim.memory else HOPELESS
-                promising = Prospects(known, self._warm).best_first(best, others, least)
-                near = self._worth_trying(promising)
+                prospects = Prospects(known, self._warm)
+                near = self._worth_trying(prospects.best_first(best, best.neighbours(singles)))
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
