@@ -100,8 +100,7 @@ class Lightest(Race):
 
 class Proof(Grid):
     """Goes on until the first plan is precise, its parts clear, and its order among the rivals; or
-    until it has nothing to gain. Then it checks what is best, and what may be left of it, until
-    something is right.
+    until it has nothing to gain. Then it checks what is best, until something is right.
 
     Rivals leave when they fall behind, and plans without a part once that is proven; where
     `steps_are_long` they do so like rivals.
@@ -150,9 +149,7 @@ class Proof(Grid):
         return ratio.is_precise(precise) and are_clear
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the best, what is left of the whole without its idlest part, then others until one
-        is right.
-        """
+        """Yield the best, then others until one is right."""
         records = {record.name: record for record in comparison.records[1:]}
 
         def gain(record: Record, checked: bool) -> float:
@@ -162,9 +159,6 @@ class Proof(Grid):
         while gains[(best := aim.leader(self._plans, gains)).name] > 1:
             yield records[best.name]
             if gain(records[best.name], checked=True) > 1:
-                idle = aim.idlest(self._whole, comparison) if best is self._whole else ""
-                if idle:
-                    yield records[self._whole.without(idle).name]
                 return
             gains[best.name] = 0.0
 

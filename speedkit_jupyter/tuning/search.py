@@ -8,7 +8,7 @@ nor a part stay for nothing. A plan that was learned for this very step is only 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -34,7 +34,7 @@ from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
-from speedkit_jupyter.tuning.aim import Aim, idlest, is_out, leader, row_of
+from speedkit_jupyter.tuning.aim import Aim, is_out, leader, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
 from speedkit_jupyter.tuning.choosing import Prospects, best_of, rivals
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
@@ -307,26 +307,11 @@ class Search:
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
         best = leader(plans, gains)
         is_taken = best is whole and gains[whole.name] > 1
-        if not is_taken and whole.name != self.tuning.winner.name:
+        if not is_taken:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
             known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
         if gains[best.name] > 1:
             self.tuning.take(best, comparison)
-            if is_taken:
-                self._drop_idlest(comparison, gains)
-
-    def _drop_idlest(self, comparison: Comparison, gains: Mapping[str, float]) -> None:
-        """Leave out the part that brings least, if it brings nothing."""
-        tuning, whole = self.tuning, self.tuning.winner
-        name = "" if self.aim.memory else idlest(whole, comparison)
-        rest = whole.without(name)
-        if not name or gains.get(rest.name, 0.0) <= 1:
-            return
-        parts = {part.name: part for part in tuning.parts_found}
-        gone = parts.pop(name)
-        self.known.refuse(gone.word, f"left out: with it the plan is {gone.ratio} as fast")
-        tuning.take(rest, comparison)
-        tuning.parts_found = list((parts | {p.name: p for p in tuning.parts_found}).values())
 
     def _benchmark(
         self, title: str, asked: Sequence[Candidate], policy: Policy
