@@ -8,11 +8,9 @@ from statistics import median
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
-from speedkit_jupyter.measure.rounds.budget import APART
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate
 from speedkit_jupyter.tuning.outcome import Known
-from speedkit_jupyter.tuning.races import SLACK, Allowance
 
 # A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
@@ -41,16 +39,11 @@ class Prospects:
         self.gains = {word: median(gains) for word, gains in found.items()}
 
     def promised(self, one: Candidate, plan: Candidate) -> float:
-        """Return how many times as fast as the plan one is. If that was not timed it is what the
-        parts in which they differ promise, or all of its own; at least 1 if one of them is unknown.
+        """Return how many times as fast as the plan one is, or by the parts in which they differ
+        may be.
         """
-        now = self._speedups.get(plan.name) or 1.0
-        if speedup := self._speedups.get(one.name):
-            return speedup / now
-        lost, new = self._apart(plan, one), self._apart(one, plan)
-        together = self._gain(self._apart(one, BASELINE)) / now
-        unknown = 0.0 if self.gains.keys() >= new else 1.0
-        return max(self._gain(new) / self._gain(lost), together, unknown)
+        now, then = (self._speedups.get(each.name) for each in (plan, one))
+        return then / now if now and then else self._gain(one, plan) / self._gain(plan, one)
 
     def best_first(self, plan: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
         """Return first those that promise most beside the plan.
@@ -65,28 +58,10 @@ class Prospects:
         ]
         return sorted(able, key=lambda one: -promised[one])
 
-    def that_fit(
-        self, budget: Allowance, whole: Candidate, others: Iterable[Candidate]
-    ) -> list[Candidate]:
-        """Return those that there is time for beside the plan: to be warmed up, and in rounds."""
-        fitting, warming_s = {whole.name: whole}, 0.0
-        times = 1 / (self._speedups.get(whole.name) or 1.0)
-        for plan in others:
-            speedup = self._speedups.get(plan.name) or 1.0
-            more_s = 0.0 if plan.name in self._warm else APART * budget.step_s / speedup
-            needed_s = warming_s + more_s + SLACK * budget.proof_s(times + 1 / speedup)
-            if plan.name not in fitting and needed_s <= budget.left_s:
-                fitting[plan.name], warming_s = plan, warming_s + more_s
-                times += 1 / speedup
-        return [plan for plan in fitting.values() if plan is not whole]
-
-    def _gain(self, words: Iterable[str]) -> float:
-        return math.prod(self.gains.get(word, 1.0) for word in words)
-
-    def _apart(self, one: Candidate, other: Candidate) -> set[str]:
-        """Return the words of the parts that only the first has."""
+    def _gain(self, one: Candidate, other: Candidate) -> float:
+        """Return what the parts gained that only the first plan has."""
         names = [name for name in one.values if other.values.get(name) != one.values[name]]
-        return {one.part(name).name for name in names}
+        return math.prod(self.gains.get(one.part(name).name, 1.0) for name in names)
 
 
 def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:

@@ -294,20 +294,19 @@ class Search:
         """Measure a plan in rounds that took no part in choosing it, beside it without each part,
         the next best, and what people write by hand.
         """
-        known, budget, plans = self.known, self.budget, [whole]
+        known, others = self.known, list[Candidate]()
         if with_parts:
-            prospects = Prospects(known, self._warm)
-            others = prospects.best_first(whole, [*whole.without_each(), *rivals(known)])
-            plans += prospects.that_fit(budget, whole, others)
+            beside = [*whole.without_each(), *rivals(known)]
+            others = Prospects(known, self._warm).best_first(whole, beside)
+        plans = [*{plan.name: plan for plan in (whole, *others)}.values()]
         known.tried |= {plan.name: plan for plan in plans}
-        policy = races.Proof(plans, self.aim, budget.steps_are_long)
+        policy = races.Proof(plans, self.aim, self.budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
         rows = {plan.name: row_of(comparison, plan) for plan in plans}
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
         best = leader(plans, gains)
-        is_taken = best is whole and gains[whole.name] > 1
-        if not is_taken:
+        if best is not whole or gains[best.name] <= 1:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
             known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
         if gains[best.name] > 1:
