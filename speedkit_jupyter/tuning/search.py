@@ -148,8 +148,8 @@ class Search:
         budget.follow(first.usual_s, first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
-        measured = {"step_s": first.usual_s, "fresh_bytes": first.fresh_bytes or 0}
-        facts = [replace(one, **measured) for one in seen.facts]
+        step_s, fresh = first.usual_s, first.fresh_bytes or 0
+        facts = [replace(one, step_s=step_s, fresh_bytes=fresh) for one in seen.facts]
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
         return seen._replace(task=task, facts=facts)
@@ -292,12 +292,13 @@ class Search:
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
     ) -> Iterator[Progress]:
         """Measure a plan in rounds that took no part in choosing it, beside it without each part,
-        the next best, and what people write by hand.
+        the next best, and what people write by hand; of long steps those that are warm.
         """
-        known, others = self.known, list[Candidate]()
+        known, warm, others = self.known, self._warm, list[Candidate]()
         if with_parts:
             beside = [*whole.without_each(), *rivals(known)]
-            others = Prospects(known, self._warm).best_first(whole, beside)
+            others = Prospects(known, warm).best_first(whole, beside)
+            others = [one for one in others if one.name in warm or not self.budget.steps_are_long]
         plans = [*{plan.name: plan for plan in (whole, *others)}.values()]
         known.tried |= {plan.name: plan for plan in plans}
         policy = races.Proof(plans, self.aim, self.budget.steps_are_long)
