@@ -38,11 +38,6 @@ class Candidate:
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"
 
     @property
-    def uncompiled(self) -> Candidate:
-        """Return the plan without what takes seconds before it runs."""
-        return self.without(*(name for name in self.values if optimizations.named(name).costly))
-
-    @property
     def is_consistent(self) -> bool:
         """Whether no part excludes another."""
         every = self.values.keys()
@@ -84,7 +79,8 @@ class Candidate:
         """
         new = [single for single in singles if not single.values.items() <= self.values.items()]
         near = [*self.without_each(), *map(self.joined, new)]
-        return near + self.uncompiled.neighbours(singles) if self.costly else near
+        costly = [name for name in self.values if optimizations.named(name).costly]
+        return near + self.without(*costly).neighbours(singles) if costly else near
 
     def __add__(self, other: Candidate) -> Candidate:
         """Return both; the other's value where they name the same optimization."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import median
 
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -18,50 +18,45 @@ NARROW = 0.95
 BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 
 
-class Prospects:
-    """What the plans that were timed promise of others.
+def best_first(
+    known: Known, warm: Collection[str], plan: Candidate, others: Iterable[Candidate]
+) -> list[Candidate]:
+    """Return first those that are the fastest beside the plan, or may be by the parts in which they
+    differ.
 
-    `warm` names the plans that are warmed up. `gains` says of a part, by its word, how many times
-    as fast it made plans that were timed with it and without it: the median.
+    What would be compiled anew is left out where the plan is compiled, or no gain is promised.
     """
+    speedups = {row.record.name: row.ratio.median for row in known.rows()}
+    gains, now = _gains_of_parts(known, speedups), speedups.get(plan.name)
 
-    def __init__(self, known: Known, warm: Collection[str]) -> None:
-        self._warm = warm
-        self._speedups = {row.record.name: row.ratio.median for row in known.rows()}
-        found: dict[str, list[float]] = {}
-        for plan in known.tried.values():
-            for name in plan.values:
-                rest = plan.without(name)
-                usual = 0.0 if rest.values.keys() - {BESIDE} else 1.0
-                before, after = self._speedups.get(rest.name, usual), self._speedups.get(plan.name)
-                if before and after:
-                    found.setdefault(plan.part(name).name, []).append(after / before)
-        self.gains = {word: median(gains) for word, gains in found.items()}
-
-    def promised(self, one: Candidate, plan: Candidate) -> float:
-        """Return how many times as fast as the plan one is, or by the parts in which they differ
-        may be.
-        """
-        now, then = (self._speedups.get(each.name) for each in (plan, one))
-        return then / now if now and then else self._gain(one, plan) / self._gain(plan, one)
-
-    def best_first(self, plan: Candidate, others: Iterable[Candidate]) -> list[Candidate]:
-        """Return first those that promise most beside the plan.
-
-        What would be compiled anew is left out where the plan is compiled, or no gain is promised.
-        """
-        promised = {one: self.promised(one, plan) for one in others}
-        able = [
-            one
-            for one, times in promised.items()
-            if not one.costly or one.name in self._warm or (times >= 1 and not plan.costly)
-        ]
-        return sorted(able, key=lambda one: -promised[one])
-
-    def _gain(self, one: Candidate, other: Candidate) -> float:
-        """Return what the parts gained that only the first plan has."""
+    def gain(one: Candidate, other: Candidate) -> float:
         names = [name for name in one.values if other.values.get(name) != one.values[name]]
-        return math.prod(self.gains.get(one.part(name).name, 1.0) for name in names)
+        return math.prod(gains.get(one.part(name).name, 1.0) for name in names)
+
+    def promised(one: Candidate) -> float:
+        then = speedups.get(one.name)
+        return then / now if now and then else gain(one, plan) / gain(plan, one)
+
+    def is_quick(one: Candidate) -> bool:
+        is_warm = not one.costly or one.name in warm
+        return is_warm or (promised(one) >= 1 and not plan.costly)
+
+    return sorted(filter(is_quick, others), key=promised, reverse=True)
+
+
+def _gains_of_parts(known: Known, speedups: Mapping[str, float]) -> dict[str, float]:
+    """Return how many times as fast each part, by its word, made the plans that were timed with it
+    and without it: the median.
+    """
+    found: dict[str, list[float]] = {}
+    for plan in known.tried.values():
+        for name in plan.values:
+            rest = plan.without(name)
+            usual = 0.0 if rest.values.keys() - {BESIDE} else 1.0
+            before, after = speedups.get(rest.name, usual), speedups.get(plan.name)
+            if before and after:
+                found.setdefault(plan.part(name).name, []).append(after / before)
+    return {word: median(gains) for word, gains in found.items()}
 
 
 def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:

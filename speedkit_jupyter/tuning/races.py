@@ -73,9 +73,9 @@ class Race(Grid):
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
         """Return whether one is left beside the baseline, or more rounds would choose no other."""
-        if len(racing[0].times_s) >= MOST_RACE_ROUNDS:
-            return True
-        return not _is_early(racing) and (len(racing) <= 2 or is_order_clear(racing))
+        is_clear = len(racing) <= 2 or is_order_clear(racing)
+        is_last = len(racing[0].times_s) >= MOST_RACE_ROUNDS
+        return is_last or (is_clear and not _is_early(racing))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()

@@ -36,7 +36,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
 from speedkit_jupyter.tuning.aim import Aim, is_out, leader, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.choosing import Prospects, best_of, rivals
+from speedkit_jupyter.tuning.choosing import best_first, best_of, rivals
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
 # Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
@@ -202,7 +202,8 @@ class Search:
             known.left = [plan for plan in known.left if known.is_new(plan)]
             if budget.proof_s(races.ALONE) > budget.left_s:  # nothing more could be proven
                 break
-        if names := [plan.name for plan in known.left]:
+        names = [plan.name for plan in known.left]
+        if names and not tuning.helped:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             listed = f"{', '.join(names[:MOST_NAMES])}{more}"
             tuning.notes.append(f"Left out, since the budget is short: {listed}")
@@ -279,8 +280,9 @@ class Search:
             if best.name == BASELINE.name:
                 break
             if best.name != leads.name:
-                prospects = Prospects(known, self._warm)
-                near = self._worth_trying(prospects.best_first(best, best.neighbours(singles)))
+                near = self._worth_trying(
+                    best_first(known, self._warm, best, best.neighbours(singles))
+                )
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
@@ -297,7 +299,7 @@ class Search:
         known, warm, others = self.known, self._warm, list[Candidate]()
         if with_parts:
             beside = [*whole.without_each(), *rivals(known)]
-            others = Prospects(known, warm).best_first(whole, beside)
+            others = best_first(known, warm, whole, beside)
             others = [one for one in others if one.name in warm or not self.budget.steps_are_long]
         plans = [*{plan.name: plan for plan in (whole, *others)}.values()]
         known.tried |= {plan.name: plan for plan in plans}
