@@ -65,6 +65,5 @@ class Threads(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         usable = hardware.cpu.usable_cores
-        counts = dict.fromkeys((usable, usable // 2, 1))
-        least = 2 if facts.step_s >= LONG_S and facts.parameters >= LARGE else 1
-        return tuple(n for n in counts if n >= min(least, usable))
+        least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE else 1, usable)
+        return tuple(dict.fromkeys(n for n in (usable, usable // 2, 1) if n >= least))

@@ -56,13 +56,8 @@ class Candidate:
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
-        """Return the plan without each of its parts: first those that need proof the most."""
-
-        def order(name: str) -> tuple[bool, bool]:
-            return name not in LOWERING, not optimizations.named(name).costly
-
-        names = sorted(self.values, key=order) if len(self.values) > 1 else ()
-        return [self.without(name) for name in names]
+        """Return the plan without each of its parts, if it has several."""
+        return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
         """Return both, without the parts of the plan that exclude the single one, or lower

@@ -205,8 +205,7 @@ def _behind(records: Sequence[Record]) -> tuple[list[float], float]:
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
     scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
     margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, RACE_SHARE)
-    margin = min(margin, math.log(RACE_BEHIND))
-    return medians.tolist(), margin
+    return medians.tolist(), min(margin, math.log(RACE_BEHIND))
 
 
 class Allowance(budget.Budget):
