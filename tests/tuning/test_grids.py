@@ -60,7 +60,7 @@ LINEAR = {
     "gemm:onednn+malloc": 2.1,
     "malloc": 2.0,
 }
-LSTM = {"bf16+fused_optimizer": 1.01, "bf16": 1.01, "fused_optimizer": 1.0}
+LSTM = {"bf16+fused_optimizer": 1.005, "bf16": 1.005, "fused_optimizer": 1.0}
 
 
 @pytest.fixture
