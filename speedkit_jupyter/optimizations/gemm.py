@@ -121,7 +121,8 @@ class Gemm(Optimization):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         rates = hardware.cpu.gemm
         is_ahead = rates is not None and not rates.failure and rates.gain > WORTH_TRYING
-        return (gemm.ONEDNN,) if facts.device_type == "cpu" and is_ahead else ()
+        is_used = facts.device_type == "cpu" and not facts.convolves
+        return (gemm.ONEDNN,) if is_used and is_ahead else ()
 
 
 @cache

@@ -111,7 +111,8 @@ class Tf32(Optimization):
         gpu = hardware.accelerator(facts.device)
         if gpu is not None:
             return ("high",) if gpu.tf32 else ()
-        return ("medium",) if facts.device_type == "cpu" and hardware.cpu.bf16 else ()
+        is_able = facts.device_type == "cpu" and hardware.cpu.bf16 and not facts.convolves
+        return ("medium",) if is_able else ()
 
 
 def _cudnn_tf32() -> bool | None:

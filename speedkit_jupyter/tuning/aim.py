@@ -19,10 +19,10 @@ LEAST_SAVED = 0.01
 FAR_SLOWER = 3.0
 # A plan that is slower in each of this many rounds gets no more of them.
 FAR_ROUNDS = 3
+# A plan whose upper bound is below this has nothing to gain.
+LIKELY = 1.05
 # A part that lowers precision, or compiles for seconds at every start, has to bring this much.
 WORTH_IT = 1.02
-# A part that seems to bring this much is not idle, even after few rounds.
-MUCH = 1.02
 # An interval of this share of the median to both sides is measured well: other processes differ by
 # more, and what is chosen by it is wrong by a third of that at most.
 PRECISE = 0.05
@@ -141,11 +141,6 @@ class Part(NamedTuple):
         is_too_little = self.ratio.high < least(self.name)
         return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether it is not proven, and does not seem to bring much either."""
-        return not self.is_proven and self.ratio.median < MUCH
-
 
 def least(name: str) -> float:
     """Return what an optimization has to bring."""
@@ -164,13 +159,6 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
     return parts
 
 
-def idlest(whole: Candidate, comparison: Comparison) -> str:
-    """Return the idle part that brings least; empty without one, or where it is the only part."""
-    idle = [part for part in parts_of(whole, comparison) if part.is_idle]
-    least_of_all = min(idle, key=lambda part: part.ratio.median, default=None)
-    return least_of_all.name if least_of_all and len(whole.values) > 1 else ""
-
-
 def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
     """Return whether it leads each plan that lacks some of its parts by what they have to bring."""
     return all(
@@ -182,7 +170,7 @@ def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate
 
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
     """Return the best plan whose parts pay; the first one where it is as good."""
-    whole, *others = plans
-    able = [whole, *(plan for plan in others if pays(plan, gains, plans))]
+    able = [plan for plan in plans if pays(plan, gains, plans)]
     best = max(able, key=lambda plan: gains[plan.name])
-    return whole if gains[whole.name] * (1 + SAME) >= gains[best.name] else best
+    is_as_good = gains[plans[0].name] * (1 + SAME) >= gains[best.name]
+    return plans[0] if is_as_good and plans[0] in able else best

@@ -17,6 +17,8 @@ from speedkit_jupyter.plans.planning import plan
 
 # A plan begins with one of these at most.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
+# Where it does something it is a part of every plan.
+BESIDE = "malloc"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +56,8 @@ class Candidate:
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
-        """Return the plan without each of its parts: first those that need proof the most."""
-
-        def order(name: str) -> tuple[bool, bool]:
-            return name not in LOWERING, not optimizations.named(name).costly
-
-        names = sorted(self.values, key=order) if len(self.values) > 1 else ()
-        return [self.without(name) for name in names]
+        """Return the plan without each of its parts, if it has several."""
+        return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
         """Return both, without the parts of the plan that exclude the single one, or lower
@@ -72,9 +69,13 @@ class Candidate:
         return self.without(*idle) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plan without each of its parts, then with each single change it has not."""
+        """Return the plan without each of its parts, then with each single change it has not; for
+        a compiled plan those of the uncompiled one, too.
+        """
         new = [single for single in singles if not single.values.items() <= self.values.items()]
-        return [*self.without_each(), *map(self.joined, new)]
+        near = [*self.without_each(), *map(self.joined, new)]
+        costly = [name for name in self.values if optimizations.named(name).costly]
+        return near + self.without(*costly).neighbours(singles) if costly else near
 
     def __add__(self, other: Candidate) -> Candidate:
         """Return both; the other's value where they name the same optimization."""

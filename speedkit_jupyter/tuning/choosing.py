@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import SAME
-from speedkit_jupyter.measure.rounds.budget import APART
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, pays, row_of
-from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
+from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate
 from speedkit_jupyter.tuning.outcome import Known
-from speedkit_jupyter.tuning.races import SLACK, Allowance
 
 # A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
@@ -19,20 +18,45 @@ NARROW = 0.95
 BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 
 
-def near_ones(
+def best_first(
     known: Known, warm: Collection[str], plan: Candidate, others: Iterable[Candidate]
 ) -> list[Candidate]:
-    """Return first those whose parts gain most by themselves, beside what the plan loses for them;
-    what would be compiled anew, though the plan itself is compiled, is left out.
+    """Return first those that are the fastest beside the plan, or may be by the parts in which they
+    differ.
+
+    What would be compiled anew is left out where the plan is compiled, or no gain is promised.
     """
-    speedups = {row.record.name: row.ratio.median or 1.0 for row in known.rows()}
+    speedups = {row.record.name: row.ratio.median for row in known.rows()}
+    gains, now = _gains_of_parts(known, speedups), speedups.get(plan.name)
 
     def gain(one: Candidate, other: Candidate) -> float:
         names = [name for name in one.values if other.values.get(name) != one.values[name]]
-        return math.prod(speedups.get(one.part(name).name, 1.0) for name in names)
+        return math.prod(gains.get(one.part(name).name, 1.0) for name in names)
 
-    quick = [one for one in others if not (plan.costly and one.costly) or one.name in warm]
-    return sorted(quick, key=lambda other: gain(plan, other) / gain(other, plan))
+    def promised(one: Candidate) -> float:
+        then = speedups.get(one.name)
+        return then / now if now and then else gain(one, plan) / gain(plan, one)
+
+    def is_quick(one: Candidate) -> bool:
+        is_warm = not one.costly or one.name in warm
+        return is_warm or (promised(one) >= 1 and not plan.costly)
+
+    return sorted(filter(is_quick, others), key=promised, reverse=True)
+
+
+def _gains_of_parts(known: Known, speedups: Mapping[str, float]) -> dict[str, float]:
+    """Return how many times as fast each part, by its word, made the plans that were timed with it
+    and without it: the median.
+    """
+    found: dict[str, list[float]] = {}
+    for plan in known.tried.values():
+        for name in plan.values:
+            rest = plan.without(name)
+            usual = 0.0 if rest.values.keys() - {BESIDE} else 1.0
+            before, after = speedups.get(rest.name, usual), speedups.get(plan.name)
+            if before and after:
+                found.setdefault(plan.part(name).name, []).append(after / before)
+    return {word: median(gains) for word, gains in found.items()}
 
 
 def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
@@ -48,27 +72,6 @@ def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Can
     most = max([0.0, *(gains[plan.name] for plan in able)])
     equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
     return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
-
-
-def that_fit(
-    known: Known,
-    warm: Collection[str],
-    budget: Allowance,
-    whole: Candidate,
-    others: Iterable[Candidate],
-) -> list[Candidate]:
-    """Return those that there is time for beside the plan: to be warmed up, and in rounds."""
-    rows = {row.record.name: row.ratio.median for row in known.rows()}
-    fitting, warming_s = {whole.name: whole}, 0.0
-    times = 1 / (rows.get(whole.name) or 1.0)
-    for plan in others:
-        speedup = rows.get(plan.name) or 1.0
-        more_s = 0.0 if plan.name in warm else APART * budget.step_s / speedup
-        needed_s = warming_s + more_s + SLACK * budget.proof_s(times + 1 / speedup)
-        if plan.name not in fitting and needed_s <= budget.left_s:
-            fitting[plan.name], warming_s = plan, warming_s + more_s
-            times += 1 / speedup
-    return [plan for plan in fitting.values() if plan is not whole]
 
 
 def rivals(known: Known) -> list[Candidate]:

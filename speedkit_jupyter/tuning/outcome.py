@@ -25,11 +25,9 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import between, count, ratio, share
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
-from speedkit_jupyter.tuning.aim import Aim, Part, is_out, memory_saved, parts_of, row_of
+from speedkit_jupyter.tuning.aim import LIKELY, Aim, Part, is_out, memory_saved, parts_of, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, Candidate
 
-# A plan whose upper bound is below this has nothing to gain.
-LIKELY = 1.05
 # Fewer rounds than these make no plan likely, nor show on a busy machine that it brings nothing.
 FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"

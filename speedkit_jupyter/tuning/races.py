@@ -15,13 +15,13 @@ from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
 
 # After RACE_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by
-# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE.
+# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE. Those left tie once
+# that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
-# After this many rounds those left are equally fast; or once intervals are as narrow as this share.
-MOST_RACE_ROUNDS, ENOUGH_TO_CHOOSE = 15, 0.08
-# Nothing leaves before all steps together took this long, and no standard error is taken to be
-# smaller: else a moment's disturbance decides, or three rounds that agree by chance.
-LEAST_RACE_S, LEAST_SCATTER = 0.25, 0.005
+TIE, MOST_RACE_ROUNDS = 0.045, 15
+# Nothing leaves before a step of each block, all together, took this long, and no standard error is
+# taken to be smaller: else a moment's disturbance decides, or three rounds that agree by chance.
+LEAST_RACE_S, LEAST_SCATTER = 0.08, 0.005
 # A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
 # A proof ends when the plan's interval is as narrow as PRECISE, or as this share of its gain: so
@@ -72,13 +72,10 @@ class Race(Grid):
         return [] if _is_early(racing) else fallen_behind(racing)
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether one is left beside the baseline, or those left can be told apart."""
-        if len(racing[0].times_s) >= MOST_RACE_ROUNDS:
-            return True
-        if len(racing) <= 2:
-            return not _is_early(racing)
-        ratios = [comparison.ratio(record) for record in racing[1:]] if comparison else [None]
-        return all(ratio is not None and ratio.is_precise(ENOUGH_TO_CHOOSE) for ratio in ratios)
+        """Return whether one is left beside the baseline, or more rounds would choose no other."""
+        is_clear = len(racing) <= 2 or is_order_clear(racing)
+        is_last = len(racing[0].times_s) >= MOST_RACE_ROUNDS
+        return is_last or (is_clear and not _is_early(racing))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()
@@ -102,8 +99,8 @@ class Lightest(Race):
 
 
 class Proof(Grid):
-    """Goes on until the first plan is precise, and its parts clear; then checks what is best, and
-    what may be left of it, until something is right.
+    """Goes on until the first plan is precise, its parts clear, and its order among the rivals; or
+    until it has nothing to gain. Then it checks what is best, until something is right.
 
     Rivals leave when they fall behind, and plans without a part once that is proven; where
     `steps_are_long` they do so like rivals.
@@ -142,17 +139,17 @@ class Proof(Grid):
             return super().is_over(racing, comparison)
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
-            return False
+            return ratio is not None and ratio.high < aim.LIKELY
         precise = max(aim.PRECISE, PRECISE_GAIN * (ratio.median - 1))
         names = {row.name for row in racing}
         parts = self._parts(comparison)
         left = [part for part in parts if self._whole.without(part.name).name in names]
-        return ratio.is_precise(precise) and all(part.is_clear for part in left)
+        rivals = [row for row in racing[1:] if row is whole or row.name not in self._staying]
+        are_clear = all(part.is_clear for part in left) and is_order_clear(rivals)
+        return ratio.is_precise(precise) and are_clear
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the best, what is left of the whole without its idlest part, then others until one
-        is right.
-        """
+        """Yield the best, then others until one is right."""
         records = {record.name: record for record in comparison.records[1:]}
 
         def gain(record: Record, checked: bool) -> float:
@@ -162,9 +159,6 @@ class Proof(Grid):
         while gains[(best := aim.leader(self._plans, gains)).name] > 1:
             yield records[best.name]
             if gain(records[best.name], checked=True) > 1:
-                idle = aim.idlest(self._whole, comparison) if best is self._whole else ""
-                if idle:
-                    yield records[self._whole.without(idle).name]
                 return
             gains[best.name] = 0.0
 
@@ -183,7 +177,20 @@ def _is_early(records: Sequence[Record]) -> bool:
 
 
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
-    """Return those that the fastest leaves behind, by times that are paired within the rounds.
+    """Return those that the fastest leaves behind."""
+    behind, margin = _behind(records)
+    return [record for record, share in zip(records, behind, strict=True) if share > margin]
+
+
+def is_order_clear(records: Sequence[Record]) -> bool:
+    """Return whether the fastest leaves the others behind, but for what it ties with."""
+    behind, margin = _behind(records)
+    return margin <= TIE or not any(0 < share <= margin for share in behind)
+
+
+def _behind(records: Sequence[Record]) -> tuple[list[float], float]:
+    """Return how far each is behind the fastest, by times that are paired within the rounds; and
+    from where on that is clear.
 
     Rounds that others held up are left out if enough remain.
     """
@@ -198,8 +205,7 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
     scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
     margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, RACE_SHARE)
-    margin = min(margin, math.log(RACE_BEHIND))
-    return [record for record, median in zip(records, medians, strict=True) if median > margin]
+    return medians.tolist(), min(margin, math.log(RACE_BEHIND))
 
 
 class Allowance(budget.Budget):

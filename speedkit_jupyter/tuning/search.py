@@ -8,7 +8,7 @@ nor a part stay for nothing. A plan that was learned for this very step is only 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
@@ -34,9 +34,9 @@ from speedkit_jupyter.session import current, notebook
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
-from speedkit_jupyter.tuning.aim import Aim, idlest, is_out, leader, row_of
-from speedkit_jupyter.tuning.candidates import BASELINE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.choosing import best_of, near_ones, rivals, that_fit
+from speedkit_jupyter.tuning.aim import Aim, is_out, leader, row_of
+from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
+from speedkit_jupyter.tuning.choosing import best_first, best_of, rivals
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
 # Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
@@ -148,7 +148,8 @@ class Search:
         budget.follow(first.usual_s, first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
-        facts = [replace(one, fresh_bytes=first.fresh_bytes or 0) for one in seen.facts]
+        step_s, fresh = first.usual_s, first.fresh_bytes or 0
+        facts = [replace(one, step_s=step_s, fresh_bytes=fresh) for one in seen.facts]
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
         return seen._replace(task=task, facts=facts)
@@ -182,7 +183,7 @@ class Search:
         tuning, known, budget = self.tuning, self.known, self.budget
         self._compile_s = max(expected_s(one, Compile.default) or COMPILE_S for one in facts)
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
-        self._beside = next((one for one in singles if "malloc" in one.values), BASELINE)
+        self._beside = next((one for one in singles if BESIDE in one.values), BASELINE)
         waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
         known.left, proven = [*waiting.values()], set[str]()
         if self._goes_on:
@@ -201,7 +202,8 @@ class Search:
             known.left = [plan for plan in known.left if known.is_new(plan)]
             if budget.proof_s(races.ALONE) > budget.left_s:  # nothing more could be proven
                 break
-        if names := [plan.name for plan in known.left]:
+        names = [plan.name for plan in known.left]
+        if names and not tuning.helped:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             listed = f"{', '.join(names[:MOST_NAMES])}{more}"
             tuning.notes.append(f"Left out, since the budget is short: {listed}")
@@ -267,7 +269,7 @@ class Search:
             allowance, within = self.budget, self.aim.within
             policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
             # Where each plan keeps memory the baseline does too: to toggle that is slow, and noisy.
-            is_kept = all("malloc" in plan.values for plan in asked)
+            is_kept = all(BESIDE in plan.values for plan in asked)
             with heap.kept() if is_kept else nullcontext():
                 comparison = yield from self._benchmark(title, asked, policy)
             best = best_of(self.aim, comparison, asked)
@@ -279,7 +281,7 @@ class Search:
                 break
             if best.name != leads.name:
                 near = self._worth_trying(
-                    near_ones(known, self._warm, best, best.neighbours(singles))
+                    best_first(known, self._warm, best, best.neighbours(singles))
                 )
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
@@ -292,40 +294,26 @@ class Search:
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
     ) -> Iterator[Progress]:
         """Measure a plan in rounds that took no part in choosing it, beside it without each part,
-        the next best, and what people write by hand.
+        the next best, and what people write by hand; of long steps those that are warm.
         """
-        known, budget, plans = self.known, self.budget, [whole]
+        known, warm, others = self.known, self._warm, list[Candidate]()
         if with_parts:
-            parts = near_ones(known, self._warm, whole, whole.without_each())
-            plans += that_fit(known, self._warm, budget, whole, [*parts, *rivals(known)])
+            beside = [*whole.without_each(), *rivals(known)]
+            others = best_first(known, warm, whole, beside)
+            others = [one for one in others if one.name in warm or not self.budget.steps_are_long]
+        plans = [*{plan.name: plan for plan in (whole, *others)}.values()]
         known.tried |= {plan.name: plan for plan in plans}
-        policy = races.Proof(plans, self.aim, budget.steps_are_long)
+        policy = races.Proof(plans, self.aim, self.budget.steps_are_long)
         comparison = yield from self._benchmark(title, plans, policy)
         rows = {plan.name: row_of(comparison, plan) for plan in plans}
         known.refused += [plan for plan in plans if is_out(comparison, rows[plan.name])]
         gains = {name: self.aim.gain(comparison, row, proven=True) for name, row in rows.items()}
         best = leader(plans, gains)
-        is_taken = best is whole and gains[whole.name] > 1
-        if not is_taken and whole.name != self.tuning.winner.name:
+        if best is not whole or gains[best.name] <= 1:
             why = self.aim.why_not(comparison, rows[whole.name], best.name)
             known.refuse(whole.name, f"fresh rounds did not confirm it: {why}")
         if gains[best.name] > 1:
             self.tuning.take(best, comparison)
-            if is_taken:
-                self._drop_idlest(comparison, gains)
-
-    def _drop_idlest(self, comparison: Comparison, gains: Mapping[str, float]) -> None:
-        """Leave out the part that brings least, if it brings nothing."""
-        tuning, whole = self.tuning, self.tuning.winner
-        name = "" if self.aim.memory else idlest(whole, comparison)
-        rest = whole.without(name)
-        if not name or gains.get(rest.name, 0.0) <= 1:
-            return
-        parts = {part.name: part for part in tuning.parts_found}
-        gone = parts.pop(name)
-        self.known.refuse(gone.word, f"left out: with it the plan is {gone.ratio} as fast")
-        tuning.take(rest, comparison)
-        tuning.parts_found = list((parts | {p.name: p for p in tuning.parts_found}).values())
 
     def _benchmark(
         self, title: str, asked: Sequence[Candidate], policy: Policy
@@ -333,7 +321,9 @@ class Search:
         """Compare the baseline and what is asked: a stage of the result, also if cut short."""
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         if self._pool is not None:
-            self._pool.keep({plan.name for plan in (BASELINE, *asked, *rivals(self.known))})
+            first, *_ = asked
+            kept = (BASELINE, *asked, *first.without_each(), *rivals(self.known))
+            self._pool.keep({plan.name for plan in kept})
         left_s = max(budget.left_s, 0.01)
         benchmark = Benchmark(
             self.step, variants, left_s, policy=policy, within=budget, pool=self._pool

@@ -191,8 +191,6 @@ def combinations(work: Workload, step_s: float) -> list[Candidate]:
         if name == "threads":
             now = torch.get_num_threads()
             values = [one for one in values if one != now and step_s <= SHORT_STEP_S]
-        if name == "tf32" and facts.convolutions:
-            continue
         if name in LOWERING:
             lowered += [{name: value} for value in values]
         elif values:

@@ -7,6 +7,8 @@ import torch
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.optimizations import named
 
 
 def test_a_setting_of_the_users_is_left(hardware):
@@ -37,3 +39,15 @@ def test_it_is_set_readable_and_put_back_also_from_mixed_apis(machine, mixed, ch
         assert not _is_mixed()
     assert flags.diff(before, flags.snapshot()) == ()
     assert _is_mixed() == mixed
+
+
+@pytest.mark.parametrize(("convolutions", "linears", "is_tried"), [(20, 1, False), (1, 16, True)])
+def test_on_a_cpu_a_net_of_convolutions_tries_no_engine_of_matrix_products(
+    hardware, convolutions, linears, is_tried
+):
+    here = hardware("cpu_avx512_bf16")
+    rates = GemmRates(blas=1e11, onednn=2e11)
+    here = here.model_copy(update={"cpu": here.cpu.model_copy(update={"gemm": rates})})
+    facts = Facts(convolutions=convolutions, linears=linears)
+    assert named("tf32").candidates(here, facts) == ("medium",) * is_tried
+    assert named("gemm").candidates(here, facts) == ("onednn",) * is_tried

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups
+from speedkit_jupyter.machines.hardware import Cpu, Hardware
+from speedkit_jupyter.optimizations import named
 
 
 def test_a_number_is_obeyed_and_put_back(two_threads):
@@ -14,3 +17,21 @@ def test_a_number_is_obeyed_and_put_back(two_threads):
         assert torch.get_num_threads() == found + 1
         assert "more than the" in context.plan["threads"].reason
     assert torch.get_num_threads() == found
+
+
+@pytest.mark.parametrize(
+    ("step_s", "parameters", "cores", "offered"),
+    [
+        (0.002, 10_000_000, 4, (4, 2, 1)),
+        (0.05, 1_000, 4, (4, 2, 1)),  # of many tiny operations
+        (0.05, 10_000_000, 4, (4, 2)),
+        (0.05, 10_000_000, 2, (2,)),
+        (0.05, 10_000_000, 1, (1,)),
+    ],
+)
+def test_one_thread_is_no_candidate_for_long_steps_of_large_models(
+    step_s, parameters, cores, offered
+):
+    hardware = Hardware(cpu=Cpu(usable_cores=cores))
+    facts = Facts(step_s=step_s, parameters=parameters)
+    assert named("threads").candidates(hardware, facts) == offered

@@ -67,6 +67,7 @@ class Facts:
     quantized: str = ""  # the entry whose quantized weights are multiplied
     # What a step gets anew from the system: gradients of LARGE_BYTES, until a step was measured.
     fresh_bytes: int = 0
+    step_s: float = 0.0  # of a step, once one was measured
     processes: int = 1  # of torch.distributed's group
     hosts: int = 1  # that they run on
     launcher: str = ""  # a framework that wraps the model itself, or what wraps it already
@@ -76,6 +77,11 @@ class Facts:
     def device_type(self) -> str:
         """Return the device without its index: "cpu", "cuda", "mps", "xpu"."""
         return self.device.partition(":")[0]
+
+    @property
+    def convolves(self) -> bool:
+        """Return whether it is mostly convolutions, which no engine of matrix products runs."""
+        return self.convolutions > self.linears
 
     @property
     def no_float32(self) -> str:
