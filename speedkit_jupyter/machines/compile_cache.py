@@ -29,7 +29,6 @@ from speedkit_jupyter.machines.flags import OVERRIDES, Switch, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import database, messages, torch_private
 from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.support.weak import collector_paused
 
 # Beyond this the files that were not used for longest go; a transformer takes a few MiB.
 MOST_BYTES = 2 * 2**30
@@ -132,7 +131,6 @@ def usable() -> Path | None:
     return None if why else folder
 
 
-@collector_paused()
 def prepare() -> Path | None:
     """Return this machine's folder, made and bounded; None where it can't be used."""
     folder = usable()
@@ -186,7 +184,7 @@ def switches() -> dict[str, Switch]:
 def values(now: Values) -> dict[str, Any]:
     """Return the values of these switches for this machine's folder. What the user chose stays."""
     folder = usable()
-    if folder is None:
+    if folder is None or not os.access(folder / COMPILED, os.W_OK):  # `prepare` has said why
         return {}
     compiled, wanted = folder / COMPILED, dict[str, Any]()
     if now.get(FOLDER) in (None, str(compiled)):
@@ -267,7 +265,6 @@ def try_instructions(folder: Path) -> None:
 
 
 @cache
-@collector_paused()
 def prepare_compiler(headers: bool) -> None:
     """Import the compiler, while a thread begins to build torch's C++ headers if these are wanted;
     once in a process.

@@ -134,14 +134,14 @@ class Compile(Optimization):
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
         backward = {BACKWARD: True} if torch_private.eager_backward() else {}
-        headers = {name: decision.details[name] for name in (HEADERS,) if name in decision.details}
+        headers = {HEADERS: False} if HEADERS in decision.details else {}
         return {HOOKS: False, **backward, **kept, **headers}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         torch_private.dynamo_config()  # which has the switch
         if _is_inductor(decision):
             compile_cache.prepare()
-            if HEADERS in self.switches() and _has_few_kernels(decision.details, target.model):
+            if _has_few_kernels(decision.details, target.model):
                 decision = replace(decision, details={**decision.details, HEADERS: False})
         return super().switched(decision, target)
 
@@ -161,7 +161,8 @@ class Compile(Optimization):
         with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
             is_linux = sys.platform == "linux" and bool(probes.cxx())
             if is_linux and _is_inductor(decision) and _is_on_cpu(target.model):
-                compile_cache.prepare_compiler(self.switches()[HEADERS].read())
+                headers = torch_private.inductor_config().cpp_cache_precompile_headers
+                compile_cache.prepare_compiler(headers)
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:

@@ -236,10 +236,13 @@ def is_compiler_error(error: BaseException) -> bool:
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return what a compiler's error comes from."""
+    """Return what a compiler's error comes from; of a failed C++ compiler what that has printed."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return error
+    printed = getattr(error, "output", None) or b""
+    lines = printed.decode(errors="replace").splitlines() if isinstance(printed, bytes) else []
+    said = next((line for line in lines if "error:" in line or "failed:" in line), None)
+    return error if said is None else RuntimeError(said.strip())
 
 
 def users_lines(error: BaseException) -> list[tuple[str, int]]:

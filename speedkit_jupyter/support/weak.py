@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakMethod, ref
 
@@ -47,17 +45,3 @@ class Listeners:
                 method(*news)
             except Exception as error:
                 messages.warn(f"a listener failed: {type(error).__name__}: {error}")
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Collect no cycles in the block: importing and running the compiler makes hardly any garbage,
-    and a fourth of their time would go into looking for it.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

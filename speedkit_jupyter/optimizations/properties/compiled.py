@@ -18,7 +18,7 @@ from speedkit_jupyter.optimizations.properties.eager_parts import EagerParts
 from speedkit_jupyter.support import messages, torch_private
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import Spot, place
-from speedkit_jupyter.support.weak import Alive, collector_paused
+from speedkit_jupyter.support.weak import Alive
 
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS = 8
@@ -139,16 +139,12 @@ class CompiledCall(Call):
 
     def __init__(self, module: torch.nn.Module, code: CompiledCode) -> None:
         super().__init__(module)
-        self.code, self._is_first = code, True
+        self.code = code
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make one forward pass; a plain one where something around it is being compiled."""
         if torch.compiler.is_compiling():
             return self.module._call_impl(*args, **kwargs)
-        if self._is_first:
-            self._is_first = False
-            with collector_paused():
-                return self.code.run(self, args, kwargs)
         return self.code.run(self, args, kwargs)
 
 
