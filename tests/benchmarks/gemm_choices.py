@@ -92,8 +92,8 @@ def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[
         torch._inductor.config.patch(freezing=device == "cpu"),
     ):
         begun_s = time.perf_counter()
-        # Its own code: with Dynamo's reset the calls of before would be compiled anew.
-        function = compile_alone(lambda *given: model(*given), mode=mode)
+        # Alone: after Dynamo's reset the calls of before would be compiled anew.
+        function = compile_alone(lambda *given: model(*given), mode=mode, dynamic=False)
         function(*inputs)
         wait(device)
         took_s = time.perf_counter() - begun_s

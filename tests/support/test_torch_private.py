@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -70,6 +71,15 @@ def test_inductor_says_where_it_keeps_code_and_what_the_compiler_is_asked_for():
     assert all(one.startswith("-m") for one in map(str.strip, options))
     import_module("torch._inductor.runtime.cache_dir_utils")
     assert Path(torch_private.usual_cache_folder()).name.startswith("torchinductor_")
+
+
+def test_a_failed_cpp_compiler_says_why():
+    failed = subprocess.CalledProcessError(
+        1, ["g++"], b"ld: warning\nld: final link failed: full\n"
+    )
+    error = ValueError()
+    error.__cause__ = failed
+    assert str(torch_private.cause(error)) == "ld: final link failed: full"
 
 
 def test_the_hooks_around_searches_come_and_go():
