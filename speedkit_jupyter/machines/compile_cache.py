@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import cache, partial
@@ -35,13 +36,16 @@ MOST_BYTES = 2 * 2**30
 FOLDER, TRITON_FOLDER = VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 # Whether torch takes it for granted that the compiler knows the CPU's vector instructions.
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
+# Whether torch compiles its C++ headers before the first kernel, for all later ones.
+HEADERS = "inductor.cpp_cache_precompile_headers"
 # In a machine's folder: torch's own cache, the code of learned plans, and a library that the
 # compiler has built on trial.
-COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "trial.so"
+COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "instructions.so"
 TRIAL_CODE = """
+#include <cstdint>
 #include <immintrin.h>
 #include <omp.h>
-extern "C" int trial() { return omp_get_max_threads(); }
+int trial() { return omp_get_max_threads(); }
 """
 # A compiler that takes longer for these lines is left to torch.
 TRIAL_S = 20.0
@@ -173,13 +177,14 @@ def switches() -> dict[str, Switch]:
     table = {n: Switch(partial(_chosen, n), partial(_choose, n), others) for n in VARIABLES}
     if (config := sys.modules.get(torch_private.INDUCTOR_CONFIG)) is not None:
         table[INSTRUCTIONS] = attribute(config.cpp, INSTRUCTIONS.rpartition(".")[2], True)
+        table[HEADERS] = attribute(config, HEADERS.rpartition(".")[2], False)
     return table
 
 
 def values(now: Values) -> dict[str, Any]:
     """Return the values of these switches for this machine's folder. What the user chose stays."""
     folder = usable()
-    if folder is None:
+    if folder is None or not os.access(folder / COMPILED, os.W_OK):  # `prepare` has said why
         return {}
     compiled, wanted = folder / COMPILED, dict[str, Any]()
     if now.get(FOLDER) in (None, str(compiled)):
@@ -236,48 +241,51 @@ def try_instructions(folder: Path) -> None:
     compiler = probes.cxx()
     if (folder / TRIAL).exists() or compiler is None or sys.platform != "linux":
         return
-    if not (options := torch_private.vector_options()):
+    code, options = torch_private.instruction_probes()
+    if not options:
         return
+    # Some probes have a function of the same name.
+    apart = (text.replace('extern "C"', "") for text in code)
+    spaces = (f"namespace probe{number} {{{text}}}" for number, text in enumerate(apart))
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as here:
+        with tempfile.TemporaryDirectory(dir=folder) as here, ThreadPoolExecutor(1) as beside:
             source, library = Path(here, "trial.cpp"), Path(here, TRIAL)
-            source.write_text(TRIAL_CODE)
+            source.write_text("\n".join((TRIAL_CODE, *spaces)))
             files = ["-shared", "-fPIC", "-fopenmp", "-o", str(library), str(source)]
             command = [compiler, *" ".join(options).split(), *files]
-            subprocess.run(command, capture_output=True, check=True, timeout=TRIAL_S)
+            run = partial(subprocess.run, capture_output=True, check=True, timeout=TRIAL_S)
+            building = beside.submit(run, command)
+            torch_private.inductor_codecache()  # which the headers need
+            building.result()
             ctypes.CDLL(str(library))  # fails where programs can't be run from this folder
             os.replace(library, folder / TRIAL)
     except (OSError, subprocess.SubprocessError) as error:
+        torch_private.forget_instructions()
         messages.debug(f"torch looks for vector instructions itself: {error}")
 
 
 @cache
-def build_headers_ahead() -> threading.Thread:
-    """Import the compiler, while a thread asks for the instructions and begins to build torch's C++
-    headers; once in a process. Returns the thread.
+def prepare_compiler(headers: bool) -> None:
+    """Import the compiler, while a thread begins to build torch's C++ headers if these are wanted;
+    once in a process.
 
     Headers take a second core for seconds, in which Dynamo traces; the first kernel waits for them.
     What can't be done is left to the first kernel, which says why.
     """
-    asked = threading.Event()
 
     def build() -> None:
         try:
-            torch_private.ask_for_instructions()
-            asked.set()
             torch_private.build_headers()
         except Exception as error:
             messages.debug(f"C++ headers were not built ahead: {in_a_line(error)}")
-        finally:
-            asked.set()
 
     torch_private.inductor_codecache()  # two threads must not import it at once
-    context = copy_context()  # which has Inductor's settings
-    thread = threading.Thread(target=context.run, args=(build,), daemon=True)
-    thread.start()
+    if (place() / TRIAL).exists():  # else the thread asks, and meanwhile the flags are others
+        torch_private.instruction_probes()
+        if headers:
+            context = copy_context()  # which has Inductor's settings
+            threading.Thread(target=context.run, args=(build,), daemon=True).start()
     torch_private.import_compiler()
-    asked.wait()  # the flags of all kernels are others meanwhile
-    return thread
 
 
 def write(path: Path, content: bytes) -> None:

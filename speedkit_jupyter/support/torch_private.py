@@ -236,10 +236,13 @@ def is_compiler_error(error: BaseException) -> bool:
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return what a compiler's error comes from."""
+    """Return what a compiler's error comes from; of a failed C++ compiler what that has printed."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
-    return error
+    printed = getattr(error, "output", None) or b""
+    lines = printed.decode(errors="replace").splitlines() if isinstance(printed, bytes) else []
+    said = next((line for line in lines if "error:" in line or "failed:" in line), None)
+    return error if said is None else RuntimeError(said.strip())
 
 
 def users_lines(error: BaseException) -> list[tuple[str, int]]:
@@ -259,14 +262,10 @@ def forget_builds() -> None:
 
     A killed probe of the vector instructions is remembered as "there are none".
     """
-    built, vectors = inductor_codecache(), import_module(f"{COMPILERS[1]}.cpu_vec_isa")
-    for cache in (
-        built.CppCodeCache,
-        built.CppPythonBindingsCodeCache,
-        *_caches(vectors),
-        *_caches(vectors.VecISA),
-    ):
-        cache.cache_clear()
+    built = inductor_codecache()
+    built.CppCodeCache.cache_clear()
+    built.CppPythonBindingsCodeCache.cache_clear()
+    forget_instructions()
 
 
 # max-autotune: Inductor's own hooks around the search for the fastest kernel.
@@ -307,26 +306,45 @@ def usual_cache_folder() -> str:
     return "" if usual is None else str(usual())
 
 
-def vector_options() -> list[str]:
-    """Return the compiler's options for each set of vector instructions of an x86 CPU."""
-    vectors: Any = import_module(f"{COMPILERS[1]}.cpu_vec_isa")
-    known: set[str] = set(getattr(vectors, "x86_isa_checker", list)())
-    every = getattr(vectors, "supported_vec_isa_list", ())
-    return [one.build_arch_flags() for one in every if set(str(one).split()) <= known]
+def instruction_probes() -> tuple[list[str], list[str]]:
+    """Return the code by which Inductor asks whether the compiler knows this CPU's vector
+    instructions, and the compiler's options for them: of an x86 CPU. From then on it takes them for
+    known, until `forget_instructions()`.
+    """
+    vectors, code = import_module(f"{COMPILERS[1]}.cpu_vec_isa"), list[str]()
+    if not vectors.x86_isa_checker():
+        return [], []
+
+    def passes(_: Any, text: str) -> bool:
+        code.append(text)
+        return True
+
+    usual = vectors.VecISA.check_build
+    vectors.VecISA.check_build = passes
+    try:  # without torch's own headers, which take seconds
+        with inductor_config().patch({"cpp.vec_isa_ok": True}):
+            vectors.pick_vec_isa()
+    finally:
+        vectors.VecISA.check_build = usual
+    return code, [one.build_arch_flags() for one in vectors.valid_vec_isa_list()]
+
+
+def forget_instructions() -> None:
+    """Have Inductor ask the compiler anew which vector instructions it knows."""
+    vectors = import_module(f"{COMPILERS[1]}.cpu_vec_isa")
+    known: Sequence[Any] = vectors.supported_vec_isa_list
+    kinds = {kind for one in known for kind in type(one).__mro__}
+    for cache in (cache for owner in (vectors, *kinds) for cache in _caches(owner)):
+        cache.cache_clear()
+    for one in known:
+        for name in [name for name in vars(one) if "is_" in name]:
+            delattr(one, name)
 
 
 def import_compiler() -> None:
     """Import most of the compiler, so that its first graph does not wait for that."""
     for name in COMPILER_PARTS:
         import_module(name)
-
-
-def ask_for_instructions() -> None:
-    """Have Inductor ask the compiler which instructions of the CPU it knows, and remember that.
-
-    Not beside other code: meanwhile the flags of all kernels are others.
-    """
-    import_module(f"{COMPILERS[1]}.cpu_vec_isa").pick_vec_isa()
 
 
 def build_headers() -> None:

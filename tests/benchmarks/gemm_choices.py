@@ -2,11 +2,10 @@
 
     python tests/benchmarks/gemm_choices.py FOLDER [--seconds 50] [--device cuda]
 
-records the searches of 20 products into FOLDER, then compiles 12 others, which were held back: by
-default, by max-autotune, replayed, and predicted from the 20, whatever the confidence. Prints
-compile seconds and steady milliseconds of each; in the time that is left it records more. It stops
-after `--seconds`, and goes on when it is started again. FOLDER/train is a SPEEDKIT_DATA with the
-recorded timings.
+has max-autotune search for 21 products (22 on CPUs) and records that in FOLDER. Then each is held
+back in turn: compiled by default, replayed, and predicted from all others, whatever the confidence.
+Prints compile seconds and steady milliseconds of each. It stops after `--seconds`, and goes on when
+it is started again. FOLDER/train is a SPEEDKIT_DATA with the recorded timings.
 
 Goals on GPUs: predicted compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
 """
@@ -15,9 +14,11 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import logging
 import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
@@ -31,11 +32,15 @@ from _program import Row, append, interleaved_s, machine, markdown, read
 from torch import nn
 
 from speedkit_jupyter import autotune
+from speedkit_jupyter.optimizations.properties.compiled import compile_alone
+from speedkit_jupyter.support import database
 
-TRAIN, HELD_BACK, MORE, SEED, ROUNDS = 20, 12, 40, 0, 30
+SEED, ROUNDS = 0, 30
+# Products of each operation, by device: a prediction needs 20 others.
+EACH = {"cuda": 7, "cpu": 11}
 # What a prediction needs unless it is told not to fall back.
 CONFIDENT = 0.95
-# By device: M, then N and K; the dtype; the operations.
+# By device: M, then N and K.
 SIZES = {
     "cuda": ((256, 512, 1024, 2048, 3072, 4096, 8192), (512, 768, 1024, 2048, 3072, 4096, 8192)),
     "cpu": ((16, 32, 64, 128, 256, 512), (256, 384, 512, 768, 1024, 1536, 2048)),
@@ -71,23 +76,24 @@ class _Bmm(nn.Module):
 
 
 def products(device: str) -> list[Product]:
-    """Return distinct products, always the same."""
+    """Return distinct products, always the same, the operations in turn."""
     chance, (rows, sides) = random.Random(SEED), SIZES[device]
-    every = [Product(op, m, n, k) for op in OPS[device] for m in rows for n in sides for k in sides]
-    return chance.sample(every, TRAIN + HELD_BACK + MORE)
+    sizes = [*itertools.product(rows, sides, sides)]
+    each = [[Product(op, *one) for one in chance.sample(sizes, EACH[device])] for op in OPS[device]]
+    return [product for some in zip(*each, strict=True) for product in some]
 
 
 def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[[], object]]:
     """Return the seconds until the first call has ended, in an empty cache, and the call."""
     model, inputs = product.call(device)
-    torch._dynamo.reset()
     with (
         redirect_stderr(io.StringIO()),  # Inductor's own tables
         torch._inductor.utils.fresh_inductor_cache(),
         torch._inductor.config.patch(freezing=device == "cpu"),
     ):
         begun_s = time.perf_counter()
-        function = torch.compile(model, mode=mode)
+        # Alone: after Dynamo's reset the calls of before would be compiled anew.
+        function = compile_alone(lambda *given: model(*given), mode=mode, dynamic=False)
         function(*inputs)
         wait(device)
         took_s = time.perf_counter() - begun_s
@@ -105,26 +111,50 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def measured(product: Product, device: str, folder: Path) -> Row:
-    """Return the row of one product that was held back."""
+def measured(product: Product, searched_s: float, device: str, folder: Path) -> Row:
+    """Return the row of a product that is held back, and predicted from all others.
+
+    A replay runs the kernel that max-autotune has found, so both are timed as one.
+    """
+    calls: dict[str, Callable[[], object]] = {}
+    row: Row = {"product": product, "max-autotune": {"compile_s": searched_s}}
     predicted = autotune.predictions(CONFIDENT, fallback=False, remember=False)
-    ways: dict[str, tuple[str, str, Any]] = {
-        "default": ("train", "default", nullcontext()),
-        "max-autotune": ("held", MODE, recording()),
-        "replayed": ("held", MODE, recording()),
-        "predicted": ("train", MODE, predicted),
-    }
-    row: Row = {"product": list(product)}
-    calls = {}
-    for name, (data, mode, way) in ways.items():
-        with mock.patch.dict(os.environ, SPEEDKIT_DATA=str(folder / data)), way as counted:
-            took_s, calls[name] = compiled(product, device, mode)
-        row[name] = {"compile_s": took_s}
-        if name == "predicted":
-            row["confidence"] = counted.mean_confidence
+    with tempfile.TemporaryDirectory() as others:
+        gather([one for one in products(device) if one != product], device, folder, Path(others))
+        ways: dict[str, tuple[Path, str, Any]] = {
+            "default": (Path(others), "default", nullcontext()),
+            "replayed": (folder / name_of(product), MODE, recording()),
+            "predicted": (Path(others), MODE, predicted),
+        }
+        for name, (data, mode, way) in ways.items():
+            with data_in(data), way as counted:
+                took_s, calls[name] = compiled(product, device, mode)
+            row[name] = {"compile_s": took_s}
+    row["confidence"] = counted.mean_confidence
     for name, times in interleaved_s(calls, ROUNDS).items():
         row[name]["ms"] = median(times) * 100  # of ten calls
+    row["max-autotune"]["ms"] = row["replayed"]["ms"]
     return row
+
+
+def name_of(product: Product) -> str:
+    return "-".join(map(str, product))
+
+
+def data_in(folder: Path) -> Any:
+    return mock.patch.dict(os.environ, SPEEDKIT_DATA=str(folder))
+
+
+def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> autotune.Model:
+    """Learn from what was recorded of these products, in one folder; return the model."""
+    for product in wanted:
+        with data_in(folder / name_of(product)):
+            every = database.kept("search")
+        with data_in(into):
+            for one in every:
+                database.keep("search", one.name, one.task, one.value)
+    with data_in(into):
+        return autotune.train(autotune.detected(device))
 
 
 @contextmanager
@@ -166,15 +196,12 @@ def table(rows: list[Row]) -> str:
     )
 
 
-def record(wanted: list[Product], device: str, folder: Path, end_s: float) -> None:
-    """Have max-autotune search for these, until the time is over."""
-    file = folder / "recorded.jsonl"
-    known = [Product(*row["product"]) for row in read(file)]
-    with recording():
-        for product in wanted:
-            if time.monotonic() < end_s and product not in known:
-                took_s, _ = compiled(product, device, MODE)
-                append(file, {"product": product, "compile_s": took_s})
+def missing(every: list[Product], file: Path, end_s: float) -> Iterator[Product]:
+    """Yield those that the file has no row for, until the time is over."""
+    done = [Product(*row["product"]) for row in read(file)]
+    for product in every:
+        if product not in done and time.monotonic() < end_s:
+            yield product
 
 
 def main() -> None:
@@ -188,23 +215,23 @@ def main() -> None:
     options = parser.parse_args()
     device, folder = options.device, options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["SPEEDKIT_DATA"] = str(folder / "train")
     logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.CRITICAL)
-    file, end_s = folder / "rows.jsonl", time.monotonic() + options.seconds
-    every, done = products(device), [Product(*row["product"]) for row in read(file)]
-    trained, held_back = every[:TRAIN], every[TRAIN : TRAIN + HELD_BACK]
+    recorded, file = folder / "recorded.jsonl", folder / "rows.jsonl"
+    every, end_s = products(device), time.monotonic() + options.seconds
     print(machine(device), flush=True)
     with torch.no_grad():
         compiled(Product("mm", 64, 64, 64), device, MODE)  # loads compilers and libraries
-        record(trained, device, folder, end_s)
-        for product in held_back:
-            if time.monotonic() < end_s and product not in done:
-                append(file, row := measured(product, device, folder))
-                print(*line(row), sep=" | ", flush=True)
-        record(every[TRAIN + HELD_BACK :], device, folder, end_s)
+        for product in missing(every, recorded, end_s):
+            with data_in(folder / name_of(product)), recording():
+                took_s, _ = compiled(product, device, MODE)
+            append(recorded, {"product": product, "compile_s": took_s})
+        searched_s = {Product(*row["product"]): row["compile_s"] for row in read(recorded)}
+        for product in missing(every, file, end_s):
+            append(file, row := measured(product, searched_s[product], device, folder))
+            print(*line(row), sep=" | ", flush=True)
     if rows := read(file):
         print(table(rows))
-        print(autotune.train(autotune.detected(device)))
+        print(gather(every, device, folder, folder / "train"))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,33 @@ def test_while_a_plan_compiles_torch_keeps_code_in_a_folder_of_the_users(unset) 
     assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a folder that can't be made")
+def test_where_no_folder_can_be_made_torchs_own_stays_in_use(unset) -> None:
+    unset.setenv("SPEEDKIT_DATA", "/proc/nothing")
+    model = torch.nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match="compiled code is not kept: /proc/nothing"):
+        context = apply_speedups(model, COMPILE)[1]
+    with context:
+        assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
+
+
+def test_headers_are_built_where_many_kernels_use_them(unset) -> None:
+    few, many = (
+        torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(number))) for number in (2, 7)
+    )
+    config = torch_private.inductor_config()
+    read = compile_cache.switches()[compile_cache.HEADERS].read
+    with config.patch(compile_threads=1):
+        for model, training, wanted in (
+            (few, True, True),
+            (few, False, False),
+            (many, False, True),
+        ):
+            with apply_speedups(model.train(training), COMPILE)[1]:
+                assert read() is wanted
+    assert read() is True
+
+
 def test_plans_are_taken_back_in_any_order(unset) -> None:
     models = [torch.nn.Linear(2, 2) for _ in range(2)]
     first, second = (apply_speedups(model, COMPILE)[1] for model in models)
@@ -138,7 +165,9 @@ def test_another_machine_torch_or_compiler_has_another_folder(unset) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
 def test_a_compiler_that_knows_the_instructions_is_remembered(unset) -> None:
-    if not torch_private.vector_options():
+    options = torch_private.instruction_probes()[1]
+    torch_private.forget_instructions()
+    if not options:
         pytest.skip("an x86 CPU with vector instructions")
     folder = compile_cache.prepare()
     assert folder is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -64,9 +65,21 @@ def test_onednn_multiplies():
 
 def test_inductor_says_where_it_keeps_code_and_what_the_compiler_is_asked_for():
     assert torch_private.inductor_config().cpp.vec_isa_ok in (None, True, False)
-    assert all(one.startswith("-m") for one in map(str.strip, torch_private.vector_options()))
+    code, options = torch_private.instruction_probes()
+    torch_private.forget_instructions()
+    assert all("immintrin" in one for one in code)
+    assert all(one.startswith("-m") for one in map(str.strip, options))
     import_module("torch._inductor.runtime.cache_dir_utils")
     assert Path(torch_private.usual_cache_folder()).name.startswith("torchinductor_")
+
+
+def test_a_failed_cpp_compiler_says_why():
+    failed = subprocess.CalledProcessError(
+        1, ["g++"], b"ld: warning\nld: final link failed: full\n"
+    )
+    error = ValueError()
+    error.__cause__ = failed
+    assert str(torch_private.cause(error)) == "ld: final link failed: full"
 
 
 def test_the_hooks_around_searches_come_and_go():
@@ -85,7 +98,6 @@ def test_the_hooks_around_searches_come_and_go():
 @pytest.mark.compile
 @pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
 def test_the_headers_of_kernels_are_built_ahead():
-    torch_private.ask_for_instructions()
     torch_private.build_headers()
     folder = Path(torch_private.usual_cache_folder(), "precompiled_headers")
     built = {path: path.stat().st_mtime_ns for path in folder.glob("*.gch")}

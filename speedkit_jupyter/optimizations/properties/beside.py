@@ -59,8 +59,9 @@ class Beside:
 
     def begin(self) -> None:
         """Start the process, with all graphs that were traced by now."""
-        instructions = torch_private.inductor_config().cpp.vec_isa_ok
-        given = (self._graphs, self._options, torch.get_num_threads(), instructions)
+        config = torch_private.inductor_config()
+        settings = (config.cpp.vec_isa_ok, config.cpp_cache_precompile_headers)
+        given = (self._graphs, self._options, torch.get_num_threads(), settings)
         with tempfile.TemporaryFile() as file:
             try:
                 torch.save(given, file)
@@ -119,9 +120,10 @@ def compile_all() -> None:
     with suppress(AttributeError, OSError):
         os.nice(NICENESS)
     data = io.BytesIO(sys.stdin.buffer.read())
-    graphs, options, threads, instructions = torch.load(data, weights_only=False)
+    graphs, options, threads, settings = torch.load(data, weights_only=False)
     torch.set_num_threads(threads)
-    torch_private.inductor_config().cpp.vec_isa_ok = instructions
+    config = torch_private.inductor_config()
+    config.cpp.vec_isa_ok, config.cpp_cache_precompile_headers = settings
     if backward := torch_private.eager_backward():
         setattr(*backward, True)
     for graph, looks, (device, lowered, has_gradients) in graphs:
