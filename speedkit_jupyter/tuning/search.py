@@ -18,6 +18,7 @@ from typing import Any
 from speedkit_jupyter.machines import heap
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.budget import few_digits
@@ -192,6 +193,10 @@ class Search:
             room = max(budget.room(), 1)
             asked, known.left = known.left[:room], known.left[room:]
             best = yield from self._raced(asked, singles)
+            known.left = [plan for plan in known.left if known.is_new(plan)]
+            if known.left and self._is_behind(best):
+                known.left = best_first(known, self._warm, BASELINE, known.left)
+                continue  # what lost narrowly is worth a proof only where nothing else waits
             if best.values and best.name not in proven:
                 proven.add(best.name)
                 yield from self.prove(best)
@@ -289,6 +294,11 @@ class Search:
                 break
             asked = [leads, *new]
         return leads
+
+    def _is_behind(self, plan: Candidate) -> bool:
+        """Return whether it was not faster than the baseline when it raced."""
+        rows = [row for row in self.known.rows() if row.record.name == plan.name]
+        return not self.aim.memory and any(row.ratio.median <= 1 + SAME for row in rows)
 
     def prove(
         self, whole: Candidate, title: str = "confirming", with_parts: bool = True
