@@ -23,7 +23,7 @@ OTHERS = ("jemalloc", "tcmalloc", "mimalloc")
 # A bit of the word before an address that malloc gave: this memory is mapped for it alone.
 IS_MAPPED = 2
 
-# glibc itself can't be asked. Addresses of what is `hidden`.
+# glibc itself can't be asked. Whether addresses that were kept are free; those that are `hidden`.
 _is_kept, _has_kept = False, False
 _hidden: list[int] = []
 
@@ -99,18 +99,20 @@ def give_back() -> None:
         while _hidden:
             glibc.free(_hidden.pop())
         glibc.malloc_trim(0)
-        _has_kept = False
+        _has_kept = True  # the memory is gone, its addresses are free
 
 
 def hide() -> None:
     """Do so until memory is kept again, as in a process that never kept any: there large tensors
     are mapped each time, but would find addresses here that are free in the heap.
     """
+    global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()
         while (block := glibc.malloc(LARGEST)) and not _is_mapped(block):
             _hidden.append(block)
         glibc.free(block)
+        _has_kept = False
 
 
 def _is_mapped(block: int) -> bool:

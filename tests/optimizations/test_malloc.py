@@ -55,6 +55,10 @@ def test_what_was_kept_is_hidden_from_steps_of_plans_that_keep_nothing():
     assert faulted_bytes() > 8 * LARGE_BYTES
     with heap.kept():
         assert min(faulted_bytes() for _ in range(2)) < LARGE_BYTES
+    heap.give_back()
+    assert faulted_bytes() < 8 * LARGE_BYTES  # its addresses are free
+    heap.hide()  # as the next measurement does
+    assert faulted_bytes() > 8 * LARGE_BYTES
     del above
     heap.give_back()
 
