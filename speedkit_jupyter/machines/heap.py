@@ -22,6 +22,8 @@ OTHERS = ("jemalloc", "tcmalloc", "mimalloc")
 
 # A bit of the word before an address that malloc gave: this memory is mapped for it alone.
 IS_MAPPED = 2
+# No more than 128 GiB of addresses are hidden, also where the system maps no memory any more.
+MOST_HIDDEN = 4096
 
 # glibc itself can't be asked. Whether addresses that were kept are free; those that are `hidden`.
 _is_kept, _has_kept = False, False
@@ -111,7 +113,10 @@ def hide() -> None:
         give_back()
         while (block := glibc.malloc(LARGEST)) and not _is_mapped(block):
             _hidden.append(block)
-        glibc.free(block)
+            if len(_hidden) == MOST_HIDDEN:
+                break
+        else:
+            glibc.free(block)
         _has_kept = False
 
 

@@ -1,9 +1,8 @@
 """Watches steps: the first run leaves a trace of values, every other one is compared with it.
 
 Nothing is kept of a run that is compared but a few numbers a tensor. Before each of an optimizer's
-first steps the gradients are compared, and then the trace's are put in their place: so the
-parameters go the same way in every precision, up to rounding, and what the optimizer does with the
-same gradients is compared sharply, Adam's first steps too, which are those of signs.
+first steps the gradients are compared, and then the trace's are put in their place: so parameters
+go the same way in every precision, up to rounding, also by Adam's first steps, which are signs.
 """
 
 from __future__ import annotations
