@@ -32,9 +32,11 @@ class Pool:
             runner.record = runner.record.anew()
         return runner
 
-    def keep(self, names: Collection[str]) -> None:
-        """Let go of all others, and of the copies that they hold."""
+    def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
+        """Let go of all others; of those that are not at work only the copies that they hold."""
         self.runners = {name: one for name, one in self.runners.items() if name in names}
+        for name in self.runners.keys() - at_work:
+            self.runners[name].warm = None
 
 
 @contextmanager
