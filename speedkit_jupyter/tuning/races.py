@@ -11,6 +11,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import budget
 from speedkit_jupyter.measure.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
+from speedkit_jupyter.support import units
 from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
 
@@ -35,6 +36,8 @@ ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
+# Copies of the state that take more are said beforehand.
+LARGE_BYTES = 1 << 30
 # What surrounds blocks, and other processes, may take so much of a proof beside its steps.
 SLACK = 1.3
 # The most candidates of one race. Each takes about FASTER of the baseline's seconds, CANDIDATE_S at
@@ -276,9 +279,13 @@ class Allowance(budget.Budget):
         left_s = self.left_s - max(SLACK * self.proof_s(ALONE), PROOF * self.seconds)
         return min(RACE * self.seconds, max(left_s, 0.0))
 
-    def ahead(self) -> str:
-        """Return how long the search will take, and whether that is enough."""
+    def ahead(self, copies_bytes: float) -> str:
+        """Return how long the search will take, and whether that is enough; and the room for copies
+        of the state, if it is large.
+        """
         step = f"one step takes {self.step_s:.2g} s"
         is_short = self.seconds < ENOUGH_STEPS * self.step_s / 2
         text = f"{step}: about {self.seconds:.0f} s and what compiling takes"
+        if copies_bytes >= LARGE_BYTES:
+            text += f"; copies of its state take {units.size(copies_bytes)} at most"
         return f"{text}; {budget.LONGER}" if is_short else text

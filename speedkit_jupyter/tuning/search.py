@@ -122,7 +122,7 @@ class Search:
             yield Progress(self.budget.share, "looking at one step")
             with pooled(self.step, races.MOST_CANDIDATES) as self._pool:
                 seen = self._read_step(self._pool)
-                yield Progress(self.budget.share, self.budget.ahead())
+                yield Progress(self.budget.share, self.budget.ahead(self._pool.most_bytes))
                 if tuning.learned is not None:
                     yield from self._check_learned(tuning.learned)
                 else:

@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, compiling_excluded
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.tuning.races import Allowance
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -178,3 +179,9 @@ def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
     assert tuning.seconds <= 1.25 * 20 + 0.01
     said = "2.5 s of it went into" if takes_s < 5 else "gemm was not tried: the machine is busy"
     assert any(said in note for note in tuning.notes)
+
+
+@pytest.mark.parametrize(("copies_bytes", "said"), [(6 << 30, "take 6 GiB at most"), (1e6, "")])
+def test_the_room_for_copies_of_a_large_model_is_said_beforehand(copies_bytes, said):
+    text = Allowance(None).ahead(copies_bytes)
+    assert said in text if said else "copies" not in text
