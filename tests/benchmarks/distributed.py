@@ -156,6 +156,9 @@ def compared(processes: int, steps: int) -> int:
     others = ["torchrun"] + ["notebook_launcher"] * (find_spec("accelerate") is not None)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("launch", *others)}
     for number in range(ROUNDS):
+        # Others have new processes each time, whose memory lies elsewhere: some 5 % of a step.
+        workers.stop()
+        workers.started(processes, lambda text: None)
         for name in random.Random(number).sample([*found], len(found)):
             is_ours = name == "launch"
             seconds = launch(step_s, steps) if is_ours else elsewhere(name, processes, steps)
