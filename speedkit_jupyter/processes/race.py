@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -168,7 +168,8 @@ def _block(
     import torch.distributed as dist
 
     runs = name != SINGLE or dist.get_rank() == 0
-    loss, trace, spread = None, None, nullcontext()
+    loss, trace = None, None
+    spread: AbstractContextManager[Any] = nullcontext()
     if name not in (SINGLE, APART):
         config = SpeedConfig.from_dict({"distributed": name}).alone()
         spread = prepare(model, config, list(optimizers)).in_force()

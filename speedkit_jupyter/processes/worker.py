@@ -168,8 +168,7 @@ def _taken(parcel: Parcel, space: dict[str, Any]) -> dict[str, Any]:
     are_known = all(name in before and name[:1] != "_" for name in stateful)
     if are_known and all(merging.fits(before[name], one) for name, one in stateful.items()):
         for name, value in stateful.items():
-            state = merging.State(value.state_dict(), getattr(value, "training", None))
-            merging.put_state(before[name], state)
+            merging.put_state(before[name], merging.state_of(value))
             space[name] = before[name]
     return {name: space[name] for name in new if name[:2] != "__"}
 
