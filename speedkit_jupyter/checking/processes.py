@@ -7,7 +7,6 @@ computed before it answers: what comes too late is not there.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
@@ -35,7 +34,7 @@ from speedkit_jupyter.support.torch_private import tree_map
 PATIENCE_S = 300.0
 # Where a file is memory: elsewhere the system's own folder for such files does.
 IN_MEMORY = "/dev/shm"
-CALLS, INPUTS, OUTPUTS, LEFT = "calls.pt", "inputs.pt", "outputs.pt", "left.pt"
+ASKED, ANSWER = "asked.pt", "answer.pt"
 
 
 def is_word(value: Any) -> bool:
@@ -101,7 +100,7 @@ class Elsewhere:
             )
             stack.callback(self._process.communicate)
             stack.callback(self._process.kill)
-            self.shapes = {name: tuple(size) for name, size in self._answer()["shapes"].items()}
+            self.shapes = self._answer()["shapes"]
             self._stack = stack.pop_all()
 
     def __enter__(self) -> Elsewhere:
@@ -114,21 +113,19 @@ class Elsewhere:
         """Tell it the next calls. It learns the numbers of their inputs when the clock runs."""
         self._inputs = [dict(inputs_of(one.arguments)) for one in drawn]
         blank = [{**vars(one), "arguments": tree_map(_zeros, one.arguments)} for one in drawn]
-        torch.save(blank, self._folder / CALLS)
-        self._ask("prepare", reuse=reuse)
+        self._ask("prepare", calls=blank, reuse=reuse)
 
     def run(self, computes: bool = True) -> None:
         """Give it the inputs, and read what it computed; or do all but computing."""
-        torch.save(self._inputs, self._folder / INPUTS)
-        self._ask("run", computes=computes)
-        self._read = torch.load(self._folder / OUTPUTS, weights_only=True)
+        self._read = self._ask("run", inputs=self._inputs, computes=computes)["outputs"]
 
     def take(self, full: bool = False) -> list[Taken]:
         """Return what was read; if `full` also what the calls left."""
-        faults = [str(one) for one in self._ask("take", full=full)["faults"]]
-        if full:
-            return [Taken(**one) for one in torch.load(self._folder / LEFT, weights_only=True)]
-        return [Taken(values, faults=faults * (at == 0)) for at, values in enumerate(self._read)]
+        taken = [Taken(**one) for one in self._ask("take", full=full)["taken"]]
+        if not full:
+            for one, values in zip(taken, self._read, strict=True):
+                one.values = values
+        return taken
 
     def memory(self) -> Memory:
         """Return what it needs, by its own account."""
@@ -136,8 +133,9 @@ class Elsewhere:
 
     def _ask(self, work: str, **more: Any) -> dict[str, Any]:
         assert self._process.stdin
+        torch.save({"work": work, **more}, self._folder / ASKED)
         with suppress(BrokenPipeError):  # the answer says why
-            self._process.stdin.write(json.dumps({"work": work, **more}) + "\n")
+            self._process.stdin.write("\n")
             self._process.stdin.flush()
         return self._answer()
 
@@ -147,12 +145,9 @@ class Elsewhere:
         stream = self._process.stdout
         if os.name == "posix" and not select([stream], [], [], PATIENCE_S)[0]:
             self._process.kill()
-        line = stream.readline()
-        try:
-            answer = dict(json.loads(line))
-        except ValueError:
-            code = self._process.wait() if not line else "another answer than ours"
-            raise SpeedKitError(f"its process ended or was ended ({code})") from None
+        if not stream.readline():
+            raise SpeedKitError(f"its process ended or was ended ({self._process.wait()})")
+        answer = dict(torch.load(self._folder / ANSWER, weights_only=True))
         if "error" in answer:
             raise SpeedKitError(str(answer["error"]))
         return answer
@@ -161,52 +156,48 @@ class Elsewhere:
 class Server:
     """The other process: each method answers the one of its name of `Elsewhere`."""
 
-    def __init__(self, folder: str, word: str, gradients: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self, word: str, gradients: str) -> None:
         self.side = Here(loaded(word), gradients == "1", Watch())
 
-    def prepare(self, reuse: bool) -> None:
-        """Read what the next calls are, but for the numbers of their inputs."""
-        calls = torch.load(self._folder / CALLS, weights_only=True)
+    def prepare(self, calls: Sequence[dict[str, Any]], reuse: bool) -> None:
+        """Make what the next calls are given, but for its numbers."""
         self.side.prepare([Drawn(**one) for one in calls], reuse)
 
-    def run(self, computes: bool) -> None:
-        """Read the inputs, compute, and write down the results, or else the last ones."""
-        given = torch.load(self._folder / INPUTS, weights_only=True)
-        for inputs, values in zip(self.side.given, given, strict=True):
-            for name, tensor in inputs_of(inputs):
+    def run(self, inputs: Sequence[dict[str, Any]], computes: bool) -> dict[str, Any]:
+        """Write the inputs, compute, and return the results, or else the last ones."""
+        for given, values in zip(self.side.given, inputs, strict=True):
+            for name, tensor in inputs_of(given):
                 tensor.data.copy_(values[name])
         if computes:
             self.side.run()
         copies = [{n: t.detach().clone() for n, t in one.items()} for one in self.side.results]
-        torch.save(copies, self._folder / OUTPUTS)
+        return {"outputs": copies}
 
     def take(self, full: bool) -> dict[str, Any]:
-        """Return what is wrong; if `full`, write down all that the calls left."""
+        """Return what the calls gave; unless `full`, without the values, which are there."""
         taken = self.side.take(full)
-        if full:
-            torch.save([vars(one) for one in taken], self._folder / LEFT)
-        return {"faults": [fault for one in taken for fault in one.faults]}
+        return {"taken": [vars(one) | ({} if full else {"values": {}}) for one in taken]}
 
     def memory(self) -> dict[str, Any]:
         """Return its peak and state."""
         return vars(self.side.memory())
 
 
-def serve(*words: str) -> None:
+def serve(folder: str, *words: str) -> None:
     """Answer until the input ends; what the function prints goes to stderr."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
     def answer(value: Any) -> None:
-        answers.write(json.dumps(value) + "\n")
+        torch.save(value, Path(folder, ANSWER))
+        answers.write("\n")
         answers.flush()
 
     try:
         server = Server(*words)
         answer({"shapes": server.side.shapes})
-        for line in sys.stdin:
-            asked = json.loads(line)
+        for _ in sys.stdin:
+            asked = torch.load(Path(folder, ASKED), weights_only=True)
             try:
                 answer(getattr(server, asked.pop("work"))(**asked) or {})
             except BaseException as error:

@@ -39,10 +39,10 @@ WIDTH = 88  # of a comment
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
 # Names that generated code gives to something else.
 TAKEN = {
-    "accelerator", "arguments", "attention", "batch", "block", "checkpoints", "closure",
-    "compiled_model", "dcp", "dist", "epoch", "fabric", "group", "inputs", "loader", "loss",
-    "loss_fn", "losses", "module", "moments", "more", "name", "number", "one", "outputs", "sampler",
-    "scaler", "state", "states", "targets", "torch", "train", "train_dataset", "trainer",
+    "accelerator", "arguments", "attention", "batch", "batches", "block", "checkpoint", "closure",
+    "compiled_model", "dist", "epoch", "fabric", "group", "inputs", "loader", "loss", "loss_fn",
+    "losses", "module", "more", "name", "number", "one", "outputs", "rank", "ranks", "scaler",
+    "shuffles", "size", "targets", "torch", "train", "train_dataset", "trainer",
 }  # fmt: skip
 # Strategies by which a process holds a part of each parameter.
 SHARDED = ("fsdp2", "hybrid")
@@ -189,7 +189,7 @@ def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports
             imports.add(f"import {module}")
     # The standard library's, then the others; `import` before `from`.
     ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
-    standard = [line for line in ordered if line.split()[1] in sys.stdlib_module_names]
+    standard = [x for x in ordered if x.split()[1].split(".")[0] in sys.stdlib_module_names]
     packages = [line for line in ordered if line not in standard]
     groups = [_header(script), *filter(None, (standard, packages)), *body]
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"

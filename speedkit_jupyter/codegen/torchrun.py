@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import getsource
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.codegen.script import (
@@ -16,9 +18,11 @@ from speedkit_jupyter.codegen.script import (
     makeable,
     making,
 )
-from speedkit_jupyter.codegen.training_loop import BATCH, Block, Call, indented
+from speedkit_jupyter.codegen.training_loop import BATCH, Block, indented
 from speedkit_jupyter.optimizations import named as catalog_entry
+from speedkit_jupyter.optimizations.properties.data import RankBatches
 from speedkit_jupyter.plans.planning import Plan
+from speedkit_jupyter.processes.checkpoint import Checkpoint
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
@@ -30,47 +34,25 @@ IMPORTS = (
     "import sys",
     "import torch",
     "import torch.distributed as dist",
-    "import torch.distributed.checkpoint as dcp",
+    "from collections.abc import Iterator",
+    "from dataclasses import dataclass",
+    "from itertools import pairwise",
     "from pathlib import Path",
-    "from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict",
-    "from torch.utils.data import DataLoader, DistributedSampler, RandomSampler",
+    "from typing import Any",
+    "from torch.utils.data import DataLoader, RandomSampler, Sampler",
 )
 LOADER = """\
-sampler = DistributedSampler(loader.dataset, shuffle=isinstance(loader.sampler, RandomSampler))
+rank, ranks = dist.get_rank(), dist.get_world_size()
+shuffles = isinstance(loader.sampler, RandomSampler)
+size = loader.batch_size * ranks
+batches = RankBatches(len(loader.dataset), size, loader.drop_last, shuffles, rank, ranks, 0)
 loader = DataLoader(
     loader.dataset,
-    loader.batch_size,
-    sampler=sampler,
+    batch_sampler=batches,
     num_workers=loader.num_workers,
     collate_fn=loader.collate_fn,
     pin_memory=loader.pin_memory,
-    drop_last=loader.drop_last,
 )"""
-# torch writes .metadata once all ranks have written.
-CHECKPOINTS = """\
-checkpoints = Path("checkpoints")  # on a disk that all nodes share
-
-
-def states():
-    weights, moments = get_state_dict(model, [{optimizers}])
-    return {{"model": weights, "optimizers": moments}}
-
-
-def save_checkpoint(epoch):
-    dcp.save(states(), checkpoint_id=checkpoints / str(epoch))
-    shutil.rmtree(checkpoints / str(epoch - 1), ignore_errors=True)
-
-
-def load_checkpoint():
-    epoch = max((int(one.parent.name) for one in checkpoints.glob("[0-9]*/.metadata")), default=0)
-    if epoch:
-        state = states()
-        dcp.load(state, checkpoint_id=checkpoints / str(epoch))
-        moments = state["optimizers"]
-        set_state_dict(
-            model, [{optimizers}], model_state_dict=state["model"], optim_state_dict=moments
-        )
-    return epoch"""
 # A lost rank is a RuntimeError of gloo's, a DistError of NCCL's.
 MAIN = """\
 if __name__ == "__main__":
@@ -166,24 +148,26 @@ def torchrun(script: Script) -> str:
     ]
     arguments = ", ".join(given)
     main = MAIN.format(arguments=arguments).splitlines()
-    kept = CHECKPOINTS.format(optimizers=", ".join(script.optimizers)).splitlines()
+    parts = [("", "", *getsource(part).splitlines()) for part in (RankBatches, Checkpoint)]
     step = function(script, MODEL, "{loss}.backward()")
-    after = ["", "", *kept, "", "", *_train(call, arguments), "", "", *main]
+    after = [*chain(*parts), "", "", *_train(script, arguments), "", "", *main]
     return assembled(script, blocks, [*step, *after], *IMPORTS)
 
 
-def _train(call: Call, arguments: str) -> Block:
+def _train(script: Script, arguments: str) -> Block:
+    call, kept = script.call, ", ".join([MODEL, *script.optimizers])
     inputs = {BATCH: "batch", "*inputs": "*inputs"}.get(call.inputs, "inputs")
     batch = "batch" if call.own_loss else f"{inputs}, {call.targets}"
     body = [
         *LOADER.splitlines(),
-        "for epoch in range(load_checkpoint(), epochs):",
-        "    sampler.set_epoch(epoch)",
+        'checkpoint = Checkpoint("checkpoints")  # on a disk that all nodes share',
+        f"for epoch in range(checkpoint.load({kept}), epochs):",
+        "    batches.epoch = epoch",
         f"    for {batch} in loader:",
         f"        loss = train_step({call.arguments})",
         "    if dist.get_rank() == 0:",
         '        print(f"epoch {epoch + 1}: loss {loss.item():.4g}", flush=True)',
-        "    save_checkpoint(epoch + 1)",
+        f"    checkpoint.save(epoch + 1, {kept})",
     ]
     return [f"def train({arguments}, epochs=1):", *indented(body)]
 

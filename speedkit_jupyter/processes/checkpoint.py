@@ -14,28 +14,31 @@ class Checkpoint:
 
     folder: str
 
-    def save(self, step: int, model: Any, *optimizers: Any) -> None:
+    def save(self, step: int, module: Any, *optimizers: Any) -> None:
         """Write the state after `step` steps, in the place of the last. It counts once complete."""
         from torch.distributed.checkpoint.state_dict_saver import save
 
-        save(_states(model, optimizers), checkpoint_id=self._at(step))
+        save(self._states(module, optimizers), checkpoint_id=self._at(step))
         for old in self._saved() - {step}:
             shutil.rmtree(self._at(old), ignore_errors=True)
 
-    def load(self, model: Any, *optimizers: Any) -> int:
+    def load(self, module: Any, *optimizers: Any) -> int:
         """Put the last state into these; return its step, or 0 where nothing is saved."""
         from torch.distributed.checkpoint.state_dict import set_state_dict
         from torch.distributed.checkpoint.state_dict_loader import load
 
-        last = max(self._saved(), default=0)
-        if not last:
-            return 0
-        states = _states(model, optimizers)
-        load(states, checkpoint_id=self._at(last))
-        set_state_dict(
-            model, optimizers, model_state_dict=states["model"], optim_state_dict=states["optim"]
-        )
+        if last := max(self._saved(), default=0):
+            found = self._states(module, optimizers)
+            load(found, checkpoint_id=self._at(last))
+            weights, moments = found["model"], found["optim"]
+            given = {"model_state_dict": weights, "optim_state_dict": moments}
+            set_state_dict(module, optimizers, **given)
         return last
+
+    def _states(self, module: Any, optimizers: Any) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        return dict(zip(("model", "optim"), get_state_dict(module, optimizers), strict=True))
 
     def _at(self, step: int) -> Path:
         return Path(self.folder, str(step))
@@ -43,10 +46,3 @@ class Checkpoint:
     def _saved(self) -> set[int]:
         """Return the steps of complete states: torch writes .metadata after all else."""
         return {int(one.parent.name) for one in Path(self.folder).glob("[0-9]*/.metadata")}
-
-
-def _states(model: Any, optimizers: Any) -> dict[str, Any]:
-    from torch.distributed.checkpoint.state_dict import get_state_dict
-
-    weights, moments = get_state_dict(model, optimizers)
-    return {"model": weights, "optim": moments}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from speedkit_jupyter import session
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.processes import merging, workers
 from speedkit_jupyter.processes.packing import pack, refused, unpack
 from speedkit_jupyter.processes.workers import Printed, RankLost
@@ -63,7 +64,7 @@ class Launch:
         sent = {name: self.names[name] for name in read if is_sent(name, self.names)} | self.extra
         for name in [name for name in sent if running.is_own(name, sent[name])]:
             del sent[name]
-        parcel = packed(sent, self.names, running.is_here)
+        parcel = packed(sent, self.names, running.is_here, bound)
         ranks = range(running.size) if self.rank is None else [self.rank]
         try:
             with closing(running.run(ranks, parcel, self.source, sorted(bound))) as states:
@@ -116,19 +117,28 @@ def names_of(source: str) -> tuple[list[str], set[str]]:
 
 
 def is_sent(name: str, names: MutableMapping[str, Any]) -> bool:
-    return name in names and name not in OWN and not (name[:1] == "_" and name[1:].isdecimal())
+    """Return whether a name goes along; a plan in force is of the notebook's process."""
+    is_history = name[:1] == "_" and name[1:].isdecimal()
+    known = name in names and name not in OWN and not is_history
+    return known and not isinstance(names[name], SpeedContext)
 
 
-def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool) -> Any:
-    """Return the parcel; raises SpeedKitError that names what can't be sent."""
+def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool, bound: Any) -> Any:
+    """Return the parcel, without what can't be sent where the cell binds that name itself.
+
+    Raises SpeedKitError that names anything else that can't be sent.
+    """
     try:
         return pack(sent, names, is_here)
     except Exception as error:  # whatever an object's own pickling raises
-        name, reason = next(iter(refused(sent, names).items()), ("", error))
+        found = refused(sent, names)
+        if found and found.keys() <= bound:
+            rest = {name: value for name, value in sent.items() if name not in found}
+            return packed(rest, names, is_here, bound)
+        name = next((name for name in found if name not in bound), "")
+        reason = in_a_line(found.get(name, error))
     what = f"`{name}`" if name else "what the cell names, together,"
-    raise SpeedKitError(
-        f"{what} can't be sent to the workers ({in_a_line(reason)}); make it inside the cell"
-    )
+    raise SpeedKitError(f"{what} can't be sent to the workers ({reason}); make it inside the cell")
 
 
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:

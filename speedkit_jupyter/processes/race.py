@@ -9,16 +9,17 @@ from __future__ import annotations
 import ast
 import math
 import random
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
 
+from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.measure.results.statistics import Ratio, least_rounds, paired_ratio
 from speedkit_jupyter.measure.undo.handlers.names import Names
@@ -71,26 +72,22 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
     of = {name: [one for one in timed if one.strategy == name] for name in {*strategies, APART}}
     traced = {one.strategy: one for one in blocks if one.traced_s is not None}
     seconds = {name: [max(one.step_s) for one in every] for name, every in of.items()}
-    apart_s, expected = statistics.median(seconds[APART]), of[SINGLE][-1].loss
-    found = []
+    apart_s, expected = median(seconds[APART]), of[SINGLE][-1].loss
+    level, found = 0.05 / max(1, len(strategies) - 1), []
     for name in strategies:
         each, loss = of[name], of[name][-1].loss
-        level = 0.05 / max(1, len(strategies) - 1)
-        exposed = overlapped = 0.0
-        if name != SINGLE:
-            exposed = max(0.0, 1 - apart_s / statistics.median(seconds[name]))
-            share = (traced[name].traced_s or 0.0) / max(traced[name].step_s)
-            overlapped = max(0.0, share - exposed)
-        is_equal = None
+        is_single, is_equal = name == SINGLE, None
+        exposed = 0.0 if is_single else max(0.0, 1 - apart_s / median(seconds[name]))
+        share = 0.0 if is_single else (traced[name].traced_s or 0.0) / max(traced[name].step_s)
         if loss is not None and expected is not None:
             is_equal = math.isclose(loss, expected, rel_tol=EQUAL, abs_tol=EQUAL**2)
         row = Row(
             strategy=name,
-            ranks=1 if name == SINGLE else ranks,
+            ranks=1 if is_single else ranks,
             efficiency=paired_ratio(seconds[SINGLE], seconds[name], level),
             exposed=exposed,
-            overlapped=overlapped,
-            skew=statistics.median(1 - min(one.step_s) / max(one.step_s) for one in each),
+            overlapped=max(0.0, share - exposed),
+            skew=median(1 - min(one.step_s) / max(one.step_s) for one in each),
             memory_bytes=max(max(one.memory_bytes) for one in each),
             loss=loss,
             is_equal=is_equal,
@@ -172,7 +169,11 @@ def _block(
 
     runs = name != SINGLE or dist.get_rank() == 0
     loss, trace = None, None
-    with _in_force(name, model, optimizers):
+    spread: AbstractContextManager[Any] = nullcontext()
+    if name not in (SINGLE, APART):
+        config = SpeedConfig.from_dict({"distributed": name}).alone()
+        spread = prepare(model, config, list(optimizers)).in_force()
+    with spread:
         if runs:
             step()
         dist.barrier()
@@ -180,48 +181,22 @@ def _block(
             begun_s = time.perf_counter()
             for _ in range(steps if runs else 0):
                 loss = step()
-            _await_device()
+            synchronize(next(model.parameters()).device)
             seconds = (time.perf_counter() - begun_s) / steps
         used = _state_bytes(model, optimizers)
     number = float(loss) if getattr(loss, "numel", lambda: 1)() == 1 and loss is not None else None
     every: list[Any] = [None] * dist.get_world_size()
-    collectives_s = _collectives_s(trace.events()) / steps if trace else None
-    dist.all_gather_object(every, (seconds, number, used, collectives_s, runs))
-    ran = [one for one in every if one[4]]
-    of_slowest = max(ran, key=lambda one: one[0])[3]
-    return Block(name, [one[0] for one in ran], ran[0][1], [one[2] for one in ran], of_slowest)
-
-
-def _collectives_s(events: Sequence[Any]) -> float:
-    """Return the seconds in which gloo, or a kernel of NCCL's, is at work."""
-    spans = [one.time_range for one in events if one.name.startswith(COLLECTIVES)]
-    total_us = until_us = 0.0
-    for span in sorted(spans, key=lambda one: one.start):
-        total_us += max(0.0, span.end - max(span.start, until_us))
-        until_us = max(until_us, span.end)
-    return 1e-6 * total_us
-
-
-@contextmanager
-def _in_force(name: str, model: Any, optimizers: Sequence[Any]) -> Iterator[None]:
-    if name in (SINGLE, APART):
-        yield
-        return
-    config = SpeedConfig.from_dict({"distributed": name}).alone()
-    with prepare(model, config, list(optimizers)).in_force():
-        yield
-
-
-def _await_device() -> None:
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+    events = [one for one in trace.events() if one.name.startswith(COLLECTIVES)] if trace else []
+    collectives_s = torch_profiler.covered_s(events) / steps if trace else None
+    dist.all_gather_object(every, (seconds, number, used, collectives_s) if runs else None)
+    step_s, losses, memory, shared_s = zip(*filter(None, every), strict=True)
+    return Block(name, step_s, losses[0], memory, shared_s[step_s.index(max(step_s))])
 
 
 def _state_bytes(model: Any, optimizers: Sequence[Any]) -> int:
     """Return what this rank holds of parameters, gradients and optimizer state."""
     held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]
-    held += [
-        one for optim in optimizers for state in optim.state.values() for one in state.values()
-    ]
+    states = (state for optimizer in optimizers for state in optimizer.state.values())
+    held += [one for state in states for one in state.values()]
     local = (one.to_local() if isinstance(one, dtensor()) else one for one in held)
     return sum(one.numel() * one.element_size() for one in local if isinstance(one, torch.Tensor))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import FunctionType, ModuleType
 from typing import Any
 
+import loky
 import psutil
 import torch
 
@@ -55,11 +56,13 @@ class _Worker:
 _WORKERS: list[_Worker] = []
 
 
-def begin(rank: int, size: int, local_rank: int, threads: int, is_here: bool) -> int:
-    """Set up this process as a rank; return its process id."""
-    torch.set_num_threads(threads)
-    local = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank}
-    os.environ |= {name: str(value) for name, value in local.items()}
+def begin(rank: int, hosts: Sequence[str], is_here: bool) -> int:
+    """Set up this process as one of the ranks on these hosts; return its process id."""
+    local_rank, on_this = hosts[:rank].count(hosts[rank]), hosts.count(hosts[rank])
+    torch.set_num_threads(max(1, loky.cpu_count() // on_this))
+    place = {"RANK": rank, "WORLD_SIZE": len(hosts), "LOCAL_RANK": local_rank}
+    place["LOCAL_WORLD_SIZE"] = on_this
+    os.environ |= {name: str(value) for name, value in place.items()}
     # torchrun's word for a rendezvous that is served already: nobody listens on the port anew.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     if is_here and sys.platform == "linux":
@@ -165,8 +168,7 @@ def _taken(parcel: Parcel, space: dict[str, Any]) -> dict[str, Any]:
     are_known = all(name in before and name[:1] != "_" for name in stateful)
     if are_known and all(merging.fits(before[name], one) for name, one in stateful.items()):
         for name, value in stateful.items():
-            state = merging.State(value.state_dict(), getattr(value, "training", None))
-            merging.put_state(before[name], state)
+            merging.put_state(before[name], merging.state_of(value))
             space[name] = before[name]
     return {name: space[name] for name in new if name[:2] != "__"}
 

@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import loky
 import psutil
 import torch
 
@@ -135,12 +134,8 @@ class Workers:
         hosts = self._call(socket.gethostname)
         nccl = torch.cuda.is_available() and torch.cuda.device_count() >= self.size
         self.backend = "nccl" if nccl and torch.distributed.is_nccl_available() else "gloo"
-        begun = []
-        for rank, host in enumerate(hosts):
-            local_rank = hosts[:rank].count(host)
-            threads = max(1, loky.cpu_count() // hosts.count(host))
-            place = (rank, self.size, local_rank, threads, self.is_here)
-            begun += self._sent(begin, *place, ranks=[rank])
+        ranks = range(self.size)
+        begun = [self._sent(begin, rank, hosts, self.is_here, ranks=[rank])[0] for rank in ranks]
         self.pids = self._gathered(begun)
         if not self.is_here:
             self._host = self._call(socket.gethostbyname, hosts[0], ranks=[0])[0]

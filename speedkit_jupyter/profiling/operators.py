@@ -248,7 +248,9 @@ class Trace:
         if on_cpu:
             self.seconds[Place("", False, PYTHON)] += max(total_s - traced_s, 0.0)
         else:
-            self.busy_s = (self.busy_s or 0.0) + _busy_s(events)
+            own = (event for event in events if not event.is_user_annotation)
+            kernels = (event for event in own if event.device_type.name != "CPU")
+            self.busy_s = (self.busy_s or 0.0) + torch_profiler.covered_s(kernels)
         self.total_s += total_s
         self.calls += 1
         with tempfile.TemporaryDirectory() as folder:
@@ -285,17 +287,3 @@ def _placed(
         for one in reversed(waiting):
             known[id(one)] = place(one)
             yield one, known[id(one)]
-
-
-def _busy_s(events: Iterable[Any]) -> float:
-    """Return seconds in which any kernel ran: of those that overlap each moment once."""
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in events
-        if event.device_type.name != "CPU" and not event.is_user_annotation
-    )
-    busy, until = 0.0, float("-inf")
-    for start, end in spans:
-        busy += max(end - max(start, until), 0.0)
-        until = max(until, end)
-    return MICRO * busy

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import launch
+from speedkit_jupyter import SpeedConfig, apply_speedups, launch
 from speedkit_jupyter.processes import workers
 from speedkit_jupyter.processes.launching import Launch
 from speedkit_jupyter.processes.workers import RankError
@@ -130,6 +130,15 @@ def test_what_cannot_be_sent_is_named():
     lock = threading.Lock()
     with pytest.raises(SpeedKitError, match="can't be sent"):
         launch(lambda: lock.locked())
+
+
+def test_a_plan_and_what_the_cell_binds_itself_are_left_out_where_they_cannot_be_sent():
+    _, in_force = apply_speedups(nn.Linear(2, 2), SpeedConfig().alone())
+    names = {"lock": threading.Lock(), "in_force": in_force}
+    cell = "lock = 7\ntry:\n    in_force\nexcept NameError:\n    lock = 8"
+    list(Launch(cell, names).run(lambda text: None))
+    in_force.restore()
+    assert names["lock"] == 8
 
 
 def test_a_class_that_is_defined_anew_is_the_new_one():

@@ -20,6 +20,9 @@ from speedkit_jupyter.report.processes_report import printed_report, race_report
 from speedkit_jupyter.session import Session
 from speedkit_jupyter.support.units import count
 
+STOPPED = (
+    "stopped; the notebook's objects are as before, those of the workers as the cell left them"
+)
 WITHOUT = "`%%speedkit launch` runs a cell: write %%speedkit launch, and the code below"
 
 
@@ -95,9 +98,11 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
                 for printed in states:
                     shown.show(printed_report(_title(run, "Running"), printed))
             verb = "Ran"
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(STOPPED) from None
         finally:
-            if printed:
-                shown.show(printed_report(_title(run, verb), printed, run.stays))
+            title = _title(run, verb) if printed else "Nothing ran"
+            shown.show(printed_report(title, printed, run.stays))
 
 
 def _title(run: Any, verb: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -47,6 +47,15 @@ def was_alone(trace: Any) -> bool:
     """Return whether it has its own events: not where the block used another profiler."""
     results = getattr(trace.profiler, "kineto_results", None)
     return results is not None and bool(results.events())
+
+
+def covered_s(events: Iterable[Any]) -> float:
+    """Return the seconds in which any event runs: of those that overlap each moment once."""
+    covered_us, until_us = 0.0, float("-inf")
+    for span in sorted((one.time_range for one in events), key=lambda one: one.start):
+        covered_us += max(span.end - max(span.start, until_us), 0.0)
+        until_us = max(until_us, span.end)
+    return 1e-6 * covered_us
 
 
 @contextmanager
