@@ -53,12 +53,12 @@ def tuning_report(tuning: Tuning) -> Document:
 def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
     """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
-    answer = {tuning.winner.name: "proven"} if tuning.helped else likely
+    answer = {tuning.winner.name: f"proven{tuning.where}"} if tuning.helped else likely
     verdicts = {one.name: one.reason for one in tuning.rejected}
     speedups, ranks = {}, dict.fromkeys(answer, -math.inf)
     for row in tuning.known.rows():
         name, found = row.record.name, row.comparison.ratio(row.record)
-        found = tuning.ratio if row.record is tuning.record else found
+        found = tuning.proven if row.record is tuning.record else found
         why = tuning.wanted.why_not(row.comparison, row.record, next(iter(answer), "another plan"))
         if found is not None:
             speedups[name] = str(found)
@@ -96,20 +96,20 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
         answer = "Likely" if tuning.likely else "Could not tell"
         return f"{answer}: {tuning.unclear} ({took})"
     comparison, record = tuning.comparison, tuning.record
-    if not tuning.helped or comparison is None or record is None or tuning.ratio is None:
+    anywhere, proven = tuning.ratio, tuning.proven
+    if comparison is None or record is None or anywhere is None or proven is None:
         return f"Nothing to gain: {_nothing(tuning)} ({took})"
-    gain = f"is {describe_gain(tuning.ratio, comparison.baseline.name)}"
+    gain = f"is {describe_gain(proven, comparison.baseline.name)}"
     if tuning.objective == "memory" and peaks:
         gain = f"needs {peaks[1]} in place of {peaks[0]} and {gain}"
     elif tuning.steps is not None:
         all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
-        with_plan_s = record.settling_s + all_s / tuning.ratio.median
+        with_plan_s = record.settling_s + all_s / proven.median
         total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
         gain += f": {count(tuning.steps, 'step')} take {total}"
-    here, confirmed = comparison.ratio(record), "confirmed in fresh rounds"
-    if here is not None and tuning.ratio.low <= 1 < here.low:
-        confirmed += f": {between(here.low, here.high)} in this process"
-    return f"{tuning.winner.name} {gain}, {confirmed} ({took})"
+    if tuning.where:
+        took = f"another may get {between(anywhere.low, anywhere.high)}; {took}"
+    return f"{tuning.winner.name} {gain}, confirmed in fresh rounds{tuning.where} ({took})"
 
 
 def _nothing(tuning: Tuning) -> str:
@@ -201,6 +201,7 @@ def _learned(entry: Kept) -> tuple[str, ...]:
     gain = BLANK if plan["speedup"] is None else ratio(plan["speedup"])
     if plan["low"] and plan["high"] is not None:
         gain += f" ({between(plan['low'], plan['high'])})"
+        gain += " in its process" if "process" in plan else ""
     work = "training" if plan["trains"] else "inference"
     subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     name = plan["name"] if plan["values"] else "leave it as it is"

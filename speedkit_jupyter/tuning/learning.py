@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -148,16 +150,25 @@ def newest(
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
-    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.value)]
+    entries = [e for e in entries if not e.is_earlier and _holds_unmeasured(e.value)]
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
-def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
-    """Return whether it saves memory at the cost of time, or says that nothing saves memory."""
+def _holds_unmeasured(plan: Mapping[str, Any]) -> bool:
+    """Return False for what saves memory at the cost of time, or says that nothing saves memory;
+    and for what is proven in another process alone.
+    """
     is_for_memory = str(plan.get("objective")).startswith("memory")
-    return is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
+    is_slower = is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
+    return not is_slower and plan.get("process") in (None, _process())
+
+
+@cache
+def _process() -> str:
+    """Return a word for this process that no other one has."""
+    return uuid.uuid4().hex
 
 
 def keep(
@@ -168,9 +179,10 @@ def keep(
     name: str,
     ratio: Ratio | None,
     bundle: Mapping[str, Any] | None = None,
+    only_here: bool = False,
 ) -> None:
-    """Remember a plan with its proof, and the manifest of its compiled code; no values say that
-    nothing helped. Raises SpeedKitError.
+    """Remember a plan with its proof, for this process alone or for any, and the manifest of its
+    compiled code; no values say that nothing helped. Raises SpeedKitError.
     """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
@@ -178,6 +190,7 @@ def keep(
     found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
     found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
     found |= asdict(task) | ({"bundle": dict(bundle)} if bundle else {})
+    found |= {"process": _process()} if only_here else {}
     database.learn(where, task.key(), found)
 
 
@@ -196,6 +209,7 @@ def why(learned: database.Kept) -> str:
     gain = "" if speedup is None else f" about {ratio(speedup)}"
     if low and high is not None:
         gain = f" {ratio(speedup)} ({between(low, high)})"
+    gain += " in this process" if "process" in learned.value else ""
     return f"measured: {name}{gain} {_when(learned)}"
 
 

@@ -233,7 +233,8 @@ class Tuning(Shown):
 
         `why` says why no more is known. Without one, and if no plan may help, nothing does.
         """
-        if self.helped:
+        if self.helped and self.comparison:
+            self.notes += filter(None, [self.comparison.busy.capitalize()])
             unproven = [part.word for part in self.parts_found if not part.is_proven]
             if unproven and len(self.winner.values) > 1:
                 names = " and ".join(unproven)
@@ -289,6 +290,20 @@ class Tuning(Shown):
         return self.comparison.in_any_process(self.record)
 
     @property
+    def where(self) -> str:
+        """` in this process` where the winner is proven in no other: one may be slower; else ``."""
+        here = self.comparison.ratio(self.record) if self.comparison and self.record else None
+        is_only_here = here and self.ratio and self.ratio.low <= 1 < here.low
+        return " in this process" if is_only_here else ""
+
+    @property
+    def proven(self) -> Ratio | None:
+        """The winner's speed-up with the interval for `where` it is proven."""
+        if self.comparison is None or self.record is None or not self.where:
+            return self.ratio
+        return self.comparison.ratio(self.record)
+
+    @property
     def is_settled(self) -> bool:
         """Whether the search came to an answer: a proven plan, or that nothing helps."""
         return self.helped or bool(self.seconds and not self.unclear)
@@ -296,10 +311,10 @@ class Tuning(Shown):
     @property
     def found(self) -> Found:
         """What the session remembers of the search, so that every view speaks of it."""
-        proof, found = self.winner.name if self.helped else "", self.ratio
+        proof, found = self.winner.name if self.helped else "", self.proven
         if found is not None and self.comparison is not None:
             proof += f" is {ratio(found.median)} as fast as {self.comparison.baseline.name}"
-            proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded
+            proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded + self.where
         return Found(self.config, proof, ",".join(self.named))
 
     @property
@@ -310,7 +325,7 @@ class Tuning(Shown):
             return SpeedConfig().alone(f"left as it is: {told}")
         config = self.winner.variant().config
         assert config is not None
-        return config.with_source("measured", f"measured: {self.winner.name} {self.ratio}")
+        return config.with_source("measured", f"measured: {self.winner.name} {self.proven}{self.where}")
 
     @property
     def likely_config(self) -> SpeedConfig | None:

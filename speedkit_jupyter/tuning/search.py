@@ -134,7 +134,7 @@ class Search:
                 session.search = tuning
             if tuning.is_settled:
                 session.tuned(tuning.models, tuning.found)
-        if tuning.learned is None:
+        if tuning.learned is None or "process" in tuning.learned.value:
             self._keep(seen)
 
     def _read_step(self, pool: Pool) -> learning.StepFacts:
@@ -366,10 +366,10 @@ class Search:
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
-            about = (seen.setting, seen.task, planning.together(plans))
-            bundle = self._bundle()
+            about = (seen.setting, seen.task, planning.together(plans), winner.values, winner.name)
+            proof = (tuning.proven, self._bundle(), bool(tuning.where))
             try:
-                learning.keep(*about, winner.values, winner.name, tuning.ratio, bundle)
+                learning.keep(*about, *proof)
             except SpeedKitError as error:
                 tuning.notes.append(f"the plan was not kept for the next time: {error}")
 
