@@ -314,7 +314,9 @@ class Tuning(Shown):
         proof, found = self.winner.name if self.helped else "", self.proven
         if found is not None and self.comparison is not None:
             proof += f" is {ratio(found.median)} as fast as {self.comparison.baseline.name}"
-            proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded + self.where
+            proof += (
+                f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded + self.where
+            )
         return Found(self.config, proof, ",".join(self.named))
 
     @property
@@ -325,7 +327,9 @@ class Tuning(Shown):
             return SpeedConfig().alone(f"left as it is: {told}")
         config = self.winner.variant().config
         assert config is not None
-        return config.with_source("measured", f"measured: {self.winner.name} {self.proven}{self.where}")
+        return config.with_source(
+            "measured", f"measured: {self.winner.name} {self.proven}{self.where}"
+        )
 
     @property
     def likely_config(self) -> SpeedConfig | None:

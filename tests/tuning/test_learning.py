@@ -65,9 +65,7 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     assert len(tuning.stages) > 1
 
 
-def test_what_is_proven_in_another_process_alone_is_checked_before_it_is_applied(
-    made, monkeypatch
-):
+def test_what_is_proven_in_another_process_alone_is_checked_before_it_is_applied(made, monkeypatch):
     gain = Ratio(1.19, 0.93, 1.52, 50)
     monkeypatch.setattr(Comparison, "in_any_process", lambda self, record: gain)
     tune(made()[2], budget_s=4)
