@@ -108,7 +108,7 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
         total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
         gain += f": {count(tuning.steps, 'step')} take {total}"
     if tuning.where:
-        took = f"another may get {between(anywhere.low, anywhere.high)}; {took}"
+        took = f"{between(anywhere.low, anywhere.high)} later or in another; {took}"
     return f"{tuning.winner.name} {gain}, confirmed in fresh rounds{tuning.where} ({took})"
 
 
