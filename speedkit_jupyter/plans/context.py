@@ -48,7 +48,7 @@ class Entering(ContextDecorator):
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
         # The blocks that are open in each thread, the innermost last.
-        self._open = defaultdict[int, list[AbstractContextManager[Any]]](list)
+        self._open: dict[int, list[AbstractContextManager[Any]]] = defaultdict(list)
 
     def __enter__(self) -> Any:
         chosen = self._make()

@@ -1,4 +1,4 @@
-"""Numbers: intervals hold at their level, busy rounds narrow none, budgets are kept."""
+"""Numbers: intervals hold at their level, busy rounds mislead none, budgets are kept."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_planted_difference_is_inside_the_interval_and_found():
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 1.0])
-def test_rounds_that_other_work_disturbed_are_named_and_narrow_no_interval(share):
+def test_other_work_beside_one_of_two_is_named_and_makes_none_of_them_faster(share):
     alone_s = [STEP_S * (1 + 0.01 * (at % 5)) for at in range(40)]
     waited_s = [2 * STEP_S] * 40  # of the baseline alone: it looks three times as slow
     held_up_s = [seconds + waited for seconds, waited in zip(alone_s, waited_s, strict=True)]
@@ -105,6 +105,24 @@ def test_rounds_that_other_work_disturbed_are_named_and_narrow_no_interval(share
     beside = fewer.ratio(fewer.records[1]) if few else None
     if beside is not None and beside.is_bounded:
         assert ratio.high - ratio.low >= beside.high - beside.low - 1e-9
+
+
+@pytest.mark.parametrize(("threads", "is_found"), [(None, True), (1, False)])
+def test_a_gain_is_found_beside_other_work_unless_the_plan_waits_for_fewer_threads(
+    threads, is_found
+):
+    order = np.random.default_rng(0)
+    plan = Record("plan", applied={"threads": threads} if threads else {})
+    baseline = Record("baseline")
+    for record, alone_s in ((baseline, 1.5 * STEP_S), (plan, STEP_S)):
+        record.waited_s = [alone_s * share for share in order.uniform(0.1, 2.0, 30)]
+        record.times_s = [alone_s + waited for waited in record.waited_s]
+    found = Comparison((baseline, plan), {}, 1.0)
+    ratio = found.ratio(plan)
+    assert ratio is not None
+    assert ratio.low < 1.5 < ratio.high
+    assert (ratio.low > 1) is is_found
+    assert "other processes held up 30 of 30 rounds" in found.busy
 
 
 def work(made_time: Any, step_s: float) -> tuple[nn.Module, Any, Callable[[], None]]:

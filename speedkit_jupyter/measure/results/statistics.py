@@ -37,6 +37,8 @@ PROCESSES, NORMAL = 0.08, 1.96
 # 48 ns or in 420, and a step took 1.9 or 2.9 ms. What gained 1.22 in the one state gained 0.95 in
 # the other, which is so much in logarithms. No setting of memory, threads or OpenMP changes that.
 SHORT_S, TURNS = 0.005, 0.24
+# More of a time than this can't have been waiting.
+ALL = 1 - 1e-9
 # A run ends early once every verdict is clear and every interval is as narrow as this.
 PRECISE = 0.03
 
@@ -100,27 +102,31 @@ def paired_ratio(
     candidate_s: Sequence[float],
     error: float = ERROR,
     waited_s: Sequence[Sequence[float]] | None = None,
+    alike: bool = True,
 ) -> Ratio:
     """Return the median ratio of times that were taken round by round, side by side.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
     the level 1 - `error`. Below LEAST_PAIRS it is everything. `waited_s` are the seconds of both
-    in which other processes may have held them up. Pairs without are used alone if they are enough;
-    else each time may be shorter by its waiting, and the interval is as wide as that makes it.
+    in which other processes may have held them up. Pairs without are used alone if they are enough.
+    Else the interval holds that of the times as they are and that of the times without all waiting;
+    unless both wait `alike`, also what mixes the two: their order is shuffled, but one may have
+    fewer threads that wait for each other.
     """
     times = np.array([baseline_s, candidate_s], float)
-    waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, times)
+    waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, ALL * times)
     alone = (waits <= SAME * times).all(0)
     if alone.sum() >= least_pairs(error):
         times, waits = times[:, alone], waits[:, alone]
-    with np.errstate(divide="ignore"):
-        longest, shortest = np.log(times), np.log(times - waits)
+    longest, shortest = np.log(times), np.log(times - waits)
     median, pairs = float(np.exp(np.median(longest[0] - longest[1]))), times.shape[1]
     rank = order_statistic(pairs, error)
     if pairs < LEAST_PAIRS or not rank:
         return Ratio(median, 0.0, math.inf, pairs)
-    low = np.sort(shortest[0] - longest[1])[rank - 1]
-    high = np.sort(longest[0] - shortest[1])[-rank]
+    before, after = ((longest, shortest) if alike else (shortest, longest)), (longest, shortest)
+    ratios = [one[0] - other[1] for one, other in zip(before, after, strict=True)]
+    ordered = np.sort(ratios, axis=1)
+    low, high = ordered[:, rank - 1].min(), ordered[:, -rank].max()
     return Ratio(median, float(np.exp(low)), float(np.exp(high)), pairs)
 
 
@@ -191,7 +197,7 @@ def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
         return ""
     return (
         f"the machine was busy: other processes held up {sum(interrupted)} of {len(interrupted)} "
-        f"{rounds} (up to {share:.0%} of the time), and these {rounds} narrow no interval"
+        f"{rounds} (up to {share:.0%} of the time)"
     )
 
 

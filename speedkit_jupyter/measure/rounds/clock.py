@@ -49,10 +49,13 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return at most how many of the `wall_s` since `begin()`; 0 if the system can't tell."""
+        """Return at most how many of the `wall_s` since `begin()`; 0 if the system can't tell.
+
+        On all cores what was computed takes its CPU time at least.
+        """
         waiting_s = waited_s() - self._waited_s
-        idle_s = _cores() * wall_s - (time.process_time() - self._cpu_s)
-        held_up_s = max(min(waiting_s, idle_s, wall_s), 0.0)
+        least_s = (time.process_time() - self._cpu_s) / _cores()
+        held_up_s = max(min(waiting_s, wall_s - least_s), 0.0)
         self._total_s += held_up_s
         if not held_up_s:
             return 0.0
