@@ -80,7 +80,10 @@ def _next_steps(tuning: Tuning) -> str:
     lines = {
         f"apply {models}": "puts it into force; with -v NAME, NAME.apply() too",
         "verify": "compares loss curves with and without it",
-        f"code {''.join(tuning.named[:1])}": "the same as plain PyTorch, to take home",
+        **{
+            f"code {name}": "the same as plain PyTorch, to take home"
+            for name in tuning.named or ("",)
+        },
     }
     if not tuning.helped:
         lines = {f"apply --likely {models}": "puts it into force, although it is not proven"}

@@ -237,8 +237,9 @@ class Tuning(Shown):
             self.notes += filter(None, [self.comparison.busy.capitalize()])
             unproven = [part.word for part in self.parts_found if not part.is_proven]
             if unproven and len(self.winner.values) > 1:
-                names = " and ".join(unproven)
-                self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
+                names, adds = " and ".join(unproven), "adds" if len(unproven) == 1 else "add"
+                whole = "The plan is proven as a whole"
+                self.notes.append(f"{whole}; what {names} {adds} to it is not")
             return
         self.learned = None
         best = self.known.best(self.wanted)

@@ -128,6 +128,7 @@ def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(timed
     lines = NEXT_STEP.findall(timed.run(f"%%speedbench --tune --budget 12 -v tuning\n{OF_GROUP}"))
     assert lines == [
         "%speedkit apply encoder,decoder", "%speedkit verify", "%speedkit code encoder",
+        "%speedkit code decoder",
     ]  # fmt: skip
     shown = timed.run(lines[0])
     assert "Applied to encoder" in shown

@@ -17,6 +17,7 @@ from speedkit_jupyter.measure.checks.examination import Examination
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, compiling_excluded
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.tuning.races import Allowance
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -178,3 +179,12 @@ def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
     assert tuning.seconds <= 1.25 * 20 + 0.01
     said = "2.5 s of it went into" if takes_s < 5 else "gemm was not tried: the machine is busy"
     assert any(said in note for note in tuning.notes)
+
+
+def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps():
+    allowance = Allowance(None)
+    allowance.follow([0.3, 2.0, 9.0], is_busy=True)
+    assert (allowance.step_s, allowance.seconds) == (2.0, 2 * 60 * 0.3)
+    allowance.follow([0.3, 0.3])
+    allowance.follow(is_busy=True)
+    assert allowance.seconds == 2 * 60 * 0.3
