@@ -15,6 +15,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.units import between, count, day, ratio, seconds, share, size
+from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import FAR_SLOWER, LEAST_SAVED
 from speedkit_jupyter.tuning.outcome import Tuning
 
@@ -76,15 +77,11 @@ def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
 
 def _next_steps(tuning: Tuning) -> str:
     """Return magics to run as they stand, with the models' names where there are several."""
-    models = ",".join(tuning.named)
+    models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
         f"apply {models}": "puts it into force; with -v NAME, NAME.apply() too",
         "verify": "compares loss curves with and without it",
-        **{
-            f"code {name}": "the same as plain PyTorch, to take home"
-            for name in tuning.named or ("",)
-        },
-    }
+    } | dict.fromkeys(code, "the same as plain PyTorch, to take home")
     if not tuning.helped:
         lines = {f"apply --likely {models}": "puts it into force, although it is not proven"}
     width = max(map(len, map(str.strip, lines)))
@@ -201,16 +198,13 @@ def tuned_list(plans: Sequence[Kept]) -> Document:
 
 def _learned(entry: Kept) -> tuple[str, ...]:
     plan = entry.value
-    gain = BLANK if plan["speedup"] is None else ratio(plan["speedup"])
-    if plan["low"] and plan["high"] is not None:
-        gain += f" ({between(plan['low'], plan['high'])})"
-        gain += " in its process" if "process" in plan else ""
+    gain = learning.gain(plan, " in its process")
     work = "training" if plan["trains"] else "inference"
     subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     name = plan["name"] if plan["values"] else "leave it as it is"
     name += " (of an earlier version, not used)" if entry.is_earlier else ""
     inputs = ", ".join(plan["inputs"]) or "not seen"
-    return str(entry.number), name, gain, subject, inputs, day(entry.saved_at)
+    return str(entry.number), name, gain or BLANK, subject, inputs, day(entry.saved_at)
 
 
 def cache_report(root: Path, here: Path) -> Document:

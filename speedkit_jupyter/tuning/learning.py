@@ -8,7 +8,6 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +35,9 @@ from speedkit_jupyter.support.samples import tensors_in
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.wrappers import unwrapped
+
+# A word for this process that no other one has.
+PROCESS = uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,7 @@ def _holds_unmeasured(plan: Mapping[str, Any]) -> bool:
     """
     is_for_memory = str(plan.get("objective")).startswith("memory")
     is_slower = is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
-    return not is_slower and plan.get("process") in (None, _process())
-
-
-@cache
-def _process() -> str:
-    """Return a word for this process that no other one has."""
-    return uuid.uuid4().hex
+    return not is_slower and plan.get("process") in (None, PROCESS)
 
 
 def keep(
@@ -190,7 +186,7 @@ def keep(
     found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
     found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
     found |= asdict(task) | ({"bundle": dict(bundle)} if bundle else {})
-    found |= {"process": _process()} if only_here else {}
+    found |= {"process": PROCESS} if only_here else {}
     database.learn(where, task.key(), found)
 
 
@@ -205,12 +201,16 @@ def config_of(learned: database.Kept) -> SpeedConfig:
 
 def why(learned: database.Kept) -> str:
     """Return `measured: bf16+compile 1.31× (1.25× to 1.38×) on 2026-11-26 (32x3 float32)`."""
-    name, speedup, low, high = (learned.value[key] for key in ("name", "speedup", "low", "high"))
-    gain = "" if speedup is None else f" about {ratio(speedup)}"
+    words = (learned.value["name"], gain(learned.value, " in this process"), _when(learned))
+    return f"measured: {' '.join(filter(None, words))}"
+
+
+def gain(plan: Mapping[str, Any], here: str) -> str:
+    """Return `1.31× (1.25× to 1.38×)`, and `here` where it is proven in one process alone."""
+    speedup, low, high = (plan[key] for key in ("speedup", "low", "high"))
     if low and high is not None:
-        gain = f" {ratio(speedup)} ({between(low, high)})"
-    gain += " in this process" if "process" in learned.value else ""
-    return f"measured: {name}{gain} {_when(learned)}"
+        return f"{ratio(speedup)} ({between(low, high)}){here if 'process' in plan else ''}"
+    return "" if speedup is None else f"about {ratio(speedup)}"
 
 
 def _when(learned: database.Kept) -> str:

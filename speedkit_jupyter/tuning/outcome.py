@@ -237,9 +237,8 @@ class Tuning(Shown):
             self.notes += filter(None, [self.comparison.busy.capitalize()])
             unproven = [part.word for part in self.parts_found if not part.is_proven]
             if unproven and len(self.winner.values) > 1:
-                names, adds = " and ".join(unproven), "adds" if len(unproven) == 1 else "add"
-                whole = "The plan is proven as a whole"
-                self.notes.append(f"{whole}; what {names} {adds} to it is not")
+                adds = f"{' and '.join(unproven)} add{'s' * (len(unproven) == 1)}"
+                self.notes.append(f"The plan is proven as a whole; what {adds} to it is not")
             return
         self.learned = None
         best = self.known.best(self.wanted)
@@ -291,18 +290,16 @@ class Tuning(Shown):
         return self.comparison.in_any_process(self.record)
 
     @property
-    def where(self) -> str:
-        """` in this process` where the winner is proven in no other: one may be slower; else ``."""
+    def proven(self) -> Ratio | None:
+        """The winner's speed-up with the interval that is proven: for any process, or for this."""
         here = self.comparison.ratio(self.record) if self.comparison and self.record else None
         is_only_here = here and self.ratio and self.ratio.low <= 1 < here.low
-        return " in this process" if is_only_here else ""
+        return here if is_only_here else self.ratio
 
     @property
-    def proven(self) -> Ratio | None:
-        """The winner's speed-up with the interval for `where` it is proven."""
-        if self.comparison is None or self.record is None or not self.where:
-            return self.ratio
-        return self.comparison.ratio(self.record)
+    def where(self) -> str:
+        """` in this process` where the winner is proven in no other; else empty."""
+        return "" if self.proven == self.ratio else " in this process"
 
     @property
     def is_settled(self) -> bool:
@@ -315,9 +312,8 @@ class Tuning(Shown):
         proof, found = self.winner.name if self.helped else "", self.proven
         if found is not None and self.comparison is not None:
             proof += f" is {ratio(found.median)} as fast as {self.comparison.baseline.name}"
-            proof += (
-                f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded + self.where
-            )
+            proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded
+            proof += self.where
         return Found(self.config, proof, ",".join(self.named))
 
     @property
@@ -328,9 +324,8 @@ class Tuning(Shown):
             return SpeedConfig().alone(f"left as it is: {told}")
         config = self.winner.variant().config
         assert config is not None
-        return config.with_source(
-            "measured", f"measured: {self.winner.name} {self.proven}{self.where}"
-        )
+        why = f"measured: {self.winner.name} {self.proven}{self.where}"
+        return config.with_source("measured", why)
 
     @property
     def likely_config(self) -> SpeedConfig | None:

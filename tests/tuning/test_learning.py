@@ -71,7 +71,7 @@ def test_what_is_proven_in_another_process_alone_is_checked_before_it_is_applied
     tune(made()[2], budget_s=4)
     network, optimizer, step = made()
     assert "in this process" in tuned(network, optimizer).request("fused_optimizer").measured
-    monkeypatch.setattr(learning, "_process", lambda: "another one")
+    monkeypatch.setattr(learning, "PROCESS", "another one")
     assert tuned(network, optimizer) is None
     assert tune(step, budget_s=4).learned is not None
     assert tuned(network, optimizer) is not None
