@@ -55,7 +55,7 @@ def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
     """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
     answer = {tuning.winner.name: f"proven{tuning.where}"} if tuning.helped else likely
-    verdicts = {one.name: one.reason for one in tuning.rejected}
+    verdicts = dict(tuning.rejected)
     speedups, ranks = {}, dict.fromkeys(answer, -math.inf)
     for row in tuning.known.rows():
         name, found = row.record.name, row.comparison.ratio(row.record)

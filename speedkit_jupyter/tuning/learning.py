@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -182,8 +181,8 @@ def keep(
     """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
-    speedup, low, high = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
-    found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
+    proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
+    found |= {"speedup": proof["median"], "low": proof["low"], "high": proof["high"]}
     found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
     found |= asdict(task) | ({"bundle": dict(bundle)} if bundle else {})
     found |= {"process": PROCESS} if only_here else {}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -39,13 +38,6 @@ SAYS_S = 0.5
 class Stage(NamedTuple):
     title: str
     comparison: Comparison
-
-
-class Rejected(NamedTuple):
-    """A plan or a part that is not in the plan, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -263,8 +255,9 @@ class Tuning(Shown):
         return self.known.stages
 
     @property
-    def rejected(self) -> list[Rejected]:
-        return [Rejected(*reason) for reason in self.known.reasons.items()]
+    def rejected(self) -> dict[str, str]:
+        """Why a plan or a part is not in the plan, by its name."""
+        return self.known.reasons
 
     @property
     def aim(self) -> str:
@@ -392,17 +385,10 @@ class Tuning(Shown):
             "plan": dict(self.winner.values),
             **{name: getattr(self, name) for name in (*plain, "unclear")},
             "kept": list(self.kept),
-            "parts": [
-                {
-                    "part": word,
-                    **asdict(ratio),
-                    "high": None if math.isinf(ratio.high) else ratio.high,
-                }
-                for word, ratio in self.parts()
-            ],
+            "parts": [{"part": word, **ratio.to_dict()} for word, ratio in self.parts()],
             "learned_at": None if self.learned is None else self.learned.saved_at.isoformat(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
-            "rejected": [rejected._asdict() for rejected in self.rejected],
+            "rejected": [{"name": name, "reason": why} for name, why in self.rejected.items()],
         }

@@ -52,7 +52,7 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
     assert "is undone" in shown
     assert all(map(torch.equal, before, shell.names["model"].parameters()))
     assert "loss" not in shell.names
-    tried = {one.name for one in tuning.rejected} | {tuning.winner.name}
+    tried = {*tuning.rejected, tuning.winner.name}
     assert any("channels_last" in name for name in tried)
     for context in tuning.apply():
         assert context.active

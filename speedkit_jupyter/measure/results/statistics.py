@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -91,6 +91,10 @@ class Ratio:
         if not self.is_bounded:
             return f"about {units.ratio(self.median)} in {units.count(self.pairs, 'round')}"
         return f"{units.ratio(self.median)} ({units.between(self.low, self.high)})"
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Return plain values: no end where it is not bounded."""
+        return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
 
     def is_precise(self, share: float) -> bool:
         """Return whether the interval is as narrow as this share of the median to both sides."""
