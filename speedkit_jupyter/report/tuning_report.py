@@ -190,8 +190,6 @@ def tuned_list(plans: Sequence[Kept]) -> Document:
         return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
     columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
     note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
-    if any(entry.is_earlier for entry in plans):
-        note += " What an earlier version found is not used."
     table = Table(columns, [_learned(one) for one in reversed(plans)], columns[:1], columns[1:5])
     return Document(count(len(plans), "learned plan"), [table, note])
 
