@@ -103,10 +103,12 @@ def is_out(comparison: Comparison, record: Record) -> bool:
     return refused or not record.is_checked or record.is_other_model(comparison.baseline)
 
 
-def is_behind(baseline_s: Sequence[float], times_s: Sequence[float], times: float) -> bool:
-    """Return whether every one of some rounds was this many `times` slower."""
+def is_behind(
+    baseline_s: Sequence[float], times_s: Sequence[float], times: float, rounds: int = FAR_ROUNDS
+) -> bool:
+    """Return whether every one of some `rounds` or more was this many `times` slower."""
     pairs = list(zip(baseline_s, times_s, strict=False))
-    return len(pairs) >= FAR_ROUNDS and all(slow > times * base for base, slow in pairs)
+    return len(pairs) >= rounds and all(slow > times * base for base, slow in pairs)
 
 
 def memory_saved(baseline: Record, record: Record) -> float:

@@ -11,6 +11,7 @@ from speedkit_jupyter.measure.results.statistics import SAME
 from speedkit_jupyter.tuning.aim import WORTH_IT, Aim, pays, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate
 from speedkit_jupyter.tuning.outcome import Known
+from speedkit_jupyter.tuning.races import HOPELESS
 
 # A plan that lost a race by no more than this is proven or refuted with more rounds.
 NARROW = 0.95
@@ -19,12 +20,17 @@ BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 
 
 def best_first(
-    known: Known, warm: Collection[str], plan: Candidate, others: Iterable[Candidate]
+    known: Known,
+    warm: Collection[str],
+    plan: Candidate,
+    others: Iterable[Candidate],
+    least: float = 0.0,
 ) -> list[Candidate]:
     """Return first those that are the fastest beside the plan, or may be by the parts in which they
     differ.
 
-    What would be compiled anew is left out where the plan is compiled, or no gain is promised.
+    What promises less than `least` of its speed is left out, as is what would be compiled anew
+    where the plan is compiled, or no gain is promised.
     """
     speedups = {row.record.name: row.ratio.median for row in known.rows()}
     gains, now = _gains_of_parts(known, speedups), speedups.get(plan.name)
@@ -39,7 +45,8 @@ def best_first(
 
     def is_quick(one: Candidate) -> bool:
         is_warm = not one.costly or one.name in warm
-        return is_warm or (promised(one) >= 1 and not plan.costly)
+        promises = promised(one)
+        return promises >= least and (is_warm or (promises >= 1 and not plan.costly))
 
     return sorted(filter(is_quick, others), key=promised, reverse=True)
 
@@ -72,6 +79,12 @@ def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Can
     most = max([0.0, *(gains[plan.name] for plan in able)])
     equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
     return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
+
+
+def leads_by_far(comparison: Comparison, plan: Candidate) -> bool:
+    """Return whether it left the baseline, and all others, hopelessly behind."""
+    times = {record.name: median(record.times_s) for record in comparison.records if record.times_s}
+    return all(times[name] > HOPELESS * times[plan.name] for name in times if name != plan.name)
 
 
 def rivals(known: Known) -> list[Candidate]:

@@ -12,6 +12,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.rounds import budget
 from speedkit_jupyter.measure.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
+from speedkit_jupyter.support import units
 from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
 
@@ -20,6 +21,8 @@ from speedkit_jupyter.tuning.candidates import Candidate
 # that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 TIE, MOST_RACE_ROUNDS = 0.045, 15
+# Where steps are long, one that is this many times slower in each of so many rounds leaves.
+HOPELESS, LONG_ROUNDS = 1.5, 2
 # Nothing leaves before a step of each block, all together, took this long, and no standard error is
 # taken to be smaller: else a moment's disturbance decides, or three rounds that agree by chance.
 LEAST_RACE_S, LEAST_SCATTER = 0.08, 0.005
@@ -34,6 +37,8 @@ ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
+# Copies of the state that take more are said beforehand.
+LARGE_BYTES = 1 << 30
 # What surrounds blocks, and other processes, may take so much of a proof beside its steps.
 SLACK = 1.3
 # The most candidates of one race. Each takes about FASTER of the baseline's seconds, CANDIDATE_S at
@@ -66,17 +71,25 @@ class Race(Grid):
         """Return the seconds for rounds, which is known once all are warmed up."""
         return self._allowance.race_s
 
+    @property
+    def counts_warm_up(self) -> bool:  # type: ignore[override]
+        return self._allowance.steps_are_long
+
     def least_rounds(self, others: int) -> int:
         return RACE_ROUNDS
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        return [] if _is_early(racing) else fallen_behind(racing)
+        if not _is_early(racing):
+            return fallen_behind(racing)
+        return hopeless(racing) if self._allowance.steps_are_long else []
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
         """Return whether one is left beside the baseline, or more rounds would choose no other."""
-        is_clear = len(racing) <= 2 or is_order_clear(racing)
-        is_last = len(racing[0].times_s) >= MOST_RACE_ROUNDS
-        return is_last or (is_clear and not _is_early(racing))
+        rounds, is_alone = len(racing[0].times_s), len(racing) <= 2
+        if is_alone and self._allowance.steps_are_long:
+            return rounds >= LONG_ROUNDS
+        is_clear = is_alone or is_order_clear(racing)
+        return rounds >= MOST_RACE_ROUNDS or (is_clear and not _is_early(racing))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()
@@ -183,6 +196,12 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
     return [record for record, share in zip(records, behind, strict=True) if share > margin]
 
 
+def hopeless(records: Sequence[Record]) -> list[Record]:
+    """Return those that were far behind the fastest in each of several rounds."""
+    first_s = min((record.times_s for record in records), key=sum)
+    return [one for one in records if aim.is_behind(first_s, one.times_s, HOPELESS, LONG_ROUNDS)]
+
+
 def is_order_clear(records: Sequence[Record]) -> bool:
     """Return whether the fastest leaves the others behind, but for what it ties with."""
     behind, margin = _behind(records)
@@ -264,9 +283,13 @@ class Allowance(budget.Budget):
         left_s = self.left_s - max(SLACK * self.proof_s(ALONE), PROOF * self.seconds)
         return min(RACE * self.seconds, max(left_s, 0.0))
 
-    def ahead(self) -> str:
-        """Return how long the search will take, and whether that is enough."""
+    def ahead(self, copies_bytes: float) -> str:
+        """Return how long the search will take, and whether that is enough; and the room for copies
+        of the state, if it is large.
+        """
         step = f"one step takes {self.step_s:.2g} s"
         is_short = self.seconds < ENOUGH_STEPS * self.step_s / 2
         text = f"{step}: about {self.seconds:.0f} s and what compiling takes"
+        if copies_bytes >= LARGE_BYTES:
+            text += f"; copies of its state take {units.size(copies_bytes)} at most"
         return f"{text}; {budget.LONGER}" if is_short else text

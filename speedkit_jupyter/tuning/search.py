@@ -36,7 +36,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
 from speedkit_jupyter.tuning.aim import Aim, is_out, leader, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.choosing import best_first, best_of, rivals
+from speedkit_jupyter.tuning.choosing import NARROW, best_first, best_of, leads_by_far, rivals
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
 # Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
@@ -104,6 +104,11 @@ class Search:
         """Return the names of the plans that are warmed up."""
         return () if self._pool is None else self._pool.runners
 
+    @property
+    def _least(self) -> float:
+        """Return what of the best one's speed a plan must promise to be timed beside it."""
+        return NARROW if self.budget.steps_are_long else 0.0
+
     def has_results(self) -> bool:
         return self.budget.step_s > 0
 
@@ -116,7 +121,7 @@ class Search:
             yield Progress(self.budget.share, "looking at one step")
             with pooled(self.step, races.MOST_CANDIDATES) as self._pool:
                 seen = self._read_step(self._pool)
-                yield Progress(self.budget.share, self.budget.ahead())
+                yield Progress(self.budget.share, self.budget.ahead(self._pool.most_bytes))
                 if tuning.learned is not None:
                     yield from self._check_learned(tuning.learned)
                 else:
@@ -148,7 +153,7 @@ class Search:
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
-        step_s, fresh = first.usual_s, first.fresh_bytes or 0
+        step_s, fresh = first.usual_s, first.fresh_bytes.get(False, 0)
         facts = [replace(one, step_s=step_s, fresh_bytes=fresh) for one in seen.facts]
         if learned is not None and learned.value["values"]:  # where nothing helped, search again
             tuning.learned = learned
@@ -283,10 +288,11 @@ class Search:
                     known.refuse(plan.name, why)
             if best.name == BASELINE.name:
                 break
+            if self.budget.steps_are_long and leads_by_far(comparison, best):
+                return best  # its parts, and what is near it, are not worth their time
             if best.name != leads.name:
-                near = self._worth_trying(
-                    best_first(known, self._warm, best, best.neighbours(singles))
-                )
+                near = best_first(known, self._warm, best, best.neighbours(singles), self._least)
+                near = self._worth_trying(near)
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
             if not new:
@@ -308,8 +314,8 @@ class Search:
         known, warm, others = self.known, self._warm, list[Candidate]()
         if with_parts:
             beside = [*whole.without_each(), *rivals(known)]
-            others = best_first(known, warm, whole, beside)
-            others = [one for one in others if one.name in warm or not self.budget.steps_are_long]
+            others = best_first(known, warm, whole, beside, self._least)
+            others = [one for one in others if one.name in warm or not self._least]
         plans = [*{plan.name: plan for plan in (whole, *others)}.values()]
         known.tried |= {plan.name: plan for plan in plans}
         policy = races.Proof(plans, self.aim, self.budget.steps_are_long)
@@ -332,7 +338,7 @@ class Search:
         if self._pool is not None:
             first, *_ = asked
             kept = (BASELINE, *asked, *first.without_each(), *rivals(self.known))
-            self._pool.keep({plan.name for plan in kept})
+            self._pool.keep({plan.name for plan in kept}, {variant.name for variant in variants})
         left_s = max(budget.left_s, 0.01)
         benchmark = Benchmark(
             self.step, variants, left_s, policy=policy, within=budget, pool=self._pool

@@ -188,3 +188,9 @@ def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps()
     allowance.follow([0.3, 0.3])
     allowance.follow(is_busy=True)
     assert allowance.seconds == 2 * 60 * 0.3
+
+
+@pytest.mark.parametrize(("copies_bytes", "said"), [(6 << 30, "take 6 GiB at most"), (1e6, "")])
+def test_the_room_for_copies_of_a_large_model_is_said_beforehand(copies_bytes, said):
+    text = Allowance(None).ahead(copies_bytes)
+    assert said in text if said else "copies" not in text

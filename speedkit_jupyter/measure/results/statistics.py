@@ -24,8 +24,6 @@ LEAST_PAIRS = 8
 # A run may err with this probability in all; half of it is for the look at its end, which most
 # small differences wait for, the other half is shared by the looks before.
 ERROR, LAST_LOOK = 0.05, 0.5
-# The first look has pairs enough for an interval where five variants share a few looks.
-FIRST_LOOK = 12
 # How an interval is called wherever one is shown.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # The standard deviation of a gain between processes, as a share of it (of its logarithm): memory
@@ -146,12 +144,16 @@ def order_statistic(number: int, error: float) -> int:
     return int((bdtr(np.arange(number // 2 + 1), number, 0.5) < error / 2).sum())
 
 
-def planned_looks(rounds: int) -> tuple[int, ...]:
-    """Return after which rounds to look before a budget of so many is spent: 12, 18, 27, 40 …"""
-    looks = [FIRST_LOOK]
+def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
+    """Return after which rounds to look before a budget of so many is spent: 9, 13, 19, 28 …
+
+    The first look has pairs enough for an interval of each of the variants.
+    """
+    looks = [LEAST_PAIRS]
     while (later := looks[-1] * 3 // 2) < rounds:
         looks.append(later)
-    return tuple(looks)
+    first = least_pairs(bonferroni_share(error_of_a_look(len(looks), ended=False), variants))
+    return tuple(look + first - LEAST_PAIRS for look in looks)
 
 
 def error_of_a_look(looks: int, ended: bool) -> float:

@@ -136,7 +136,8 @@ class Benchmark:
             yield from self._sample(runners)
             if runners := _warm(runners):  # the baseline itself may have failed in the rounds
                 yield from self._examine(runners, pool)
-                if self._pool is None:  # checks begin with the user's state, and need the room
+                # Checks begin with the user's state, need the room, and decide a search.
+                if self._pool is None or self._policy.proves:
                     for runner in runners:
                         runner.warm = None
                 yield from self._check(runners, pool)

@@ -19,10 +19,12 @@ from speedkit_jupyter.plans.applying import hidden
 class Pool:
     """A step that is undone at the end, its variants warmed up once and judged by one trace.
 
-    `runners` are by the name of the variant, and hold a copy of the state each.
+    `runners` are by the name of the variant, and hold a copy of the state each: `most_bytes` in all
+    at most.
     """
 
     guard: MeasurementGuard
+    most_bytes: int = 0
     runners: dict[str, Runner] = field(default_factory=dict)
     judge: Judge = field(default_factory=Judge)
 
@@ -32,9 +34,11 @@ class Pool:
             runner.record = runner.record.anew()
         return runner
 
-    def keep(self, names: Collection[str]) -> None:
-        """Let go of all others, and of the copies that they hold."""
+    def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
+        """Let go of all others; of those that are not at work only the copies that they hold."""
         self.runners = {name: one for name, one in self.runners.items() if name in names}
+        for name in self.runners.keys() - at_work:
+            self.runners[name].warm = None
 
 
 @contextmanager
@@ -50,15 +54,11 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
         # Hidden first: settings of a plan in force are no part of what to come back to.
         for model in step.models:
             stack.enter_context(hidden(model))
-        _keep_copies_where_they_fit(step, copies)
-        yield Pool(stack.enter_context(step.guarded()))
-
-
-def _keep_copies_where_they_fit(step: Step, copies: int) -> None:
-    """Keep copies in main memory if the device is too small for them."""
-    device = next((parameter.device for parameter in step.models[0].parameters()), None)
-    size = copy_bytes(step)
-    step.off_device = device is not None and not memory.fits(copies * size, device)
+        most_bytes = copies * copy_bytes(step)
+        device = next((parameter.device for parameter in step.models[0].parameters()), None)
+        # They lie in main memory if the device is too small for them.
+        step.off_device = device is not None and not memory.fits(most_bytes, device)
+        yield Pool(stack.enter_context(step.guarded()), most_bytes)
 
 
 def copy_bytes(step: Step) -> int:

@@ -35,9 +35,9 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
 # What a plan changes in the optimizer's step alone.
 STEPS = {"fused_optimizer"}
-# The heap has settled in a step that gets no more anew than this beyond another one: that takes a
-# few hundredths of a long step.
-SETTLED_BYTES = 4 << 20
+# The heap has settled in a step that gets no more anew than this, and this share, beyond another
+# one: that takes a few hundredths of a long step.
+SETTLED_BYTES, SETTLED_SHARE = 4 << 20, 0.05
 # A step, or a block of steps, is expected to take as long as the slowest of so many before it.
 RECENT = 8
 
@@ -47,8 +47,9 @@ class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
     `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
-    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). Each
-    got `fresh_bytes` from the system at least; the last one `has_settled` if it got hardly more.
+    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). Each got
+    `fresh_bytes` from the system at least, by whether the heap is kept; the last one `has_settled`
+    if it got hardly more.
     `around` makes what is in force beside the plan. One that `is_planned` has a config; one that is
     not `is_routed` gets of its plan only what the step asks its context for.
     """
@@ -64,7 +65,7 @@ class Runner:
     skipped_in_a_row: int = 0
     compiled_in_a_row: int = 0
     was_disturbed: bool = False
-    fresh_bytes: int | None = None
+    fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True
     is_planned: bool = False
     is_routed: bool = True
@@ -122,11 +123,11 @@ class Runner:
         """Return the seconds of one step, from its own state if a later call does less."""
         if self.step.afresh and self.warm is not None:
             self.warm.restore()
-        before = heap.fresh_bytes()
+        before, is_kept = heap.fresh_bytes(), heap.is_kept()
         took_s = clock.timed(self.once, self.device)
         fresh = heap.fresh_bytes() - before
-        self.fresh_bytes = fresh if self.fresh_bytes is None else min(self.fresh_bytes, fresh)
-        self.has_settled = fresh <= self.fresh_bytes + SETTLED_BYTES
+        self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
+        self.has_settled = fresh <= (1 + SETTLED_SHARE) * least + SETTLED_BYTES
         return took_s
 
     @user_code_boundary
@@ -212,11 +213,11 @@ class Runner:
         return self.step_s
 
     def state(self) -> Snapshot:
-        """Return a copy of what the step changes, as it is now, the variant's scalers with it.
+        """Return what its blocks begin with: a copy of the state as it is now, with its scalers.
 
         If every call begins in it, without them: a scaler that was set back would skip each step.
         """
-        return self.step.state(() if self.step.afresh else self._scalers())
+        return self.step.state(() if self.step.afresh else self._scalers(), for_timing=True)
 
     def _scalers(self) -> list[torch.amp.GradScaler]:
         return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]

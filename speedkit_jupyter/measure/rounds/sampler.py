@@ -73,6 +73,7 @@ class Policy:
     proves = False  # whether all that is to be checked is checked, whatever time is left
     weighs = False  # whether the memory of each variant is measured before the rounds
     has_limits = True  # whether memory and machine limits are measured after them
+    counts_warm_up = False  # whether the fastest step of each warm-up stands for a first round
 
     @property
     def rounds_s(self) -> float:
@@ -118,7 +119,7 @@ class Sampler:
         self._blocks_s: dict[int, deque[float]] = {}
         self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
         self.looks: tuple[int, ...] = ()
-        self.rounds = 0
+        self.rounds, self._variants = 0, max(len(self.runners) - 1, 1)
         self._order = random.Random(0)  # not the user's generator, which is being kept
         self._statuses: tuple[VariantStatus, ...] = ()
         self._start_s = self._elapsed_s = self._last_s = 0.0
@@ -139,6 +140,8 @@ class Sampler:
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
         self._start_s = self._budget.spent_s
+        for runner in self.runners if policy.counts_warm_up and not self._lead_in else ():
+            runner.record.times_s, runner.record.waited_s = [runner.fastest_s], [0.0]
         for _ in range(MOST_ROUNDS):
             if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
@@ -210,7 +213,7 @@ class Sampler:
         taken = self.rounds + self.skipped_rounds + self.compiled_rounds
         self.round_s = self._elapsed_s / taken
         if self.rounds == 1:  # planned before anything is seen, so that looking costs its due
-            self.looks = planned_looks(int(self.budget_s / max(self.round_s, 1e-9)))
+            self._plan_looks(self.budget_s / max(self.round_s, 1e-9))
         return self.rounds in self.looks
 
     def _fits(self, runner: Runner) -> bool:
@@ -227,8 +230,11 @@ class Sampler:
         round_s = max(self._steps * last_s, 1e-6)
         if self.rounds < min(self.looks, default=math.inf):  # nothing was looked at yet
             left_s = self.budget_s - self._elapsed_s
-            self.looks = planned_looks(self.rounds + int(left_s / round_s))
+            self._plan_looks(self.rounds + left_s / round_s)
         self._last_s = min(self._last_s, round_s)
+
+    def _plan_looks(self, rounds: float) -> None:
+        self.looks = planned_looks(int(rounds), self._variants)
 
     def _tried(self, runner: Runner) -> Block:
         """Take a block; a variant that fails now is a row too, and the others go on."""

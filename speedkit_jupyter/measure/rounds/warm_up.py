@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from speedkit_jupyter.machines import heap
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
 from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
-from speedkit_jupyter.measure.rounds.sampler import OVERFLOW, Policy, Progress
+from speedkit_jupyter.measure.rounds.sampler import LONG_S, OVERFLOW, Policy, Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
@@ -76,6 +77,7 @@ class WarmUp:
             begun_s, excluded_s = clock.now(), self.budget.excluded_s
             try:
                 with runner.applied():
+                    heap.hide()
                     if runner.record.is_compiled:  # the first to do so loads Inductor
                         self.budget.exclude(clock.now() - begun_s)
                     if self.step.afresh:
@@ -98,10 +100,14 @@ class WarmUp:
         """
         budget, record = self.budget, runner.record
         now, skipped, compiled = self._step(runner, usual_s)
-        record.first_call_s = spent = last = now
+        first_s = spent = last = now
+        # A variant that gave its state back is warmed up once more: then nothing is compiled.
+        record.first_call_s = max(record.first_call_s or 0.0, first_s)
         # What the next step takes is guessed: the first one is often the slowest, or compiles.
         expected_s = usual_s if compiled or not usual_s else now
-        if self._is_hopeless(runner, usual_s, compiled):
+        # A long step that beats the baseline's at once has nothing to settle that matters.
+        is_quick = LONG_S <= now < usual_s and not (compiled or skipped)
+        if is_quick or self._is_hopeless(runner, first_s, usual_s, compiled):
             runner.step_s = now
             return
         calls, runner.fastest_s = 1, math.inf
@@ -112,7 +118,7 @@ class WarmUp:
             if not compiled:
                 runner.recent_s.append(now)
                 expected_s = runner.worst_s
-            later_s = spent - record.first_call_s
+            later_s = spent - first_s
             is_over = later_s > SHARE * budget.seconds / self.variants and not compiled
             is_alike = calls > 1 and not compiled and abs(now - last) < STABLE * last
             may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
@@ -123,13 +129,10 @@ class WarmUp:
         if skipped:
             raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in warm-up")
         runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
-        record.settling_s = max(spent - calls * now, 0.0)
-        for context in runner.contexts:
-            record.notes.update(context.notes)
+        record.settling_s = max(spent - calls * now, record.settling_s)
 
-    def _is_hopeless(self, runner: Runner, usual_s: float, compiled: bool) -> bool:
+    def _is_hopeless(self, runner: Runner, first_s: float, usual_s: float, compiled: bool) -> bool:
         """Return whether the first step says enough for a search to choose by."""
-        first_s = runner.record.first_call_s or 0.0
         is_slow = 0 < HOPELESS * usual_s < first_s > HOPELESS_SHARE * self.budget.seconds
         is_sure = not (compiled or runner.was_disturbed)
         return is_slow and is_sure and math.isfinite(self.policy.far_slower)
@@ -149,6 +152,8 @@ class WarmUp:
             runner.warm = runner.state()
         if compiled:
             self.budget.exclude(now - usual_s)
+        for context in runner.contexts:
+            runner.record.notes.update(context.notes)
         return now, skipped, compiled
 
 

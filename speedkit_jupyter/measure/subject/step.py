@@ -113,9 +113,11 @@ class Step:
         """Return a walk over all that it can change."""
         return Walk(self.roots())
 
-    def state(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> Snapshot:
-        """Return a copy of what the step changes, as it is now."""
-        return Snapshot(Walk(self.roots(scalers)), self.off_device, self._begun)
+    def state(
+        self, scalers: Sequence[torch.amp.GradScaler] = (), for_timing: bool = False
+    ) -> Snapshot:
+        """Return a copy of what the step changes, as it is now; see `Snapshot`."""
+        return Snapshot(Walk(self.roots(scalers)), self.off_device, self._begun, for_timing)
 
     @contextmanager
     def guarded(self) -> Iterator[MeasurementGuard]:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.optimizations.malloc import NAME as HEAP
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # Attributes of modules; `machines.flags` has the precision flags.
@@ -61,9 +62,7 @@ class Settings:
 
 def switches() -> Iterator[Setting]:
     """Yield what changes how a step computes: put back between rounds, too."""
-    yield Setting(
-        "torch's switches", flags.snapshot, flags.restore, lambda a, b: not flags.diff(b, a)
-    )
+    yield Setting("torch's switches", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
     yield Setting(
         "the default device",
@@ -88,6 +87,11 @@ def switches() -> Iterator[Setting]:
         for name in names.split():
             read, write = partial(getattr, module, name), partial(setattr, module, name)
             yield Setting(f"{path}.{name}", read, write)
+
+
+def _flags() -> dict[str, Any]:
+    """Return those of torch. Steps don't set how the heap is kept; to switch it takes time."""
+    return {name: value for name, value in flags.snapshot().items() if name != HEAP}
 
 
 def surroundings() -> Iterator[Setting]:

@@ -27,12 +27,19 @@ class Snapshot:
 
     `restore` writes the copied values into the same objects. Copies of tensors lie beside the
     originals, or in main memory if `off_device`. A snapshot with a `base`, taken earlier, shares
-    the copies of what did not change since. `failed` says, by name, why something can't be copied
-    or put back; `too_large` has the names of data that was not copied.
+    the copies of what did not change since; one `for_timing` also those of large tensors that did,
+    since their values take no time. `failed` says, by name, why something can't be copied or put
+    back; `too_large` has the names of data that was not copied.
     """
 
-    def __init__(self, walk: Walk, off_device: bool = False, base: Snapshot | None = None) -> None:
-        self.walk, self._base = walk, base
+    def __init__(
+        self,
+        walk: Walk,
+        off_device: bool = False,
+        base: Snapshot | None = None,
+        for_timing: bool = False,
+    ) -> None:
+        self.walk, self._base, self._for_timing = walk, base, for_timing
         self.failed: dict[str, str] = {}
         self._changing: set[Key] = set() if base is None else base._changing
         self._restored = 0
@@ -60,13 +67,15 @@ class Snapshot:
         return dict(sorted(memories.items(), key=lambda one: HANDLERS.index(one[0][1])))
 
     def _shared(self, handler: StateHandler, instance: Any) -> Any:
-        """Return the base's copy of bulky values that are still the same; None if there is none."""
+        """Return the base's copy of bulky values that serves as well; None if there is none."""
         key = (id(instance), handler)
         base = {} if self._base is None else self._base._memories
-        if not handler.bulky or key in self._changing or key not in base:
+        if not handler.bulky or key not in base:
             return None
         memory = base[key][1]
-        return memory if handler.same(instance, memory) else None
+        if self._for_timing and handler.takes_as_long(instance, memory):
+            return memory
+        return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
         """Put everything back; a failure is noted, and keeps nothing else from being put back."""

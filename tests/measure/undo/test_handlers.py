@@ -146,6 +146,26 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
         assert not first.failed
 
 
+def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() -> None:
+    """Large tensors share the user's copy; small ones, and those that lie otherwise now, do not."""
+    large, small, turned = torch.zeros(1 << 18), torch.zeros(3), torch.zeros(512, 1024)
+    walk = Walk([[large, small, turned]])
+    first = Snapshot(walk)
+    large += 1
+    small += 1
+    turned.data = torch.ones(1024, 512).t()
+    second = Snapshot(walk, base=first, for_timing=True)
+    for _ in range(4):
+        for tensor in (large, small, turned):
+            tensor += 5
+        second.restore()
+        assert [float(one.max()) for one in (large, small, turned)] == [0.0, 1.0, 1.0]
+        assert turned.stride() == (1, 512)
+    first.restore()
+    assert [float(one.max()) for one in (large, small, turned)] == [0.0, 0.0, 0.0]
+    assert turned.stride() == (1024, 1)
+
+
 def test_tensors_keep_their_memory_and_their_graphs() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = (weight**2).sum()  # a graph of before

@@ -13,6 +13,8 @@ from speedkit_jupyter.measure.undo.handlers.base import Copies, StateHandler
 from speedkit_jupyter.support.torch_private import is_made_of_tensors, is_transformed, set_versions
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+# A step may look at the numbers in a smaller tensor: a counter, a mask, whether it has begun.
+LARGE_BYTES = 1 << 20
 # No more nodes of an earlier graph are searched for the tensors behind it.
 MOST_NODES = 50_000
 
@@ -52,8 +54,16 @@ class Tensors(StateHandler):
         return Memory(saved, home, _layout(instance), leaf, trains, version)
 
     def same(self, instance: torch.Tensor, memory: Memory) -> bool:
+        return self._lies_the_same(instance, memory) and self.same_values(instance, memory)
+
+    def takes_as_long(self, instance: torch.Tensor, memory: Memory) -> bool:
+        saved = memory.saved
+        is_large = saved is not None and saved.is_floating_point() and saved.nbytes >= LARGE_BYTES
+        return is_large and self._lies_the_same(instance, memory)
+
+    def _lies_the_same(self, instance: torch.Tensor, memory: Memory) -> bool:
         now = _layout(instance), instance.is_leaf, instance.requires_grad
-        return now == memory[2:5] and self.same_values(instance, memory)
+        return now == memory[2:5]
 
     def same_values(self, instance: torch.Tensor, memory: Memory) -> bool:
         if memory.saved is None:
