@@ -319,8 +319,6 @@ def _legend(comparison: Comparison) -> Iterator[str]:
         yield Urgent(f"{rounds} left out: something was compiled in them.")
     said = [line[:1].upper() + line[1:] for line in (comparison.busy, comparison.repeats)]
     yield from (Urgent(f"{line}.") for line in (*said, *comparison.unrestorable) if line)
-    if comparison.has_too_few_rounds:
-        yield Urgent(f"Too few rounds for an interval: {LONGER}.")
 
 
 # --- while it runs ---

@@ -15,6 +15,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.units import between, count, day, ratio, seconds, share, size
+from speedkit_jupyter.tuning import learning
 from speedkit_jupyter.tuning.aim import FAR_SLOWER, LEAST_SAVED
 from speedkit_jupyter.tuning.outcome import Tuning
 
@@ -53,12 +54,12 @@ def tuning_report(tuning: Tuning) -> Document:
 def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
     """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
-    answer = {tuning.winner.name: "proven"} if tuning.helped else likely
-    verdicts = {one.name: one.reason for one in tuning.rejected}
+    answer = {tuning.winner.name: f"proven{tuning.where}"} if tuning.helped else likely
+    verdicts = dict(tuning.rejected)
     speedups, ranks = {}, dict.fromkeys(answer, -math.inf)
     for row in tuning.known.rows():
         name, found = row.record.name, row.comparison.ratio(row.record)
-        found = tuning.ratio if row.record is tuning.record else found
+        found = tuning.proven if row.record is tuning.record else found
         why = tuning.wanted.why_not(row.comparison, row.record, next(iter(answer), "another plan"))
         if found is not None:
             speedups[name] = str(found)
@@ -76,12 +77,11 @@ def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
 
 def _next_steps(tuning: Tuning) -> str:
     """Return magics to run as they stand, with the models' names where there are several."""
-    models = ",".join(tuning.named)
+    models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
         f"apply {models}": "puts it into force; with -v NAME, NAME.apply() too",
         "verify": "compares loss curves with and without it",
-        f"code {''.join(tuning.named[:1])}": "the same as plain PyTorch, to take home",
-    }
+    } | dict.fromkeys(code, "the same as plain PyTorch, to take home")
     if not tuning.helped:
         lines = {f"apply --likely {models}": "puts it into force, although it is not proven"}
     width = max(map(len, map(str.strip, lines)))
@@ -96,20 +96,20 @@ def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
         answer = "Likely" if tuning.likely else "Could not tell"
         return f"{answer}: {tuning.unclear} ({took})"
     comparison, record = tuning.comparison, tuning.record
-    if not tuning.helped or comparison is None or record is None or tuning.ratio is None:
+    anywhere, proven = tuning.ratio, tuning.proven
+    if comparison is None or record is None or anywhere is None or proven is None:
         return f"Nothing to gain: {_nothing(tuning)} ({took})"
-    gain = f"is {describe_gain(tuning.ratio, comparison.baseline.name)}"
+    gain = f"is {describe_gain(proven, comparison.baseline.name)}"
     if tuning.objective == "memory" and peaks:
         gain = f"needs {peaks[1]} in place of {peaks[0]} and {gain}"
     elif tuning.steps is not None:
         all_s = tuning.steps * spread(comparison.baseline.times_s).median_s
-        with_plan_s = record.settling_s + all_s / tuning.ratio.median
+        with_plan_s = record.settling_s + all_s / proven.median
         total = f"{seconds(with_plan_s)} in place of {seconds(all_s)}"
         gain += f": {count(tuning.steps, 'step')} take {total}"
-    here, confirmed = comparison.ratio(record), "confirmed in fresh rounds"
-    if here is not None and tuning.ratio.low <= 1 < here.low:
-        confirmed += f": {between(here.low, here.high)} in this process"
-    return f"{tuning.winner.name} {gain}, {confirmed} ({took})"
+    if tuning.where:
+        took = f"{between(anywhere.low, anywhere.high)} later or in another; {took}"
+    return f"{tuning.winner.name} {gain}, confirmed in fresh rounds{tuning.where} ({took})"
 
 
 def _nothing(tuning: Tuning) -> str:
@@ -190,23 +190,19 @@ def tuned_list(plans: Sequence[Kept]) -> Document:
         return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
     columns = ("number", "plan", "speed-up", "model and machine", "inputs", "learned")
     note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
-    if any(entry.is_earlier for entry in plans):
-        note += " What an earlier version found is not used."
     table = Table(columns, [_learned(one) for one in reversed(plans)], columns[:1], columns[1:5])
     return Document(count(len(plans), "learned plan"), [table, note])
 
 
 def _learned(entry: Kept) -> tuple[str, ...]:
     plan = entry.value
-    gain = BLANK if plan["speedup"] is None else ratio(plan["speedup"])
-    if plan["low"] and plan["high"] is not None:
-        gain += f" ({between(plan['low'], plan['high'])})"
+    gain = learning.gain(plan, " in its process")
     work = "training" if plan["trains"] else "inference"
     subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     name = plan["name"] if plan["values"] else "leave it as it is"
     name += " (of an earlier version, not used)" if entry.is_earlier else ""
     inputs = ", ".join(plan["inputs"]) or "not seen"
-    return str(entry.number), name, gain, subject, inputs, day(entry.saved_at)
+    return str(entry.number), name, gain or BLANK, subject, inputs, day(entry.saved_at)
 
 
 def cache_report(root: Path, here: Path) -> Document:

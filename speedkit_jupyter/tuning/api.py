@@ -69,7 +69,7 @@ def tune(
     except KeyboardInterrupt as interrupt:
         tuning = interrupt.tuning = search.result()  # type: ignore[attr-defined]
         if hasattr(interrupt, "add_note"):  # from Python 3.11 on
-            known = tuning.unclear or f"the best so far is {tuning.winner.name}: {tuning.ratio}"
+            known = tuning.unclear or f"the best so far is {tuning.winner.name}: {tuning.proven}"
             interrupt.add_note(f"{known} (sys.last_value.tuning has it)")
         raise
     return search.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -34,6 +34,9 @@ from speedkit_jupyter.support.samples import tensors_in
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.wrappers import unwrapped
+
+# A word for this process that no other one has.
+PROCESS = uuid.uuid4().hex
 
 
 @dataclass(frozen=True)
@@ -148,16 +151,19 @@ def newest(
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
-    entries = [e for e in entries if not e.is_earlier and not _is_about_memory_alone(e.value)]
+    entries = [e for e in entries if not e.is_earlier and _holds_unmeasured(e.value)]
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
-def _is_about_memory_alone(plan: Mapping[str, Any]) -> bool:
-    """Return whether it saves memory at the cost of time, or says that nothing saves memory."""
+def _holds_unmeasured(plan: Mapping[str, Any]) -> bool:
+    """Return False for what saves memory at the cost of time, or says that nothing saves memory;
+    and for what is proven in another process alone.
+    """
     is_for_memory = str(plan.get("objective")).startswith("memory")
-    return is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
+    is_slower = is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
+    return not is_slower and plan.get("process") in (None, PROCESS)
 
 
 def keep(
@@ -168,16 +174,18 @@ def keep(
     name: str,
     ratio: Ratio | None,
     bundle: Mapping[str, Any] | None = None,
+    only_here: bool = False,
 ) -> None:
-    """Remember a plan with its proof, and the manifest of its compiled code; no values say that
-    nothing helped. Raises SpeedKitError.
+    """Remember a plan with its proof, for this process alone or for any, and the manifest of its
+    compiled code; no values say that nothing helped. Raises SpeedKitError.
     """
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
-    speedup, low, high = (ratio.median, ratio.low, ratio.high) if ratio else (None, None, None)
-    found |= {"speedup": speedup, "low": low, "high": None if high == math.inf else high}
+    proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
+    found |= {"speedup": proof["median"], "low": proof["low"], "high": proof["high"]}
     found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
     found |= asdict(task) | ({"bundle": dict(bundle)} if bundle else {})
+    found |= {"process": PROCESS} if only_here else {}
     database.learn(where, task.key(), found)
 
 
@@ -192,11 +200,16 @@ def config_of(learned: database.Kept) -> SpeedConfig:
 
 def why(learned: database.Kept) -> str:
     """Return `measured: bf16+compile 1.31× (1.25× to 1.38×) on 2026-11-26 (32x3 float32)`."""
-    name, speedup, low, high = (learned.value[key] for key in ("name", "speedup", "low", "high"))
-    gain = "" if speedup is None else f" about {ratio(speedup)}"
+    words = (learned.value["name"], gain(learned.value, " in this process"), _when(learned))
+    return f"measured: {' '.join(filter(None, words))}"
+
+
+def gain(plan: Mapping[str, Any], here: str) -> str:
+    """Return `1.31× (1.25× to 1.38×)`, and `here` where it is proven in one process alone."""
+    speedup, low, high = (plan[key] for key in ("speedup", "low", "high"))
     if low and high is not None:
-        gain = f" {ratio(speedup)} ({between(low, high)})"
-    return f"measured: {name}{gain} {_when(learned)}"
+        return f"{ratio(speedup)} ({between(low, high)}){here if 'process' in plan else ''}"
+    return "" if speedup is None else f"about {ratio(speedup)}"
 
 
 def _when(learned: database.Kept) -> str:

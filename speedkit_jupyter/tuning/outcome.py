@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import InitVar, asdict, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.measure.results.comparison import Comparison
@@ -39,13 +38,6 @@ SAYS_S = 0.5
 class Stage(NamedTuple):
     title: str
     comparison: Comparison
-
-
-class Rejected(NamedTuple):
-    """A plan or a part that is not in the plan, and why."""
-
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -233,11 +225,12 @@ class Tuning(Shown):
 
         `why` says why no more is known. Without one, and if no plan may help, nothing does.
         """
-        if self.helped:
+        if self.helped and self.comparison:
+            self.notes += filter(None, [self.comparison.busy.capitalize()])
             unproven = [part.word for part in self.parts_found if not part.is_proven]
             if unproven and len(self.winner.values) > 1:
-                names = " and ".join(unproven)
-                self.notes.append(f"The plan is proven as a whole; what {names} adds to it is not")
+                adds = f"{' and '.join(unproven)} add{'s' * (len(unproven) == 1)}"
+                self.notes.append(f"The plan is proven as a whole; what {adds} to it is not")
             return
         self.learned = None
         best = self.known.best(self.wanted)
@@ -262,8 +255,9 @@ class Tuning(Shown):
         return self.known.stages
 
     @property
-    def rejected(self) -> list[Rejected]:
-        return [Rejected(*reason) for reason in self.known.reasons.items()]
+    def rejected(self) -> dict[str, str]:
+        """Why a plan or a part is not in the plan, by its name."""
+        return self.known.reasons
 
     @property
     def aim(self) -> str:
@@ -289,6 +283,18 @@ class Tuning(Shown):
         return self.comparison.in_any_process(self.record)
 
     @property
+    def proven(self) -> Ratio | None:
+        """The winner's speed-up with the interval that is proven: for any process, or for this."""
+        here = self.comparison.ratio(self.record) if self.comparison and self.record else None
+        is_only_here = here and self.ratio and self.ratio.low <= 1 < here.low
+        return here if is_only_here else self.ratio
+
+    @property
+    def where(self) -> str:
+        """` in this process` where the winner is proven in no other; else empty."""
+        return "" if self.proven == self.ratio else " in this process"
+
+    @property
     def is_settled(self) -> bool:
         """Whether the search came to an answer: a proven plan, or that nothing helps."""
         return self.helped or bool(self.seconds and not self.unclear)
@@ -296,10 +302,11 @@ class Tuning(Shown):
     @property
     def found(self) -> Found:
         """What the session remembers of the search, so that every view speaks of it."""
-        proof, found = self.winner.name if self.helped else "", self.ratio
+        proof, found = self.winner.name if self.helped else "", self.proven
         if found is not None and self.comparison is not None:
             proof += f" is {ratio(found.median)} as fast as {self.comparison.baseline.name}"
             proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded
+            proof += self.where
         return Found(self.config, proof, ",".join(self.named))
 
     @property
@@ -310,7 +317,8 @@ class Tuning(Shown):
             return SpeedConfig().alone(f"left as it is: {told}")
         config = self.winner.variant().config
         assert config is not None
-        return config.with_source("measured", f"measured: {self.winner.name} {self.ratio}")
+        why = f"measured: {self.winner.name} {self.proven}{self.where}"
+        return config.with_source("measured", why)
 
     @property
     def likely_config(self) -> SpeedConfig | None:
@@ -377,17 +385,10 @@ class Tuning(Shown):
             "plan": dict(self.winner.values),
             **{name: getattr(self, name) for name in (*plain, "unclear")},
             "kept": list(self.kept),
-            "parts": [
-                {
-                    "part": word,
-                    **asdict(ratio),
-                    "high": None if math.isinf(ratio.high) else ratio.high,
-                }
-                for word, ratio in self.parts()
-            ],
+            "parts": [{"part": word, **ratio.to_dict()} for word, ratio in self.parts()],
             "learned_at": None if self.learned is None else self.learned.saved_at.isoformat(),
             "comparison": None if self.comparison is None else self.comparison.to_dict(),
             "notes": list(self.notes),
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
-            "rejected": [rejected._asdict() for rejected in self.rejected],
+            "rejected": [{"name": name, "reason": why} for name, why in self.rejected.items()],
         }

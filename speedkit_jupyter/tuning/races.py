@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 import numpy as np
 
@@ -235,16 +236,19 @@ class Allowance(budget.Budget):
 
     def __init__(self, budget_s: float | None, begun_s: float | None = None) -> None:
         super().__init__(budget_s or DEFAULT_S, begun_s=begun_s)
-        self.step_s, self._grows, self._times = 0.0, budget_s is None, 1.0
+        self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
 
-    def follow(self, step_s: float, is_busy: bool = False) -> None:
-        """Note the seconds of a step. A default budget follows them, and is twice as long once
-        other processes are seen to hold up the rounds.
+    def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
+        """Note the seconds of some steps. A default budget follows them; once other processes are
+        seen to hold up the rounds it follows the fastest, and is twice as long.
         """
-        self.step_s, self._times = step_s, BUSY if is_busy else self._times
+        self._times = BUSY if is_busy else self._times
+        if times_s:
+            self.step_s = median(times_s)
+            self._enough_s = ENOUGH_STEPS * (min(times_s) if is_busy else self.step_s)
         if self._grows:
-            enough_s = max(DEFAULT_S, ENOUGH_STEPS * step_s)
-            self.seconds = max(self.seconds, min(self._times * enough_s, MOST_GROWN_S))
+            enough_s = self._times * max(DEFAULT_S, self._enough_s)
+            self.seconds = max(self.seconds, min(enough_s, MOST_GROWN_S))
 
     @property
     def _block(self) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 from speedkit_jupyter.machines import heap
@@ -139,7 +138,7 @@ class Search:
                 session.search = tuning
             if tuning.is_settled:
                 session.tuned(tuning.models, tuning.found)
-        if tuning.learned is None:
+        if tuning.learned is None or "process" in tuning.learned.value:
             self._keep(seen)
 
     def _read_step(self, pool: Pool) -> learning.StepFacts:
@@ -151,7 +150,7 @@ class Search:
         for _ in one.warm_up(pool):
             pass
         first = pool.runners[BASELINE.name]
-        budget.follow(first.usual_s, first.was_disturbed)
+        budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
         step_s, fresh = first.usual_s, first.fresh_bytes.get(False, 0)
@@ -358,11 +357,11 @@ class Search:
                     # Where memory is kept the step is not the user's.
                     if not (is_known or heap.is_kept()) and len(times_s) >= races.RACE_ROUNDS:
                         is_known = True
-                        budget.follow(median(times_s), bool(benchmark.result().busy))
+                        budget.follow(times_s, bool(benchmark.result().busy))
         finally:
             self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
-            budget.follow(budget.step_s, bool(comparison.busy))
+            budget.follow(is_busy=bool(comparison.busy))
             if benchmark.has_results():
                 self.known.stages.append(Stage(title, comparison))
         return comparison
@@ -372,10 +371,10 @@ class Search:
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
-            about = (seen.setting, seen.task, planning.together(plans))
-            bundle = self._bundle()
+            about = (seen.setting, seen.task, planning.together(plans), winner.values, winner.name)
+            proof = (tuning.proven, self._bundle(), bool(tuning.where))
             try:
-                learning.keep(*about, winner.values, winner.name, tuning.ratio, bundle)
+                learning.keep(*about, *proof)
             except SpeedKitError as error:
                 tuning.notes.append(f"the plan was not kept for the next time: {error}")
 

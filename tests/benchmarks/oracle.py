@@ -26,20 +26,17 @@ out.
 from __future__ import annotations
 
 import itertools
-import json
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from _plain_search import Found, plain_search
 from _program import Row, collected, exit_code, interval, markdown, nothing_kept, over, parser_of
-from _side_by_side import FAR, FEW_ROUNDS, Call, interleaved, is_far, planned
+from _side_by_side import FAR, FEW_ROUNDS, Call, in_fresh_process, interleaved, is_far, planned
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware
@@ -136,7 +133,7 @@ def measured(workload: str) -> Row:
             "plain": [plain.plan, plain.seconds, plain.compiling_s],
             **by_hand(workload, tuning, plain),
             **_against_grid(work, tuning.winner),
-            "fresh": in_fresh_process(workload, tuning) if said else None,
+            "fresh": in_fresh_process(workload, tuning.config.to_dict()) if said else None,
         }
 
 
@@ -216,14 +213,6 @@ def by_hand(name: str, tuning: Tuning, plain: Found) -> Row:
         "framework": best,
         "tuned_over_framework": over(times[best], times["tuned"]),
     }
-
-
-def in_fresh_process(name: str, tuning: Tuning) -> list[float]:
-    """Return how many times as fast the plan is in another process, with its interval."""
-    program = str(Path(__file__).parent / "_side_by_side.py")
-    command = [sys.executable, program, name, json.dumps(tuning.config.to_dict())]
-    found = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
-    return list(json.loads(found.splitlines()[-1]))
 
 
 def _torch_compile(work: Workload) -> Call:

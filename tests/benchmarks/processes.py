@@ -9,14 +9,12 @@ deviation of its logarithm as a share of the logarithm: `PROCESSES` in
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import subprocess
 import sys
-from pathlib import Path
 
 from _program import Row, collected, parser_of
+from _side_by_side import in_fresh_process
 
 PROCESSES = 6
 PLANS = {
@@ -40,10 +38,8 @@ def main() -> int:
 
 def measured(workload: str) -> Row:
     """Return the gains in several processes, and how far they differ."""
-    program = str(Path(__file__).parent / "_side_by_side.py")
-    command = [sys.executable, program, workload, json.dumps(PLANS[workload])]
-    found = [subprocess.check_output(command, text=True) for _ in range(PROCESSES)]
-    logs = [math.log(json.loads(one.splitlines()[-1])[0]) for one in found]
+    plan = PLANS[workload]
+    logs = [math.log(in_fresh_process(workload, plan)[0]) for _ in range(PROCESSES)]
     share = statistics.stdev(logs) / statistics.mean(logs)
     return {"gains": [math.exp(one) for one in logs], "share": share}
 

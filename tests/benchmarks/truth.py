@@ -24,12 +24,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from statistics import median
 
 import torch
 import torch.utils.benchmark
-from _load import strangers
+from _load import bursts, strangers
 from _nets import mlp
 from _program import Row, append, exit_code, machine, parser_of, read
 from scipy import stats
@@ -161,29 +160,6 @@ def loops(step: Callable[[], None]) -> float:
     for _ in range(100):
         step()
     return (time.perf_counter() - start) / 100
-
-
-# Other processes.
-
-
-@contextmanager
-def bursts() -> Iterator[None]:
-    """Have two processes multiply matrices in bursts of 0.1 to 1 s with pauses as long."""
-    here = str(Path(__file__).parent)
-    code = f"import os, sys; sys.path.insert(0, {here!r}); import truth; truth._burst(os.getpid())"
-    with strangers(2, code):
-        time.sleep(5)  # until they have imported torch
-        yield
-
-
-def _burst(seed: int) -> None:
-    torch.set_num_threads(1)
-    order, a = random.Random(seed), torch.rand(256, 256)
-    while True:
-        end = time.perf_counter() + order.uniform(0.1, 1.0)
-        while time.perf_counter() < end:
-            a @ a
-        time.sleep(order.uniform(0.1, 1.0))
 
 
 # Other processes that hold every core.

@@ -123,5 +123,5 @@ def test_a_search_and_a_verification_put_all_back(work, look):
     found = verify(work.step, ALL, steps=3)
     assert before.changes(look(*work.all())) == []
     assert not found.failure
-    tried = [tuned.winner.name, *(one.name for one in tuned.rejected)]
+    tried = [tuned.winner.name, *tuned.rejected]
     assert any("fused_optimizer" in name for name in tried)

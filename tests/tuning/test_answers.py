@@ -103,6 +103,30 @@ def test_what_could_not_be_told_names_the_best_seen_with_its_range(why):
     assert not tuning.is_settled
 
 
+def test_what_is_proven_in_this_process_alone_says_so_wherever_it_is_told():
+    records = (Record("baseline", [2e-3] * MANY), Record("bf16", [2e-3 / 1.19] * MANY))
+    tuning = searched({}, MANY)
+    tuning.take(Candidate(PLANS["bf16"]), Comparison(records, {"threads": 2}, 10.0))
+    gain, told = "1.19× (1.19× to 1.19×)", said(tuning)
+    assert told.startswith(
+        "bf16 is 1.19× as fast as baseline, 95 % interval 1.19× to 1.19×, confirmed in fresh "
+        "rounds in this process (0.93× to 1.52× later or in another; in 3 s)"
+    )
+    assert f"measured: bf16 {gain} in this process" in tuning.config.request("precision").measured
+    assert tuning.found.proof.endswith("interval 1.19× to 1.19× in this process")
+    records[0].times_s = [one * 10 for one in records[1].times_s]
+    assert "in this process" not in said(tuning)
+
+
+def test_a_proven_plan_says_that_the_machine_was_busy():
+    waits = [1e-1] * MANY
+    records = [Record("baseline", [1.0] * MANY, waited_s=waits), Record("bf16", [0.5] * MANY)]
+    tuning = searched({}, MANY)
+    tuning.take(Candidate(PLANS["bf16"]), Comparison(tuple(records), {}, 10.0))
+    tuning.conclude("")
+    assert "The machine was busy: other processes held up 60 of 60 rounds" in said(tuning)
+
+
 def test_with_memory_as_the_objective_likely_speaks_of_memory():
     peaks = {"baseline": 100, "bf16": 55, "fused_optimizer": 80, "threads:1": 30}
     speedups = {"bf16": 0.8, "fused_optimizer": 1.4, "threads:1": 0.2}

@@ -181,6 +181,15 @@ def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
     assert any(said in note for note in tuning.notes)
 
 
+def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps():
+    allowance = Allowance(None)
+    allowance.follow([0.3, 2.0, 9.0], is_busy=True)
+    assert (allowance.step_s, allowance.seconds) == (2.0, 2 * 60 * 0.3)
+    allowance.follow([0.3, 0.3])
+    allowance.follow(is_busy=True)
+    assert allowance.seconds == 2 * 60 * 0.3
+
+
 @pytest.mark.parametrize(("copies_bytes", "said"), [(6 << 30, "take 6 GiB at most"), (1e6, "")])
 def test_the_room_for_copies_of_a_large_model_is_said_beforehand(copies_bytes, said):
     text = Allowance(None).ahead(copies_bytes)

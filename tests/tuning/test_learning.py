@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
+from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds.pool import pooled
 from speedkit_jupyter.measure.subject.from_function import step_of
@@ -62,6 +63,18 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     assert [one.value["values"] for one in database.learned()] == [{}]
     assert tuning.notes[0] == "The learned plan fused_optimizer was dropped"
     assert len(tuning.stages) > 1
+
+
+def test_what_is_proven_in_another_process_alone_is_checked_before_it_is_applied(made, monkeypatch):
+    gain = Ratio(1.19, 0.93, 1.52, 50)
+    monkeypatch.setattr(Comparison, "in_any_process", lambda self, record: gain)
+    tune(made()[2], budget_s=4)
+    network, optimizer, step = made()
+    assert "in this process" in tuned(network, optimizer).request("fused_optimizer").measured
+    monkeypatch.setattr(learning, "PROCESS", "another one")
+    assert tuned(network, optimizer) is None
+    assert tune(step, budget_s=4).learned is not None
+    assert tuned(network, optimizer) is not None
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_of_two_parts_that_do_the_same_only_one_stays(work):
         pass
     tuning = search.result()
     assert len(tuning.winner.values) == 1
-    assert tuning.winner.name not in [one.name for one in tuning.rejected]
+    assert tuning.winner.name not in tuning.rejected
     assert tuning.confirmed
 
 

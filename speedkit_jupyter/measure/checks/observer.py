@@ -165,8 +165,7 @@ class Observer(Watcher):
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         self._calls += 1
-        number = self._calls
-        is_compared = number <= FIRST_CALLS or not number & (number - 1)
+        is_compared = self._calls <= FIRST_CALLS or not self._calls & (self._calls - 1)
         if self._is_free or self.named or self.run.diverged or not is_compared:
             return
         given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
@@ -218,6 +217,7 @@ class Observer(Watcher):
         self._stepped |= set(names)
         # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
+        self.led = self.led and not self._in_closure  # evaluated again, it meets moved parameters
         if not self._in_closure:
             # A fused optimizer is handed the scale, for every other it is taken out before.
             still_in = getattr(optimizer, "grad_scale", None)

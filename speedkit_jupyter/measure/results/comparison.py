@@ -18,7 +18,6 @@ from speedkit_jupyter.measure.results.statistics import (
     Word,
     bonferroni_share,
     held_up,
-    least_rounds,
     spread,
 )
 
@@ -136,13 +135,6 @@ class Comparison(Shown):
             return None
         saved_s = spread(self.baseline.times_s).median_s * (1 - 1 / ratio.median)
         return math.ceil(record.settling_s / saved_s)
-
-    @property
-    def has_too_few_rounds(self) -> bool:
-        """Return whether the rounds can't give each variant an interval."""
-        ratios = [self.ratio(record) for record in self.records]
-        few = len(self.baseline.times_s) < least_rounds(len(self.records) - 1)
-        return few and any(ratio is not None and math.isinf(ratio.high) for ratio in ratios)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; `variants` is a list of records."""

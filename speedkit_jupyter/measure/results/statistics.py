@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -30,10 +30,10 @@ INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # lies otherwise in each. Of 36 processes of six workloads the median is 0.05 and the root mean
 # square 0.10 (`tests/benchmarks/processes.py`; see Kalibera and Jones, 2013, on such levels).
 PROCESSES, NORMAL = 0.08, 1.96
-# Threads that wait for each other in steps shorter than SHORT_S find each other sooner or later, as
-# the machine places its virtual cores: one process on an idle one ran a step of two threads at 2.0
-# and at 2.9 ms, by turns of seconds or minutes, and one of a single thread at 2.8. What gained 1.19
-# in the one state gained 0.94 in the other, which is so much in logarithms.
+# A step of several threads that is shorter than SHORT_S goes by how far their cores lie apart. A
+# host moves virtual cores, for seconds or minutes: a cache line went to the other core and back in
+# 48 ns or in 420, and a step took 1.9 or 2.9 ms. What gained 1.22 in the one state gained 0.95 in
+# the other, which is so much in logarithms. No setting of memory, threads or OpenMP changes that.
 SHORT_S, TURNS = 0.005, 0.24
 # More of a time than this can't have been waiting.
 ALL = 1 - 1e-9
@@ -73,8 +73,8 @@ class Ratio:
         return is_proven or self.high <= units.WIDE * self.low
 
     def in_any_process(self, in_turns: bool = False) -> Ratio:
-        """Return it with the interval for another process, in which memory lies otherwise and, of
-        steps that run `in_turns`, threads find each other sooner or later.
+        """Return it with the interval for another process, in which memory lies otherwise; and, of
+        steps that run `in_turns`, for cores that lie nearer to each other or farther apart.
         """
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
@@ -89,6 +89,10 @@ class Ratio:
         if not self.is_bounded:
             return f"about {units.ratio(self.median)} in {units.count(self.pairs, 'round')}"
         return f"{units.ratio(self.median)} ({units.between(self.low, self.high)})"
+
+    def to_dict(self) -> dict[str, float | None]:
+        """Return plain values: no end where it is not bounded."""
+        return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
 
     def is_precise(self, share: float) -> bool:
         """Return whether the interval is as narrow as this share of the median to both sides."""

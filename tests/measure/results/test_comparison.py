@@ -45,7 +45,7 @@ def test_the_best_is_the_fastest_that_is_right():
 
 
 @pytest.mark.parametrize(("threads", "seconds", "widens"), [(2, 2e-3, 1), (1, 2e-3, 0), (2, 1, 0)])
-def test_in_another_process_threads_may_find_each_other_later_in_short_steps(
+def test_in_another_process_the_cores_of_short_steps_may_lie_farther_apart(
     threads, seconds, widens
 ):
     found = comparison(good=1.2)

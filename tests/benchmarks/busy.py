@@ -1,0 +1,116 @@
+"""Does `tune()` find what is to be gained while two other processes are busy in bursts?
+
+For each of four workloads, with defaults and nothing learned before: a search beside two processes
+that multiply matrices in bursts of 0.1 to 1 s, one on the idle machine, and then, idle again, what
+either plan gains in a fresh process.
+
+    python tests/benchmarks/busy.py [--only NAME] [--file busy.jsonl] [--table]
+
+About five minutes on two cores with nothing else beside. Exits 1 where a promise is broken, for a
+workload whose idle plan gains 1.3 or more: the plan that is found beside the load is proven and
+gains at least 0.9 of that, in at most twice the idle budget without compiling; what a fresh process
+gains lies in the interval that was said; and the report says that the machine was busy.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from statistics import median
+
+from _load import bursts
+from _program import (
+    Row,
+    collected,
+    exit_code,
+    interleaved_s,
+    interval,
+    load_all,
+    markdown,
+    parser_of,
+)
+from _side_by_side import in_fresh_process
+from _workloads import made
+
+from speedkit_jupyter.tuning.races import DEFAULT_S, ENOUGH_STEPS
+
+NAMES = ("transformer, inference", "tiny MLP, training", "large MLP, training", "CNN, training")
+GAIN, FOUND, TIMES_AS_LONG = 1.3, 0.9, 2.0
+
+
+def main() -> int:
+    """Run the program."""
+    options = parser_of(__doc__, "busy.jsonl").parse_args()
+    rows = collected(options, [{"workload": name} for name in NAMES], measured, _line)
+    print(table(rows))
+    return exit_code([f"{row['workload']}: {one}" for row in rows for one in broken(row)])
+
+
+def measured(workload: str) -> Row:
+    """Return both searches, and what their plans gain."""
+    load_all()
+    step_s = median(interleaved_s({"step": made(workload).run}, 10)["step"])
+    row: Row = {"budget_s": max(DEFAULT_S, ENOUGH_STEPS * step_s)}
+    for state, load in (("busy", bursts()), ("idle", nullcontext())):
+        with load:
+            tuning = made(workload).tuned(fresh=True)
+        said = tuning.ratio
+        row[state] = {
+            "plan": tuning.winner.name,
+            "config": tuning.config.to_dict(),
+            "said": said and [said.median, said.low, said.high],
+            "headline": str(tuning).partition("\n\n")[0],
+            "tells_load": "machine was busy" in " ".join(str(tuning).split()),
+            "seconds": tuning.seconds - tuning.compiling_s,
+            "compiling_s": tuning.compiling_s,
+        }
+    for state in ("idle", "busy"):
+        found = row[state]
+        found["fresh"] = found["said"] and in_fresh_process(workload, found["config"])
+    return row
+
+
+def broken(row: Row) -> list[str]:
+    """Return the promises that this row breaks."""
+    idle, busy = row["idle"], row["busy"]
+    if not idle["fresh"] or idle["fresh"][0] < GAIN:
+        return []
+    fresh, said = busy["fresh"] or [1.0], busy["said"] or [0.0, 0.0, 0.0]
+    promises = {
+        f"nothing proven: {busy['headline']}": busy["fresh"],
+        f"below {FOUND} of the idle plan's gain": fresh[0] >= FOUND * idle["fresh"][0],
+        f"over {TIMES_AS_LONG:g} times the budget": (
+            busy["seconds"] <= TIMES_AS_LONG * row["budget_s"]
+        ),
+        "a fresh process gains something else": said[1] <= fresh[0] <= said[2],
+        "the load goes unsaid": busy["tells_load"],
+    }
+    return [text for text, holds in promises.items() if not holds]
+
+
+def table(rows: list[Row]) -> str:
+    """Return Markdown, as it stands in docs/results.md."""
+    if not rows:
+        return "nothing measured yet"
+    head = ("workload", "machine", "plan", "said", "in a fresh process", "seconds + compiling")
+    lines = [
+        (
+            row["workload"],
+            state,
+            row[state]["plan"],
+            interval(row[state]["said"]),
+            interval(row[state]["fresh"]),
+            f"{row[state]['seconds']:.0f} + {row[state]['compiling_s']:.0f}",
+        )
+        for row in rows
+        for state in ("idle", "busy")
+    ]
+    return f"{rows[0]['machine']}, {rows[0]['state']}\n\n{markdown(head, *lines)}"
+
+
+def _line(row: Row) -> str:
+    return f"{row['workload']}: idle {row['idle']['plan']}, busy {row['busy']['plan']}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
