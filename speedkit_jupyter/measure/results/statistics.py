@@ -33,7 +33,7 @@ PROCESSES, NORMAL = 0.08, 1.96
 # A step of several threads that is shorter than SHORT_S goes by how far their cores lie apart. A
 # host moves virtual cores, for seconds or minutes: a cache line went to the other core and back in
 # 48 ns or in 420, and a step took 1.9 or 2.9 ms. What gained 1.22 in the one state gained 0.95 in
-# the other, which is so much in logarithms. No setting of memory, threads or OpenMP changes that.
+# the other, which is so much in logarithms.
 SHORT_S, TURNS = 0.005, 0.24
 # More of a time than this can't have been waiting.
 ALL = 1 - 1e-9
