@@ -14,7 +14,7 @@ Flag = Annotated[bool, Strict()]
 class Fields(BaseModel):
     """Options of more than one field. A bare word (`compile: false`) means the first one, or that
     which knows it; then the first one is on (`compile: blocks`). The name of a switch among them
-    is that switch alone (`rewrites: gelu`).
+    is that switch alone (`fused_kernels: swiglu`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -17,7 +17,6 @@ from speedkit_jupyter.optimizations.facts.layers import (
     is_convolution,
     is_linear,
     repeated_blocks,
-    rewritable,
     shapes,
 )
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts, distinct, words
@@ -53,7 +52,6 @@ class Facts:
     training: bool = True  # some module is in training mode
     lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
-    rewritable: tuple[tuple[str, str], ...] = ()  # kind and path of each module for `rewrites`
     # How many modules of each class.
     classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)
     model_type: str = ""  # transformers' word for the model
@@ -140,7 +138,6 @@ class Facts:
             training=any(getattr(module, "training", False) for module in modules),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
-            rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
             classes=Counter(map(type, modules)),
             model_type=_model_type(inner),
             block_names=tuple(blocks),
