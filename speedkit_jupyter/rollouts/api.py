@@ -55,7 +55,7 @@ class Rollout(Shown):
     @property
     def taken(self) -> Trial | None:
         """Return what was measured of the way that was taken."""
-        return next((one for one in self.trials if one.way == self.way), None)
+        return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Any:
         """Return a matplotlib figure: the drift of every way that was compared with float32."""
@@ -159,8 +159,7 @@ def _tuned(result: Rollout, choice: Choice, tell: Callable[[Progress], object]) 
             tell(Progress(one.done, f"tuning: {one.text}"))
     result.trials, program = choice.trials, choice.program
     result.rounding = max(choice.rounding.errors)
-    best = choice.best.way
-    result.way = program.way = Way(best.words, best.micro_batch or result.way.micro_batch)
+    result.way = program.way = Way(choice.best.way.words, result.way.micro_batch)
     return program
 
 

@@ -291,14 +291,6 @@ def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.Mo
     assert choice._allowed(way_of("bf16+compile", None)) == 0.01
 
 
-def test_tuning_refuses_micro_batches_of_samples_that_depend_on_each_other() -> None:
-    choice = choice_of(lambda x: x - x.mean(0) + 1, torch.randn(4, 3), budget_s=5)
-    choice._candidates = lambda: [1]  # type: ignore[method-assign]
-    for _ in choice.run():
-        pass
-    assert choice.trials[1].why_not == "samples of a batch depend on each other"
-
-
 def test_a_way_that_fails_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Choice, "_candidates", lambda self: ["bf16"])
     choice = choice_of(torch.sin, torch.ones(3))
