@@ -50,6 +50,7 @@ class Facts:
     block_parameters: int = 0  # of all blocks
     own_checkpointing: OwnCheckpointing = "none"
     training: bool = True  # some module is in training mode
+    frozen: bool = False  # no parameter requires gradients
     lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
     # How many modules of each class.
@@ -136,6 +137,7 @@ class Facts:
             ),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
+            frozen=bool(parameters) and not any(p.requires_grad for p in parameters),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             classes=Counter(map(type, modules)),
