@@ -84,7 +84,6 @@ def rollout(
     steps: int = 500,
     policy: Any = "autoregressive",
     *,
-    stream: bool = False,
     every: int | None = None,
     way: str | Way = "plain",
     micro_batch: int | None = None,
@@ -97,7 +96,7 @@ def rollout(
     """Apply `operator` to `x0`, then to its own result, `steps` times. Records no gradients.
 
     Returns a Rollout, whose `state` is the last one, of the shape, dtype and device of `x0`; with
-    `stream=True` or `every=10` an iterator over the states after so many steps each, and the last.
+    `every=10` an iterator over the states after so many steps each, and the last.
     `policy` makes the next state of f(x) and x: "autoregressive" is f(x), ("convex", a) is
     a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
 
@@ -111,7 +110,7 @@ def rollout(
     Raises ArgumentError for what does not fit.
     """
     steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
-    every = _count("every", every) if every is not None else 1 if stream else None
+    every = None if every is None else _count("every", every)
     most = arguments.amount("tolerance", tolerance) or 0.0
     budget_s, chosen = arguments.seconds("budget_s", budget_s), way_of(way, micro_batch)
     _check(operator, x0)
