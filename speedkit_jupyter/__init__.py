@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
     from speedkit_jupyter.processes.launching import launch as launch
-    from speedkit_jupyter.profiling.api import profile as profile
+    from speedkit_jupyter.profiling.profiler import profile as profile
     from speedkit_jupyter.rollouts.api import rollout as rollout
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
@@ -65,7 +65,7 @@ _PUBLIC = {  # the public names, by the module where they live
     "plans.own_kernels": "optimization",
     "plans.planning": "Plan plan",
     "processes.launching": "launch",
-    "profiling.api": "profile",
+    "profiling.profiler": "profile",
     "rollouts.api": "rollout",
     "support.exceptions": "ConfigError SpeedKitError StepError",
     "tuning.api": "tune verify",

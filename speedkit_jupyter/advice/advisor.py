@@ -29,9 +29,8 @@ from speedkit_jupyter.measure.subject.variants import BASELINE, Variant, variant
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.planning import plan
-from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.operators import names_of
-from speedkit_jupyter.profiling.profiler import Isolated, Profiler
+from speedkit_jupyter.profiling.profiler import Isolated, Profiler, profiler_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 from speedkit_jupyter.support.interrupts import interruptible

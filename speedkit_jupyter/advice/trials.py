@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from speedkit_jupyter.advice.advice import Subject, Trial
 from speedkit_jupyter.kernels.attention import attention
-from speedkit_jupyter.kernels.recognition import Recognized
+from speedkit_jupyter.kernels.patterns import Recognized
 from speedkit_jupyter.loading.settings import Settings, begun_with, rebuilt
 from speedkit_jupyter.measure.rounds.confinement import patched
 

@@ -6,15 +6,12 @@ import copy
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     TensorDataset,
     default_collate,
     default_convert,
@@ -118,41 +115,14 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
-    """Return plain torch for a loader with these settings, from the one that is called `name`."""
-    words = {**_which(loader, settings, name), **_how(loader, settings, name)}
-    arguments = ", ".join(f"{key}={value}" for key, value in words.items())
-    return f"{name} = {type(loader).__name__}({name}.dataset, {arguments})"
+    """Return the line that makes the loader, with what is new; `…` is as it stands there.
 
-
-def _which(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, str]:
-    """Return the arguments that say which samples make a batch."""
+    Whole batches are drawn by another loader, made of this one.
+    """
+    own, kind = asdict(Settings.of(loader)), type(loader).__name__
+    changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
+    given = ["…", *changed]
     if settings.whole_batches:
-        return {"sampler": f"{name}.batch_sampler", "batch_size": "None"}
-    plain = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
-    if not plain and loader.batch_sampler is not None:
-        return {"batch_sampler": f"{name}.batch_sampler"}
-    given, sampler = {"batch_size": repr(loader.batch_size)}, loader.sampler
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
-        given["shuffle"] = "True"
-    elif type(sampler) is not SequentialSampler and hasattr(loader.dataset, "__getitem__"):
-        given["sampler"] = f"{name}.sampler"
-    return given | ({"drop_last": "True"} if loader.drop_last else {})
-
-
-def _how(loader: DataLoader[Any], settings: Settings, name: str) -> dict[str, str]:
-    """Return the other arguments that differ from torch's defaults."""
-    own = [key for key in ("generator", "worker_init_fn") if getattr(loader, key) is not None]
-    if loader.collate_fn is not default_collate and not settings.whole_batches:
-        own.append("collate_fn")
-    given = {key: f"{name}.{key}" for key in own}
-    if settings.num_workers:
-        given["num_workers"] = str(settings.num_workers)
-        if settings.prefetch_factor not in (None, PREFETCH):
-            given["prefetch_factor"] = str(settings.prefetch_factor)
-        if loader.multiprocessing_context is not None:
-            given["multiprocessing_context"] = f"{name}.multiprocessing_context"
-        if loader.persistent_workers:
-            given["persistent_workers"] = "True"
-        if not getattr(loader, "in_order", True):
-            given["in_order"] = "False"
-    return given | ({"pin_memory": "True"} if settings.pin_memory else {})
+        given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
+        given += ["pin_memory=True"] * settings.pin_memory
+    return f"{name} = {kind}({', '.join(given)})"

@@ -49,7 +49,7 @@ NEAR, PROOF = 0.65, 0.35
 class LoaderTuning(Shown):
     """`loader` is the one that was rebuilt, with the user's own settings where nothing was proven
     faster. `epoch` is its length in batches. `declined` says what was not tried, and why; `remarks`
-    what the choice changes beside time; `source` makes the same in plain torch. `against` is the
+    what the choice changes beside time; `source` is what to write for it. `against` is the
     step that it was measured with, `name` the user's word for the loader.
     """
 

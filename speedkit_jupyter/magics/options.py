@@ -199,8 +199,8 @@ def saved(names: Mapping[str, Any]) -> list[str]:
 
 
 def plans(names: Mapping[str, Any]) -> list[str]:
-    """Return what `--plan` and `--compare` take: words of the catalog, and saved names."""
-    return [BASELINE, CURRENT, AUTO, *words(), *saved(names)]
+    """Return what `--plan` and `--compare` take."""
+    return [BASELINE, CURRENT, AUTO, *words()]
 
 
 def catalog(names: Mapping[str, Any]) -> list[str]:
@@ -229,13 +229,13 @@ ACCURACY = (
 )
 # Those of `%%timeit`, of a comparison and of a search.
 SPEEDBENCH = (
-    Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files, saved", plans),
+    Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", plans),
     budget(f"for all but compiling ({DEFAULT_S:g}, for a search 20, or more if a step is long)"),
     listed("--model", "what gets the plans; without it what the cell uses", namespace.models),
     listed("--optimizer", "theirs; without it those that the cell uses", namespace.optimizers),
     listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
     *ACCURACY,
-    Option("--save", "NAME", "keep the result for %speedkit history and --compare"),
+    Option("--save", "NAME", "keep the result for %speedkit history"),
     switch("--profile", "where the time goes: data, forward, backward, optimizer, lines"),
     Option(
         "--against", "FUNCTION", "is the cell's last value the function's?", namespace.functions

@@ -23,7 +23,7 @@ from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.measure.rounds.timeit_run import Timer, device_of
 from speedkit_jupyter.measure.subject.step import Step
-from speedkit_jupyter.measure.subject.variants import check_free, parse
+from speedkit_jupyter.measure.subject.variants import parse
 from speedkit_jupyter.profiling.profiler import Profiler
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support import database
@@ -93,8 +93,6 @@ def _check_options(arguments: Any, setup: str) -> None:
             option = f"-{name}" if len(name) == 1 else f"--{name}"
             belongs = f": it belongs to {of}" if of != option else ""
             raise UsageError(f"{option} does not go with {mode}{belongs}")
-    if arguments.save is not None:
-        check_free(arguments.save)
     if setup and mode == COMPARE and arguments.compare.endswith(","):
         raise UsageError(f"--compare takes commas without spaces (before {setup!r})")
     if setup and mode != TIMING:

@@ -24,7 +24,6 @@ from speedkit_jupyter.optimizations.malloc import Malloc
 from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
 from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
-from speedkit_jupyter.optimizations.rewrites import Rewrites
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.optimizations.sparsity import Sparsity
 from speedkit_jupyter.optimizations.tf32 import Tf32
@@ -40,7 +39,6 @@ CATALOG: list[Optimization] = [
     ReducedReduction(),
     Gemm(),
     Sdpa(),
-    Rewrites(),
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),

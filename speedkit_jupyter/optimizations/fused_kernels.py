@@ -22,7 +22,6 @@ from speedkit_jupyter.optimizations.base.optimization import (
     lacks,
     no_triton,
 )
-from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.model import Facts
@@ -36,12 +35,13 @@ TYPES = (
     *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
     *("qwen2", "qwen3", "smollm3"),
 )
-# Liger's words for each of ours.
-ARGUMENTS = {"rms_norm": ("rms_norm",), "swiglu": ("swiglu", "geglu")}
+# What is taken of Liger's kernels, by its own words: RMSNorm, and MLPs with a gate.
+TAKEN = ("rms_norm", "swiglu", "geglu")
+LEFT = ("rope", "cross_entropy", "fused_linear_cross_entropy")
 
 
 class FusedKernels(Optimization):
-    """Two kinds, each with a switch of its own: `rms_norm` and `swiglu`, MLPs with a gate."""
+    """RMSNorm is one kernel instead of six; a gated MLP fuses activation and product."""
 
     name = "fused_kernels"
     variable = None
@@ -53,11 +53,7 @@ class FusedKernels(Optimization):
     risk = "sums in another order; no second derivatives, no second backward pass through a graph"
     undone = "the modules compute as before, and nothing lies on them or on their classes"
     page = "https://linkedin.github.io/Liger-Kernel/"
-
-    class Options(Fields):
-        enabled: Switch = "auto"
-        rms_norm: Flag = True
-        swiglu: Flag = True
+    Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         """Offer it on NVIDIA's GPUs, where Triton runs and Liger knows the model."""
@@ -65,8 +61,7 @@ class FusedKernels(Optimization):
         rule = f"a {facts.model_type} model, which Liger has kernels for"
         if request.word == "auto" and not why and _is_nvidia(hardware, facts):
             return request.offer(False, True, rule)
-        details = request.value.model_dump(exclude={"enabled"})
-        return request.on_request(why, f"{rule}: on request", rule, details=details)
+        return request.on_request(why, f"{rule}: on request", rule)
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
@@ -75,20 +70,16 @@ class FusedKernels(Optimization):
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
         """Return what Liger's patch puts on the modules. Raises SpeedKitError without Liger."""
-        kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
-        return patched_by_liger(unwrapped(target.model), kinds) if decision.value else {}
+        return patched_by_liger(unwrapped(target.model)) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        kinds = [kind for kind in ARGUMENTS if decision.details.get(kind, True)]
-        names = [name for kind in kinds for name in ARGUMENTS[kind]]
-        others = ["rope", "cross_entropy", "fused_linear_cross_entropy"]
         if form == "transformers":
-            pairs = [f'"{name}": {name in names}' for name in (*names, *others)]
+            pairs = [f'"{name}": {name in TAKEN}' for name in (*TAKEN, *LEFT)]
             arguments = {"use_liger_kernel": "True"}
             arguments["liger_kernel_config"] = f"{{{', '.join(pairs)}}}"
             return Snippet(arguments=arguments)
         patch = "_apply_liger_kernel_to_instance"
-        switches = (f"    {name}={name in names}," for name in (*names, *others))
+        switches = (f"    {name}={name in TAKEN}," for name in (*TAKEN, *LEFT))
         lines = (f"{patch}(", "    model=model,", *switches, ")")
         return Snippet(imports=(f"from liger_kernel.transformers import {patch}",), model=lines)
 
@@ -97,7 +88,7 @@ class FusedKernels(Optimization):
         return (True,) * is_able
 
 
-def patched_by_liger(model: Any, kinds: list[str]) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
+def patched_by_liger(model: Any) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
     """Return what Liger's patch of this instance puts on which module; nothing of it stays."""
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", "") not in TYPES:
@@ -105,14 +96,13 @@ def patched_by_liger(model: Any, kinds: list[str]) -> dict[torch.nn.Module, dict
     patches = imported("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     patch = patches[config.model_type]
     named = {n for n, p in inspect.signature(patch).parameters.items() if type(p.default) is bool}
-    wanted = {argument for kind in kinds for argument in ARGUMENTS[kind]}
     namespaces = [vars(sys.modules[kind.__module__]) for kind in type(model).__mro__[:-2]]
     modules = list(model.modules())
     before: list[tuple[Any, Any]] = [
         (holder, dict(holder)) for holder in (*namespaces, *map(vars, modules))
     ]
     try:
-        patch(**{name: name in wanted for name in named}, model=model)
+        patch(**{name: name in TAKEN for name in named}, model=model)
         after = [dict(vars(module)) for module in modules]
     finally:
         for holder, entries in before:

@@ -54,6 +54,8 @@ class FusedOptimizer(Optimization):
             return request.leave(False, "optimizers stay as they are", asked=True)
         details = {"name": options.name} if options.name else {}
         if not facts.optimizers:
+            if facts.frozen:
+                return request.decline(False, "no parameter of the model requires gradients")
             if facts.optimizers_later and devices.has_fused(facts.device, options.name or ""):
                 return request.apply(True, LATER, details=details)
             return request.decline(False, NONE_GIVEN)

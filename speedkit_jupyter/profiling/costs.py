@@ -49,14 +49,13 @@ class Costs:
     """Modules without those inside of them, and operators, costliest first.
 
     `tree` are shares of modules with those inside, by name, in the model's order; `busy` is the
-    share of time in which a device worked, None on a CPU; `chrome` is the trace as gzipped JSON.
+    share of time in which a device worked, None on a CPU.
     """
 
     modules: list[Cost] = field(default_factory=list)
     operators: list[Cost] = field(default_factory=list)
     tree: Mapping[str, float] = field(default_factory=dict)
     busy: float | None = None
-    chrome: bytes = field(default=b"", repr=False)
 
 
 def costs_of(
@@ -89,7 +88,7 @@ def costs_of(
     for one in by_operator:
         one.times = one.times or trace.times[one.name] / trace.calls
     busy = None if trace.busy_s is None else trace.busy_s / trace.total_s
-    return Costs(by_module, by_operator, _tree(by_module, kinds), busy, trace.chrome)
+    return Costs(by_module, by_operator, _tree(by_module, kinds), busy)
 
 
 def _collected(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -205,8 +203,7 @@ def _storage(tensor: Any) -> tuple[int, int]:
 class Trace:
     """Seconds of each place in `total_s` of `calls`, and how often each event was seen.
 
-    On a device they are of its kernels, and `busy_s` is the time in which any ran. `chrome` is the
-    last call for Perfetto, as gzipped JSON.
+    On a device they are of its kernels, and `busy_s` is the time in which any ran.
     """
 
     total_s: float = 0.0
@@ -214,7 +211,6 @@ class Trace:
     seconds: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
     times: Counter[str] = field(default_factory=Counter)
     busy_s: float | None = None
-    chrome: bytes = field(default=b"", repr=False)
 
     def add(
         self,
@@ -253,10 +249,6 @@ class Trace:
             self.busy_s = (self.busy_s or 0.0) + torch_profiler.covered_s(kernels)
         self.total_s += total_s
         self.calls += 1
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "trace.json.gz"
-            trace.export_chrome_trace(str(file))
-            self.chrome = file.read_bytes()
 
 
 def _placed(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -14,9 +12,7 @@ from speedkit_jupyter.measure.results.presentable import Shown
 from speedkit_jupyter.profiling.costs import Costs
 from speedkit_jupyter.profiling.lines import LineTimes
 from speedkit_jupyter.profiling.split import PARTS, Line, Part, Split, shares
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.source_lines import Spot, source
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 # Where telling makes a call this many times as long, other calls tell of whole parts alone.
 COSTLY = 1.05
@@ -115,22 +111,6 @@ class Profile(Shown):
 
     def _at(self, line: Line | Spot) -> dict[str, str]:
         return {"place": self.place(line), "source": source(line.file, line.number)}
-
-    @hide_internal_frames
-    def export_chrome_trace(self, path: str | Path) -> Path:
-        """Write the traced call for ui.perfetto.dev, gzipped where the name ends in `.gz`.
-
-        Raises SpeedKitError where nothing was traced, or where it can't be written.
-        """
-        if self.costs is None:
-            raise SpeedKitError(f"nothing was traced: {self.why_no_costs or 'no call was made'}")
-        file = Path(path).expanduser()
-        zipped = self.costs.chrome
-        try:
-            file.write_bytes(zipped if file.suffix == ".gz" else gzip.decompress(zipped))
-        except OSError as error:
-            raise SpeedKitError(f"{path}: {error.strerror}") from None
-        return file
 
     def rows(self) -> list[dict[str, Any]]:
         return [

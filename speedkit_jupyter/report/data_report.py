@@ -14,7 +14,7 @@ from speedkit_jupyter.report.elements import BLANK, Code, Row, Section, Table
 from speedkit_jupyter.support.units import between, count, ratio, seconds, share, size
 
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
-TAKE = "The same in plain torch; `-v NAME` gives a variable the rebuilt loader"
+TAKE = "To write in its own line (… is as it is); `-v NAME` gives a variable the rebuilt loader"
 UNDONE = (
     "Epochs of {:,} batches, their beginnings included. All that measuring did to model, optimizer "
     "and random state is undone; no worker is left."

@@ -10,26 +10,9 @@ from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 
-from speedkit_jupyter.measure.results.statistics import INTERVAL
 from speedkit_jupyter.report.elements import BAD, GOOD, Cell, Code, Picture, Row, Section, Table
 
 GREY, CHANGED = "#808080", "#388bfd"
-# Tooltips of column heads.
-HINTS = {
-    "verdict": "faster, slower: proven by the interval; no gain: within 2 %; too noisy: open;"
-    " wrong: off by more than rounding; not checked: results that can't be compared",
-    "speed-up": "Baseline time over the variant's time, in pairs of steps: 2× is twice as fast",
-    INTERVAL: "Where the true value lies, 95 times in 100; if 1× is in it, perhaps no gain",
-    "first call": "How long the first step took: compiling and other work that is done once",
-    "memory": "Memory of model and optimizer, and what the step needs beyond it at its peak",
-    "of limit": "The least time that this machine needs, as a share of the time that was taken",
-    "accuracy": "Against the step in float64: as exact as baseline; rounding that the precision "
-    "explains; wrong: off by more; changed: on purpose",
-    "state": "on: in force; as is: left alone; declined: it was asked for and can't be done here",
-    "by": "Who decided: auto (a rule), you, the environment, or a measurement (measured)",
-}
-# Columns whose cells have the tooltip, too.
-ASKED = ("verdict", "accuracy", "of limit")
 
 
 def _rgba(colour: str, opacity: float) -> str:
@@ -110,9 +93,9 @@ def _body(body: object) -> str:
 def _table(table: Table) -> str:
     head = ""
     for name in table.columns:
-        style = f"{HEAD}text-align:{_side(table, name)};{ASKS if name in HINTS else ''}"
+        style = f"{HEAD}text-align:{_side(table, name)};"
         title = _text(name).replace("-", "&#8209;")
-        head += f'<th scope="col"{_hint(HINTS.get(name, ""))} style="{style}">{title}</th>'
+        head += f'<th scope="col" style="{style}">{title}</th>'
     head = f"<thead><tr>{head}</tr></thead>" * any(table.columns)
     body = f"{head}<tbody>{''.join(_row(table, row) for row in table.rows)}</tbody>"
     return f'<div style="overflow-x:auto"><table style="{TABLE}">{body}</table></div>'
@@ -123,8 +106,7 @@ def _row(table: Table, row: Row) -> str:
     for name, cell in zip(table.columns, row.cells, strict=True):
         space = "normal" if name in (table.columns[-1], *table.wraps) else "nowrap"
         style = f"{CELL}text-align:{_side(table, name)};white-space:{space};"
-        hint = _hint(HINTS[name] if name in ASKED else "")
-        cells += f'<td{hint} style="{style}">{_cell(cell, name in table.wraps)}</td>'
+        cells += f'<td style="{style}">{_cell(cell, name in table.wraps)}</td>'
     return f'<tr style="{TONES[row.tone]}">{cells}</tr>'
 
 
@@ -134,16 +116,12 @@ def _cell(cell: str, wraps: bool) -> str:
         style = f"{INLINE};font-family:monospace;white-space:pre-wrap"
         return f'<code style="{style}">{escape(cell)}</code>'
     if look.hint:
-        return f'<span{_hint(look.hint)} style="{ASKS}">{_text(cell)}</span>'
+        return f'<span title="{escape(look.hint)}" style="{ASKS}">{_text(cell)}</span>'
     if look.changed:
         return f'<strong class="speedkit-changed" style="{MARKED}">{_text(cell)}</strong>'
     text = OPTION.sub(r'<span style="white-space:nowrap">\g<0></span>', _text(cell))
     # Names as `bf16+channels_last` break too, intervals don't.
     return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to ") if wraps else text
-
-
-def _hint(text: str) -> str:
-    return f' title="{escape(text)}"' if text else ""
 
 
 def _side(table: Table, name: str) -> str:

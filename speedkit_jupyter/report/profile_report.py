@@ -44,8 +44,7 @@ NOTES = """\
 Modules and operators are timed by torch's profiler, in calls of their own, which it slows down; a \
 backward pass counts for its module.
 Operations: products, convolutions and attention; moves: bytes that are read and written. Of \
-limit: the time that these need at this machine's rates, over the time that was taken.
-The trace for Perfetto: export_chrome_trace('trace.json.gz') of the result (-v NAME)."""
+limit: the time that these need at this machine's rates, over the time that was taken."""
 
 
 def profile_report(profile: Profile) -> Document:

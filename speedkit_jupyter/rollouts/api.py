@@ -55,7 +55,7 @@ class Rollout(Shown):
     @property
     def taken(self) -> Trial | None:
         """Return what was measured of the way that was taken."""
-        return next((one for one in self.trials if one.way == self.way), None)
+        return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Any:
         """Return a matplotlib figure: the drift of every way that was compared with float32."""
@@ -84,7 +84,6 @@ def rollout(
     steps: int = 500,
     policy: Any = "autoregressive",
     *,
-    stream: bool = False,
     every: int | None = None,
     way: str | Way = "plain",
     micro_batch: int | None = None,
@@ -97,7 +96,7 @@ def rollout(
     """Apply `operator` to `x0`, then to its own result, `steps` times. Records no gradients.
 
     Returns a Rollout, whose `state` is the last one, of the shape, dtype and device of `x0`; with
-    `stream=True` or `every=10` an iterator over the states after so many steps each, and the last.
+    `every=10` an iterator over the states after so many steps each, and the last.
     `policy` makes the next state of f(x) and x: "autoregressive" is f(x), ("convex", a) is
     a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
 
@@ -111,7 +110,7 @@ def rollout(
     Raises ArgumentError for what does not fit.
     """
     steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
-    every = _count("every", every) if every is not None else 1 if stream else None
+    every = None if every is None else _count("every", every)
     most = arguments.amount("tolerance", tolerance) or 0.0
     budget_s, chosen = arguments.seconds("budget_s", budget_s), way_of(way, micro_batch)
     _check(operator, x0)
@@ -159,8 +158,7 @@ def _tuned(result: Rollout, choice: Choice, tell: Callable[[Progress], object]) 
             tell(Progress(one.done, f"tuning: {one.text}"))
     result.trials, program = choice.trials, choice.program
     result.rounding = max(choice.rounding.errors)
-    best = choice.best.way
-    result.way = program.way = Way(best.words, best.micro_batch or result.way.micro_batch)
+    result.way = program.way = Way(choice.best.way.words, result.way.micro_batch)
     return program
 
 

@@ -30,10 +30,6 @@ REFERENCE = 0.5
 COMPILING_S = 5.0
 # The level of each comparison: as many are made as there are candidates, eight or so.
 ERROR = 0.05 / 8
-# A micro-batch keeps activations in the cache: these sizes are tried, smaller than the batch.
-SIZES = (1, 4, 16)
-# What differs from float32 by no more than its rounding, in states and in a single step.
-EXACT = 1e-4
 # Ways that round in another order alone, and how many times float32's own noise they may drift.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
 
@@ -127,8 +123,8 @@ class Choice:
     def _program(self, way: Way) -> Program:
         return Program(self.operator, self.policy, way)
 
-    def _candidates(self) -> list[str | int]:
-        """Return what may be added to the best way: words, then numbers of samples."""
+    def _candidates(self) -> list[str]:
+        """Return the words that may be added to the best way."""
         model: Any = self.operator
         is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
@@ -136,8 +132,7 @@ class Choice:
         # First, since what computes less shows only where launches do not take all the time.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
         # Compiled code reads the layout in another way.
-        words += [*layout, "compile", *layout, *["bf16_states"] * is_low]
-        return [*words, *(size for size in SIZES if self.x.ndim > 1 and size < len(self.x))]
+        return [*words, *layout, "compile", *layout, *["bf16_states"] * is_low]
 
     def reference(self, plain: Program, budget_s: float) -> None:
         """Make the states that others are compared with, as far as the budget goes."""
@@ -160,16 +155,12 @@ class Choice:
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: Trial) -> None:
-        """Compare its first step, its time and then its drift with what is allowed."""
+        """Time it, and then compare its drift with what is allowed."""
         best, program = self.best, self._program(trial.way)
         begun_s = clock.now()
-        first = program.advance(self.x, 1)
+        program.advance(self.x, 1)
         synchronize(self.x.device)
         self._compiling_s += clock.now() - begun_s
-        missed = distance(first, self.program.advance(self.x, 1))
-        if trial.way.words == best.way.words and missed > EXACT:
-            trial.why_not = "samples of a batch depend on each other"
-            return
         trial.over_best, best.step_s, trial.step_s = self._raced(program)
         trial.over_plain = best.over_plain * trial.over_best.median
         if trial.over_best.low <= 1:

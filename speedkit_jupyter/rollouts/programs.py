@@ -48,10 +48,8 @@ class Way:
     words: tuple[str, ...] = ()
     micro_batch: int | None = None
 
-    def plus(self, more: str | int) -> Way:
-        """Return it with one more word, or with so many samples at a time."""
-        if isinstance(more, int):
-            return replace(self, micro_batch=more)
+    def plus(self, more: str) -> Way:
+        """Return it with one more word."""
         return replace(self, words=tuple(one for one in WORDS if one in (*self.words, more)))
 
     @property

@@ -63,7 +63,7 @@ class Control:
 
         self.path, self._chosen, self._drawing = path, chosen, False
         name, _, field = path.partition(".")
-        self.effect, self._summary = optimization.effect, optimization.summary
+        self.effect = optimization.effect
         self.is_first = path == next(iter(optimization.paths))
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
@@ -75,7 +75,7 @@ class Control:
             description=self.label,
             style={"description_width": f"{width}px"},
             layout=w.Layout(width="auto", max_width="100%"),
-            **_tooltip(kind, self._summary),
+            **_tooltip(kind, optimization.summary),
             **({"continuous_update": False} if kind is w.Text else {"options": self.words}),
         )
         if kind is w.ToggleButtons:
@@ -117,9 +117,6 @@ class Control:
         )
         if options != tuple(self.input.options):
             self.input.options = options
-        if hasattr(self.input, "tooltips"):  # of buttons
-            reasons = {value: f" {value}: {one.reason}" for value, one in decisions.items()}
-            self.input.tooltips = [f"{self._summary}.{reasons.get(v, '')}" for v in values]
 
     def _picked(self, change: Any) -> None:
         if self._drawing:

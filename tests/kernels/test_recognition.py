@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speedkit_jupyter.kernels.recognition import recognized
+from speedkit_jupyter.kernels.patterns import recognized
 
 LENGTH = 40
 Q, K = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None]

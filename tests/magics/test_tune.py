@@ -246,5 +246,6 @@ def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
     assert decision.active
     assert decision.reason.startswith("likely, not proven: ")
     assert "leave out" in str(unproven.fails("%speedkit apply --likely --rules"))
+    assert "likely, not proven: `--likely` takes it" in said(unproven, "%speedkit apply")
     assert unproven.run("%speedkit apply")
     assert unproven.names["ctx"].plan["fused_optimizer"].source == "auto"

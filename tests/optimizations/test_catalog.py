@@ -156,7 +156,6 @@ LAYERED = {
     "channels_last": True,
     "inference": True,
     "int8": "dynamic",
-    "rewrites": True,
 }
 
 

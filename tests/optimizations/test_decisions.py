@@ -114,7 +114,6 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"tf32": "medium"}, "cpu_avx512_bf16", cpu(dtypes=("complex128",)), "are complex128"),
     ({"precision": "bf16"}, "cpu", cpu(dtypes=("float16",)), "autocast only lowers float32"),
     ({"precision": "bf16"}, "cpu", cpu(dtypes=("complex64",)), "autocast only lowers float32"),
-    ({"rewrites": True}, "cpu", cpu(), "nothing for"),
 ]
 
 

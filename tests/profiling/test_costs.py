@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from speedkit_jupyter import SpeedKitError, profile
+from speedkit_jupyter import profile
 from speedkit_jupyter.profiling.costs import _limit
 from speedkit_jupyter.profiling.operators import (
     PYTHON,
@@ -166,22 +164,6 @@ def test_a_profile_has_modules_operators_and_their_tree(found):
     assert costs.tree["net"] >= costs.tree["net.0"] > 0
     assert all(0 < cost.limit <= 1 for cost in costs.modules if cost.limit is not None)
     assert {"aten::addmm", "aten::mm", PYTHON} <= {cost.name for cost in costs.operators}
-
-
-@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
-def test_the_trace_is_written_with_the_modules_names(found, tmp_path, name):
-    file = found.export_chrome_trace(tmp_path / name)
-    text = file.read_bytes()
-    text = gzip.decompress(text) if name.endswith("gz") else text
-    events = json.loads(text)["traceEvents"]
-    assert {"module: net.0", "aten::addmm"} <= {event.get("name") for event in events}
-
-
-def test_where_no_trace_can_be_written_that_is_one_line(found, tmp_path):
-    with pytest.raises(SpeedKitError, match="No such file"):
-        found.export_chrome_trace(tmp_path / "nowhere" / "trace.json")
-    with pytest.raises(SpeedKitError, match="nothing was traced"):
-        Profile().export_chrome_trace(tmp_path / "trace.json")
 
 
 @pytest.mark.real_time

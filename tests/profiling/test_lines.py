@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.api import models_of
 from speedkit_jupyter.profiling.lines import LineTimes, sampled
 from speedkit_jupyter.profiling.profile import Profile
+from speedkit_jupyter.profiling.profiler import models_of
 from speedkit_jupyter.profiling.split import Recorder
 from speedkit_jupyter.support.source_lines import Spot
 

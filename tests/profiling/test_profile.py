@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from speedkit_jupyter import StateWarning, advise, benchmark, profile
 from speedkit_jupyter.profiling import instruments
-from speedkit_jupyter.profiling.api import profiler_of
 from speedkit_jupyter.profiling.instruments import installed
-from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS
+from speedkit_jupyter.profiling.profiler import ENOUGH, TURNS, profiler_of
 from speedkit_jupyter.profiling.split import PARTS
 from speedkit_jupyter.support.interrupts import interruptible
 

@@ -102,11 +102,9 @@ def test_no_table_shows_an_interval_without_ends():
     assert units.between(0.0, math.inf) == "too few rounds"
 
 
-def test_the_headline_names_the_fastest_and_a_head_says_what_its_word_means():
+def test_the_headline_names_the_fastest():
     comparison = Comparison((record("baseline", 1), record("auto", 0.8)), {}, 10)
-    html = comparison_report(comparison).to_html()
     assert comparison_report(comparison).headline.startswith("auto is 1.25× as fast as baseline")
-    assert 'title="How long the first step took' in html
 
 
 # --- what can't be had ---

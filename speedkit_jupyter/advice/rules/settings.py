@@ -13,7 +13,7 @@ from speedkit_jupyter.advice.advice import EXACT, Gain, Opportunity, amdahl, wit
 from speedkit_jupyter.advice.code import is_called
 from speedkit_jupyter.advice.situation import Situation
 from speedkit_jupyter.kernels.attention import attention
-from speedkit_jupyter.kernels.recognition import recognized
+from speedkit_jupyter.kernels.patterns import recognized
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.base.decision import Effect
 from speedkit_jupyter.profiling.split import Part

@@ -103,6 +103,7 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
     elif not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
         loaded = bundles.load_newest(list(models.values()), every) if config.is_auto else ""
+        loaded = loaded or _left_likely(session, list(models.values()))
         config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
@@ -121,6 +122,14 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
         raise UsageError("--likely: the last search has left no likely plan for this model")
     display(Document(f"Likely, not proven: {last.unclear}"))
     return config
+
+
+def _left_likely(session: Session, models: list[Any]) -> str:
+    """Return a line about the plan that the last search of these models has left as likely."""
+    last = session.search
+    if last is None or last.helped or not last.likely or not last.is_of(models):
+        return ""
+    return f"The last search found {last.likely} likely, not proven: `--likely` takes it."
 
 
 def show_applied(

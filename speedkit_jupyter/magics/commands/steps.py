@@ -21,8 +21,7 @@ from speedkit_jupyter.measure.subject.named_accuracy import NamedAccuracy, requi
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.profiling.api import profiler_of
-from speedkit_jupyter.profiling.profiler import Profiler
+from speedkit_jupyter.profiling.profiler import Profiler, profiler_of
 from speedkit_jupyter.session import MeasuredCell, Session
 from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of

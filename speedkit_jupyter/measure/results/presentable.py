@@ -98,5 +98,4 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     ".csv": _csv,
     ".json": lambda result: result.to_json(),
     ".html": lambda result: result.report().to_page(),
-    ".htm": lambda result: result.report().to_page(),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -12,13 +11,11 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.measure.results.comparison import WON
 from speedkit_jupyter.optimizations import CATALOG, find
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.sources import from_word
-from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 
 BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
@@ -48,10 +45,7 @@ def parse(text: str) -> list[Variant]:
 
 
 def variant(name: str) -> Variant:
-    """Return one variant by name. Raises StepError or ConfigError.
-
-    A name that a benchmark was saved under stands for the plan of its fastest right variant.
-    """
+    """Return one variant by name. Raises StepError or ConfigError."""
     if not name.strip():
         raise StepError(f"a variant needs a name: {BASELINE}, {AUTO}, or words as bf16+compile")
     if name in (BASELINE, CURRENT):
@@ -60,14 +54,6 @@ def variant(name: str) -> Variant:
         return Variant(name, SpeedConfig())
     if name.endswith((".yaml", ".yml")):
         return Variant(Path(name).stem, SpeedConfig.from_yaml(name))
-    skipped: list[str] = []
-    if name not in words() and (kept := database.saved(name, skipped)):
-        # The plan of the fastest that was proven faster; of none the baseline.
-        ahead = [row for row in kept[-1].value["variants"] if row.get("verdict") in WON]
-        best = max(ahead, key=lambda row: row.get("speedup") or 0.0, default=None)
-        return Variant(name) if best is None else named(name, best.get("plan", {}))
-    if skipped:
-        raise StepError(f"variant {name}: {skipped[-1]}")
     values: dict[str, Any] = {}
     for word in name.split("+"):
         if not word:
@@ -93,14 +79,6 @@ def named(name: str, values: Mapping[str, Any]) -> Variant:
     """Return a variant of these values alone, whatever rules and environment say of the rest."""
     every = (optimization.name for optimization in CATALOG)
     return Variant(name, from_arguments(values, f"variant {name}", firm=every).alone())
-
-
-def check_free(name: str) -> None:
-    """Raise StepError for a name that no result can be saved under."""
-    if not re.fullmatch(r"\w[\w.-]*", name) or name.endswith((".yaml", ".yml")):
-        raise StepError(f"--save {name!r}: a name takes letters, digits, '_', '-' and '.'")
-    if name in (BASELINE, CURRENT, AUTO, *words()):
-        raise StepError(f"--save {name}: this is a variant's name already")
 
 
 def words() -> Mapping[str, dict[str, Any]]:
@@ -129,5 +107,5 @@ def _option(word: str) -> dict[str, Any]:
     names = [BASELINE, CURRENT, AUTO, *vocabulary, "threads:1", "device:cpu"]
     raise StepError(
         f"unknown variant {word!r}.{did_you_mean(word, names)} Names are {', '.join(names[:3])}, "
-        f"a YAML file, a saved name, or words joined by +: {', '.join([*vocabulary, *free])}"
+        f"a YAML file, or words joined by +: {', '.join([*vocabulary, *free])}"
     )

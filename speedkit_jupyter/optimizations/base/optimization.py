@@ -93,10 +93,6 @@ class Optimization(ABC):
             if "true" not in words:
                 every = (word for word in words if word != "auto")
                 changes |= {f"{self.name}:{word}": {first: True, name: word} for word in every}
-        switches = [name for name in names if self.fields[name].annotation is bool]
-        for one in switches if len(switches) > 1 else ():  # each kind by itself
-            alone = {name: name == one for name in switches}
-            changes[f"{self.name}:{one}"] = {first: True, **alone}
         return changes
 
     @abstractmethod

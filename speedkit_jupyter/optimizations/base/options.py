@@ -13,8 +13,7 @@ Flag = Annotated[bool, Strict()]
 
 class Fields(BaseModel):
     """Options of more than one field. A bare word (`compile: false`) means the first one, or that
-    which knows it; then the first one is on (`compile: blocks`). The name of a switch among them
-    is that switch alone (`rewrites: gelu`).
+    which knows it; then the first one is on (`compile: blocks`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -36,9 +35,6 @@ class Fields(BaseModel):
         takers = [name for name in others if word in words[name]]
         if takers and takers[0] not in given and word not in words[first]:
             given |= {first: True, takers[0]: word}
-        switches = [name for name, info in cls.model_fields.items() if info.annotation is bool]
-        if isinstance(word, str) and word in switches:
-            given = dict.fromkeys(switches, False) | given | {first: True, word: True}
         return given
 
 

@@ -1,25 +1,19 @@
-"""What a layer is, how its weight lies, what can stand in for it; and which blocks repeat."""
+"""What a layer is, how its weight lies, and which blocks repeat."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 from torch.nn.parameter import is_lazy
 
-from speedkit_jupyter.optimizations.properties.calls import is_watched
 from speedkit_jupyter.optimizations.properties.tensors import weight_of
 
 if TYPE_CHECKING:
     Group = list[torch.nn.Module]
-
-# The groups of a GroupNorm in the place of an InstanceNorm2d.
-GROUPS = 8
 
 
 def is_convolution(module: torch.nn.Module) -> bool:
@@ -60,26 +54,6 @@ def is_channels_last(convolution: torch.nn.Module) -> bool:
 def attribute(module: torch.nn.Module, name: str) -> Any:
     """Return a module's attribute; `getattr` looks long for what there is not."""
     return vars(module).get(name, getattr(type(module), name, None))
-
-
-def rewritable(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Module, str]]:
-    """Yield kind and path of each module that `rewrites` has another one for, with the module that
-    holds it and its name there; a shared one once for each.
-    """
-    for path, parent in model.named_modules():
-        for name, child in parent._modules.items():
-            if child is not None and not is_watched(child) and (kind := _rewriting(child)):
-                yield kind, f"{path}.{name}" if path else name, parent, name
-
-
-def _rewriting(module: Any) -> str:
-    theirs = getattr(sys.modules.get("transformers.activations"), "GELUActivation", None)
-    if type(module) is nn.GELU and module.approximate == "none":
-        return "gelu"
-    if type(module) is theirs and module.__dict__.get("act") is nn.functional.gelu:
-        return "gelu"
-    is_norm = type(module) is nn.InstanceNorm2d and not module.num_features % GROUPS
-    return "instance_norm" if is_norm and module.affine and not module.track_running_stats else ""
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:

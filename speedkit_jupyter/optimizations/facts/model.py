@@ -17,7 +17,6 @@ from speedkit_jupyter.optimizations.facts.layers import (
     is_convolution,
     is_linear,
     repeated_blocks,
-    rewritable,
     shapes,
 )
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts, distinct, words
@@ -51,9 +50,9 @@ class Facts:
     block_parameters: int = 0  # of all blocks
     own_checkpointing: OwnCheckpointing = "none"
     training: bool = True  # some module is in training mode
+    frozen: bool = False  # no parameter requires gradients
     lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
-    rewritable: tuple[tuple[str, str], ...] = ()  # kind and path of each module for `rewrites`
     # How many modules of each class.
     classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)
     model_type: str = ""  # transformers' word for the model
@@ -138,9 +137,9 @@ class Facts:
             ),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
+            frozen=bool(parameters) and not any(p.requires_grad for p in parameters),
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
-            rewritable=tuple((kind, path) for kind, path, *_ in rewritable(model)),
             classes=Counter(map(type, modules)),
             model_type=_model_type(inner),
             block_names=tuple(blocks),
