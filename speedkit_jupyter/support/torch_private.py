@@ -347,11 +347,34 @@ def import_compiler() -> None:
         import_module(name)
 
 
-def build_headers() -> None:
-    """Build the headers of C++ code, unless they are in torch's folder: what the first kernel would
-    wait for. Keeps a source file of a line.
-    """
-    inductor_codecache().CppPythonBindingsCodeCache.load_async("// at::vec::")
+# The C++ kernels of a graph: generated code makes an object of `AsyncCompile` in this module.
+
+
+def kernel_builder() -> Any:
+    """Return the module, None while it is not loaded."""
+    return sys.modules.get(f"{COMPILERS[1]}.async_compile")
+
+
+def with_bindings(types: Sequence[str], code: str) -> str:
+    """Return a kernel's code with the code by which Python calls it: a module named `kernel`."""
+    kind, found = inductor_codecache().CppPythonBindingsCodeCache, list[str]()
+    note = classmethod(lambda cls, code, *_, **__: found.append(code))
+    type("Noting", (kind,), {"load_async": note}).load_pybinding_async(types, code)
+    return found[0]
+
+
+def kernel_library(code: str) -> Callable[[], Any]:
+    """Begin to build a library unless it is there; return what waits for it and loads it."""
+    threads = inductor_config().compile_threads or 1
+    submit = kernel_builder().AsyncCompile.submit if threads > 1 else None
+    build: Any = inductor_codecache().CppPythonBindingsCodeCache.load_async
+    return build(code, submit_fn=submit)  # type: ignore[no-any-return]
+
+
+def is_forward_of_training() -> bool:
+    """Return whether Inductor compiles a forward pass, and its backward pass is next."""
+    graph = kernel_builder().V.graph
+    return hasattr(graph, "is_backward") and not (graph.is_backward or graph.is_inference)
 
 
 @contextmanager
