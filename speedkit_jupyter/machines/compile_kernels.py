@@ -7,10 +7,10 @@ the same run takes 0.06 s (g++ 12, AVX-512). The code of each kernel, and its fl
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from importlib.machinery import ExtensionFileLoader
-from threading import Lock
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from typing import Any
 
 from speedkit_jupyter.machines import probes
@@ -24,23 +24,20 @@ MOST = 30
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # Those of the code by which Python calls it.
 BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
-Function = Callable[..., Any]
 
 
 class Kernel:
-    """Stands for a kernel until the graph's kernels are built; a call waits for that."""
+    """Stands for a kernel with its bindings to Python until it is built; a call waits for that."""
 
-    def __init__(self, types: Sequence[str], code: str) -> None:
-        self.types, self.code = types, code
-        self.function: Function | None = None
+    def __init__(self, code: str) -> None:
+        self.code = code
+        self.function: Any = None
         self.load: Callable[[], None]
 
     def __call__(self, *args: Any) -> Any:
-        if self.function is None:
-            finish()
-        if self.function is None:  # it failed before
+        finish()
+        if self.function is None:  # what was built with it has failed
             self.load()
-        assert self.function is not None
         return self.function(*args)
 
 
@@ -49,7 +46,7 @@ class Graph:
 
     def __init__(self, kernels: Mapping[str, Kernel], names: dict[str, Any]) -> None:
         self._kernels, self._names = kernels, names
-        self._code = joined([*kernels.values()])
+        self._code = joined([kernel.code for kernel in kernels.values()])
         for kernel in kernels.values():
             kernel.load = self.load
         torch_private.kernel_library(self._code)
@@ -58,48 +55,40 @@ class Graph:
         """Wait for the library, and have the generated code call what is in it."""
         first = torch_private.kernel_library(self._code)()
         for number, (name, kernel) in enumerate(self._kernels.items()):
-            kernel.function = _function(first, number)
+            module = _module(first.__file__, f"{first.__name__}{number}") if number else first
+            kernel.function = module.kernel
             if self._names.get(name) is kernel:
                 self._names[name] = kernel.function
 
 
 # State at module level, on purpose: what torch compiles belongs to the whole process.
-LOCK, BUILDING = Lock(), list[Graph]()
+BUILDING: list[Graph] = []
 
 
 def finish() -> None:
-    """Wait for all kernels that are being built. Raises the first error, once all have ended."""
-    with LOCK:
-        graphs, errors = [*BUILDING], list[Exception]()
+    """Wait for all kernels that are being built. Raises what torch raises where one can't be."""
+    try:
+        while BUILDING:
+            BUILDING.pop(0).load()
+    finally:
         BUILDING.clear()
-        for graph in graphs:
-            try:
-                graph.load()
-            except Exception as error:
-                errors.append(error)
-    if errors:
-        raise errors[0]
 
 
-def joined(kernels: Sequence[Kernel]) -> str:
-    """Return the C++ code of a library, in which each kernel is a Python module."""
+def joined(kernels: Iterable[str]) -> str:
+    """Return the code of a library in which each kernel is a module: `kernel`, `kernel1`, …"""
     parts = [HEADER, "#define PY_SSIZE_T_CLEAN", *(f"#include <{one}>" for one in BINDING_HEADERS)]
-    for number, kernel in enumerate(kernels):
-        code = torch_private.with_bindings(kernel.types, kernel.code.replace(HEADER, "", 1))
-        code = code.replace('extern "C"', "").replace("PyInit_kernel", f"PyInit_{_name(number)}")
-        parts.append(f"namespace {_name(number)} {{\n{code}\n}}")
+    for number, code in enumerate(kernels):
+        code = code.replace(HEADER, "").replace('extern "C"', "")
+        code = code.replace("PyInit_kernel", f"PyInit_kernel{number or ''}")
+        parts.append(f"namespace kernel{number} {{\n{code}\n}}")
     return "\n".join(parts)
 
 
-def _name(number: int) -> str:
-    return f"kernel{number or ''}"
-
-
-def _function(first: Any, number: int) -> Function:
-    if not number:
-        return first.kernel  # type: ignore[no-any-return]
-    name = f"{first.__name__.rpartition('.')[0]}.{_name(number)}"
-    return ExtensionFileLoader(name, first.__file__).load_module().kernel
+def _module(library: str, name: str) -> Any:
+    loader = ExtensionFileLoader(name, library)
+    module = module_from_spec(ModuleSpec(name, loader, origin=library))
+    loader.exec_module(module)
+    return module
 
 
 @cache
@@ -109,7 +98,7 @@ def _joining(usual: Any) -> Any:
     class Joining(usual):  # type: ignore[misc]
         def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
             if source_code.count("#include") == source_code.count(HEADER) == 1:
-                return Kernel(argtypes, source_code)
+                return Kernel(torch_private.with_bindings(argtypes, source_code))
             return super().cpp_pybinding(argtypes, source_code)
 
         def wait(self, scope: dict[str, Any]) -> None:
