@@ -32,7 +32,7 @@ INDUCTOR = "inductor"
 ALIKE, MOSTLY = 3, 0.8
 # The seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two
 # take half without a backward pass. Fitted on 2 cores to transformers and convolutions.
-BEGIN_S, GRAPH_S, LAYER_S = 7.0, 5.0, 0.25
+BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
 # What compiling brought on CPUs at most, but for models of many small operations.
 USUAL_GAIN = 1.1
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
@@ -102,7 +102,7 @@ class Compile(Optimization):
             return request.apply(True, f"{name} on Linux with Triton", details=details)
         offer = f"young on {facts.device_type} on {hardware.system}; it is there on request"
         if facts.device_type == "cpu":
-            offer = "10 to 20 s of compiling on a CPU: it is there on request"
+            offer = "4 to 12 s of compiling on a CPU: it is there on request"
             is_part = options.enabled == "auto" and request.value != self.default
             if is_part and not obstacle:  # as --compile-mode alone
                 return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)

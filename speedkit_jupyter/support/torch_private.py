@@ -232,7 +232,9 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    return any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
+    """Return whether torch.compile has failed, or its code can't compute gradients of gradients."""
+    is_second = any(words in str(error) for words in ("double backward", "donated buffers"))
+    return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
 
 def cause(error: BaseException) -> BaseException:
