@@ -6,7 +6,6 @@ combination of hardware, torch, Python and C++ compiler has a folder of its own.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -16,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -36,9 +34,9 @@ FOLDER, TRITON_FOLDER = VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DI
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
 # Whether torch compiles its C++ headers before the first kernel, for all later ones.
 HEADERS = "inductor.cpp_cache_precompile_headers"
-# In a machine's folder: torch's own cache, the code of learned plans, and a library that the
-# compiler has built on trial.
-COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "instructions.so"
+# In a machine's folder: torch's own cache, the code of learned plans, and code that the compiler
+# has compiled on trial.
+COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "instructions.o"
 TRIAL_CODE = """
 #include <cstdint>
 #include <immintrin.h>
@@ -233,7 +231,7 @@ def _choose(name: str, value: str | None) -> None:
 
 
 def try_instructions(folder: Path) -> None:
-    """Build a small library for all of the CPU's vector instructions, and keep it in the folder.
+    """Compile some lines for all of the CPU's vector instructions, and keep that in the folder.
 
     torch asks the same in each process, by compiling for seconds. This is once for a compiler, on
     Linux and x86; elsewhere torch asks.
@@ -247,18 +245,11 @@ def try_instructions(folder: Path) -> None:
     # Some probes have a function of the same name.
     apart = (text.replace('extern "C"', "") for text in code)
     spaces = (f"namespace probe{number} {{{text}}}" for number, text in enumerate(apart))
+    command = [compiler, *" ".join(options).split(), "-fopenmp", "-c", "-x", "c++", "-"]
+    command += ["-o", str(folder / TRIAL)]  # which a compiler that fails does not leave
+    trial = "\n".join((TRIAL_CODE, *spaces)).encode()
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as here, ThreadPoolExecutor(1) as beside:
-            source, library = Path(here, "trial.cpp"), Path(here, TRIAL)
-            source.write_text("\n".join((TRIAL_CODE, *spaces)))
-            files = ["-shared", "-fPIC", "-fopenmp", "-o", str(library), str(source)]
-            command = [compiler, *" ".join(options).split(), *files]
-            run = partial(subprocess.run, capture_output=True, check=True, timeout=TRIAL_S)
-            building = beside.submit(run, command)
-            torch_private.inductor_codecache()  # takes as long
-            building.result()
-            ctypes.CDLL(str(library))  # fails where programs can't be run from this folder
-            os.replace(library, folder / TRIAL)
+        subprocess.run(command, input=trial, capture_output=True, check=True, timeout=TRIAL_S)
     except (OSError, subprocess.SubprocessError) as error:
         torch_private.forget_instructions()
         messages.debug(f"torch looks for vector instructions itself: {error}")
