@@ -361,16 +361,16 @@ def with_bindings(types: Sequence[str], code: str) -> str:
     """Return a kernel's code with the code by which Python calls it: a module named `kernel`."""
     kind, found = inductor_codecache().CppPythonBindingsCodeCache, list[str]()
     note = classmethod(lambda cls, code, *_, **__: found.append(code))
-    type("Noting", (kind,), {"load_async": note}).load_pybinding_async(types, code)
+    noting: Any = type("Noting", (kind,), {"load_async": note})
+    noting.load_pybinding_async(types, code)
     return found[0]
 
 
 def kernel_library(code: str) -> Callable[[], Any]:
     """Begin to build a library unless it is there; return what waits for it and loads it."""
-    threads = inductor_config().compile_threads or 1
-    submit = kernel_builder().AsyncCompile.submit if threads > 1 else None
-    build: Any = inductor_codecache().CppPythonBindingsCodeCache.load_async
-    return build(code, submit_fn=submit)  # type: ignore[no-any-return]
+    has_threads = (inductor_config().compile_threads or 1) > 1
+    submit = kernel_builder().AsyncCompile.submit if has_threads else None
+    return inductor_codecache().CppPythonBindingsCodeCache.load_async(code, submit_fn=submit)  # type: ignore[no-any-return]
 
 
 def is_forward_of_training() -> bool:
