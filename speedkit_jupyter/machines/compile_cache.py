@@ -6,7 +6,6 @@ combination of hardware, torch, Python and C++ compiler has a folder of its own.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -15,20 +14,17 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines import compile_kernels, probes
+from speedkit_jupyter.machines.compile_kernels import JOINED
 from speedkit_jupyter.machines.flags import OVERRIDES, Switch, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import database, messages, torch_private
-from speedkit_jupyter.support.exceptions import in_a_line
 
 # Beyond this the files that were not used for longest go; a transformer takes a few MiB.
 MOST_BYTES = 2 * 2**30
@@ -38,9 +34,9 @@ FOLDER, TRITON_FOLDER = VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DI
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
 # Whether torch compiles its C++ headers before the first kernel, for all later ones.
 HEADERS = "inductor.cpp_cache_precompile_headers"
-# In a machine's folder: torch's own cache, the code of learned plans, and a library that the
-# compiler has built on trial.
-COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "instructions.so"
+# In a machine's folder: torch's own cache, the code of learned plans, and code that the compiler
+# has compiled on trial.
+COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "instructions.o"
 TRIAL_CODE = """
 #include <cstdint>
 #include <immintrin.h>
@@ -178,20 +174,22 @@ def switches() -> dict[str, Switch]:
     if (config := sys.modules.get(torch_private.INDUCTOR_CONFIG)) is not None:
         table[INSTRUCTIONS] = attribute(config.cpp, INSTRUCTIONS.rpartition(".")[2], True)
         table[HEADERS] = attribute(config, HEADERS.rpartition(".")[2], False)
-    return table
+    return table | compile_kernels.switches()
 
 
 def values(now: Values) -> dict[str, Any]:
     """Return the values of these switches for this machine's folder. What the user chose stays."""
+    # One run of the compiler for all kernels of a graph takes less time than the headers do.
+    joined = {JOINED: True, HEADERS: False} if JOINED in now else {}
     folder = usable()
     if folder is None or not os.access(folder / COMPILED, os.W_OK):  # `prepare` has said why
-        return {}
+        return joined
     compiled, wanted = folder / COMPILED, dict[str, Any]()
     if now.get(FOLDER) in (None, str(compiled)):
         wanted |= {FOLDER: str(compiled), TRITON_FOLDER: str(compiled / "triton")}
     if (folder / TRIAL).exists():
         wanted[INSTRUCTIONS] = True
-    return {name: one for name, one in wanted.items() if now.get(name) in (None, one)}
+    return joined | {name: one for name, one in wanted.items() if now.get(name) in (None, one)}
 
 
 @contextmanager
@@ -233,59 +231,28 @@ def _choose(name: str, value: str | None) -> None:
 
 
 def try_instructions(folder: Path) -> None:
-    """Build a small library for all of the CPU's vector instructions, and keep it in the folder.
+    """Compile some lines for all of the CPU's vector instructions, and keep that in the folder.
 
     torch asks the same in each process, by compiling for seconds. This is once for a compiler, on
     Linux and x86; elsewhere torch asks.
     """
     compiler = probes.cxx()
-    if (folder / TRIAL).exists() or compiler is None or sys.platform != "linux":
+    if compiler is None or sys.platform != "linux":
         return
     code, options = torch_private.instruction_probes()
-    if not options:
+    if (folder / TRIAL).exists() or not options:
         return
     # Some probes have a function of the same name.
     apart = (text.replace('extern "C"', "") for text in code)
     spaces = (f"namespace probe{number} {{{text}}}" for number, text in enumerate(apart))
+    command = [compiler, *" ".join(options).split(), "-fopenmp", "-c", "-x", "c++", "-"]
+    command += ["-o", str(folder / TRIAL)]  # which a compiler that fails does not leave
+    trial = "\n".join((TRIAL_CODE, *spaces)).encode()
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as here, ThreadPoolExecutor(1) as beside:
-            source, library = Path(here, "trial.cpp"), Path(here, TRIAL)
-            source.write_text("\n".join((TRIAL_CODE, *spaces)))
-            files = ["-shared", "-fPIC", "-fopenmp", "-o", str(library), str(source)]
-            command = [compiler, *" ".join(options).split(), *files]
-            run = partial(subprocess.run, capture_output=True, check=True, timeout=TRIAL_S)
-            building = beside.submit(run, command)
-            torch_private.inductor_codecache()  # which the headers need
-            building.result()
-            ctypes.CDLL(str(library))  # fails where programs can't be run from this folder
-            os.replace(library, folder / TRIAL)
+        subprocess.run(command, input=trial, capture_output=True, check=True, timeout=TRIAL_S)
     except (OSError, subprocess.SubprocessError) as error:
         torch_private.forget_instructions()
         messages.debug(f"torch looks for vector instructions itself: {error}")
-
-
-@cache
-def prepare_compiler(headers: bool) -> None:
-    """Import the compiler, while a thread begins to build torch's C++ headers if these are wanted;
-    once in a process.
-
-    Headers take a second core for seconds, in which Dynamo traces; the first kernel waits for them.
-    What can't be done is left to the first kernel, which says why.
-    """
-
-    def build() -> None:
-        try:
-            torch_private.build_headers()
-        except Exception as error:
-            messages.debug(f"C++ headers were not built ahead: {in_a_line(error)}")
-
-    torch_private.inductor_codecache()  # two threads must not import it at once
-    if (place() / TRIAL).exists():  # else the thread asks, and meanwhile the flags are others
-        torch_private.instruction_probes()
-        if headers:
-            context = copy_context()  # which has Inductor's settings
-            threading.Thread(target=context.run, args=(build,), daemon=True).start()
-    torch_private.import_compiler()
 
 
 def write(path: Path, content: bytes) -> None:

@@ -10,19 +10,14 @@ from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.machines import compile_cache, devices, flags, probes
+from speedkit_jupyter.machines import compile_cache, devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.optimizations.base.optimization import Optimization, no_triton
 from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call, source
 from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.layers import (
-    is_convolution,
-    is_linear,
-    repeated_blocks,
-    shapes,
-)
+from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
 from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.optimizations.properties.calls import Call, is_compiled, users_own
 from speedkit_jupyter.optimizations.properties.compiled import CompiledCall, CompiledCode
@@ -31,16 +26,13 @@ from speedkit_jupyter.support import torch_private, units
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 # An error of the backward pass comes up in the forward pass, where the plain model can take over.
 BACKWARD = "functorch.force_non_lazy_backward_lowering"
-INDUCTOR, HEADERS = "inductor", compile_cache.HEADERS
+INDUCTOR = "inductor"
 # Blocks are compiled in the model's place if each kind stands there so often, and they hold more
 # than this share of the parameters: six layers of a transformer then compile in half of the time.
 ALIKE, MOSTLY = 3, 0.8
 # The seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two
 # take half without a backward pass. Fitted on 2 cores to transformers and convolutions.
-BEGIN_S, GRAPH_S, LAYER_S = 7.0, 5.0, 0.25
-# Up to so many kernels for each of the compiler's threads torch's C++ headers are not compiled
-# ahead: they take 4.5 s on one core, and a kernel 0.5 s with them and 1.65 s without (g++ 12).
-FEW_KERNELS = 3
+BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
 # What compiling brought on CPUs at most, but for models of many small operations.
 USUAL_GAIN = 1.1
 KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
@@ -110,7 +102,7 @@ class Compile(Optimization):
             return request.apply(True, f"{name} on Linux with Triton", details=details)
         offer = f"young on {facts.device_type} on {hardware.system}; it is there on request"
         if facts.device_type == "cpu":
-            offer = "10 to 20 s of compiling on a CPU: it is there on request"
+            offer = "4 to 12 s of compiling on a CPU: it is there on request"
             is_part = options.enabled == "auto" and request.value != self.default
             if is_part and not obstacle:  # as --compile-mode alone
                 return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
@@ -134,15 +126,14 @@ class Compile(Optimization):
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
         backward = {BACKWARD: True} if torch_private.eager_backward() else {}
-        headers = {HEADERS: False} if HEADERS in decision.details else {}
-        return {HOOKS: False, **backward, **kept, **headers}
+        return {HOOKS: False, **backward, **kept}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         torch_private.dynamo_config()  # which has the switch
         if _is_inductor(decision):
             compile_cache.prepare()
-            if _has_few_kernels(decision.details, target.model):
-                decision = replace(decision, details={**decision.details, HEADERS: False})
+            if _is_on_cpu(target.model):
+                torch_private.import_compiler()  # which has the switch that joins kernels
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -159,10 +150,6 @@ class Compile(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
-            is_linux = sys.platform == "linux" and bool(probes.cxx())
-            if is_linux and _is_inductor(decision) and _is_on_cpu(target.model):
-                headers = torch_private.inductor_config().cpp_cache_precompile_headers
-                compile_cache.prepare_compiler(headers)
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -230,19 +217,6 @@ def _is_inductor(decision: Decision) -> bool:
 def _is_on_cpu(model: torch.nn.Module) -> bool:
     parameter = next(model.parameters(), None)
     return parameter is None or parameter.device.type == "cpu"
-
-
-def _has_few_kernels(details: Mapping[str, Any], model: torch.nn.Module) -> bool:
-    """Return whether compiling builds so few C++ kernels that headers for them don't pay: about one
-    for a layer, and two more for its backward pass.
-    """
-    if not _is_on_cpu(model):
-        return False
-    alike = {shapes(module): module for module in _modules(details, model)}.values()
-    parts = (part for module in alike for part in module.modules())
-    layers = sum(is_linear(part) or is_convolution(part) for part in parts)
-    kernels = layers * (3 if model.training else 1)
-    return kernels <= FEW_KERNELS * (torch_private.inductor_config().compile_threads or 1)
 
 
 def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:

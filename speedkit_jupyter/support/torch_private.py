@@ -232,7 +232,9 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    return any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
+    """Return whether torch.compile has failed, or its code can't compute gradients of gradients."""
+    is_second = any(words in str(error) for words in ("double backward", "donated buffers"))
+    return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
 
 def cause(error: BaseException) -> BaseException:
@@ -347,11 +349,34 @@ def import_compiler() -> None:
         import_module(name)
 
 
-def build_headers() -> None:
-    """Build the headers of C++ code, unless they are in torch's folder: what the first kernel would
-    wait for. Keeps a source file of a line.
-    """
-    inductor_codecache().CppPythonBindingsCodeCache.load_async("// at::vec::")
+# The C++ kernels of a graph: generated code makes an object of `AsyncCompile` in this module.
+
+
+def kernel_builder() -> Any:
+    """Return the module, None while it is not loaded."""
+    return sys.modules.get(f"{COMPILERS[1]}.async_compile")
+
+
+def with_bindings(types: Sequence[str], code: str) -> str:
+    """Return a kernel's code with the code by which Python calls it: a module named `kernel`."""
+    kind, found = inductor_codecache().CppPythonBindingsCodeCache, list[str]()
+    note = classmethod(lambda cls, code, *_, **__: found.append(code))
+    noting: Any = type("Noting", (kind,), {"load_async": note})
+    noting.load_pybinding_async(types, code)
+    return found[0]
+
+
+def kernel_library(code: str) -> Callable[[], Any]:
+    """Begin to build a library unless it is there; return what waits for it and loads it."""
+    has_threads = (inductor_config().compile_threads or 1) > 1
+    submit = kernel_builder().AsyncCompile.submit if has_threads else None
+    return inductor_codecache().CppPythonBindingsCodeCache.load_async(code, submit_fn=submit)  # type: ignore[no-any-return]
+
+
+def is_forward_of_training() -> bool:
+    """Return whether Inductor compiles a forward pass, and its backward pass is next."""
+    graph = _found(f"{COMPILERS[1]}.virtualized", "V").graph
+    return not (getattr(graph, "is_backward", True) or getattr(graph, "is_inference", True))
 
 
 @contextmanager

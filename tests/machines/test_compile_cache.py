@@ -54,23 +54,6 @@ def test_where_no_folder_can_be_made_torchs_own_stays_in_use(unset) -> None:
         assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
 
 
-def test_headers_are_built_where_many_kernels_use_them(unset) -> None:
-    few, many = (
-        torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(number))) for number in (2, 7)
-    )
-    config = torch_private.inductor_config()
-    read = compile_cache.switches()[compile_cache.HEADERS].read
-    with config.patch(compile_threads=1):
-        for model, training, wanted in (
-            (few, True, True),
-            (few, False, False),
-            (many, False, True),
-        ):
-            with apply_speedups(model.train(training), COMPILE)[1]:
-                assert read() is wanted
-    assert read() is True
-
-
 def test_plans_are_taken_back_in_any_order(unset) -> None:
     models = [torch.nn.Linear(2, 2) for _ in range(2)]
     first, second = (apply_speedups(model, COMPILE)[1] for model in models)

@@ -26,6 +26,7 @@ from speedkit_jupyter import (
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.measure.subject.variants import variant
 from speedkit_jupyter.optimizations import named
+from speedkit_jupyter.optimizations.properties.compiled import CompiledCall, CompiledCode
 from speedkit_jupyter.support.exceptions import StepError
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
@@ -194,6 +195,41 @@ with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as
     model(q)
 print("flash" in " ".join(event.key for event in profile.key_averages()))
 """
+
+
+def test_models_share_no_knowledge_of_changing_sizes():
+    sizes = []
+
+    def noted(graph, inputs):
+        sizes.extend(one for one in inputs if not isinstance(one, torch.Tensor))
+        return graph.forward
+
+    for number in (2, 3):
+        model, x = nn.Linear(number, 1), torch.ones(number, number)
+        call = CompiledCall(model, CompiledCode({"backend": noted}, [model], {}))
+        call(x)
+    assert sizes == []
+
+
+class Force(Own):
+    """Returns the gradient of a potential, through which gradients flow."""
+
+    def forward(self, x):
+        """(N, 4) to (N, 4)."""
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(x).tanh().sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.compile failed")
+def test_a_model_that_needs_gradients_of_gradients_runs_as_before():
+    model = Force()
+    expected = model(X)
+    with apply_speedups(model, SpeedConfig(compile=True).alone())[1]:
+        for _ in range(2):
+            found = model(X)
+            found.square().sum().backward()
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.thorough

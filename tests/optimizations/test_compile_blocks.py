@@ -221,8 +221,8 @@ def test_a_plan_says_what_compiling_is_expected_to_take_and_what_would_pay_it_ba
     config = SpeedConfig(compile=True).alone()
     hints = [plan(config, facts=one)["compile"].hint for one in (few, many)]
     costs = [expected_s(one, Compile.default) for one in (few, many)]
-    pays = "1.1× would pay that back in 2 min 23 s"
-    assert hints[0] == f"compiles at the first step, for about 13 s; {pays}"
+    pays = "1.1× would pay that back in 1 min 17 s"
+    assert hints[0] == f"compiles at the first step, for about 7 s; {pays}"
     assert 0 < costs[0] < costs[1]
     assert expected_s(replace(few, training=False), Compile.default) < costs[0]
 

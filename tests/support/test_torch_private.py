@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 import speedkit_jupyter
-from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support import torch_private
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -92,18 +91,6 @@ def test_the_hooks_around_searches_come_and_go():
     remove()
     assert (cache.preprocessing_fns, cache.feedback_saver_fns) == before
     assert not torch_private.is_library_kernel(object())
-
-
-@pytest.mark.slow
-@pytest.mark.compile
-@pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
-def test_the_headers_of_kernels_are_built_ahead():
-    torch_private.build_headers()
-    folder = Path(torch_private.usual_cache_folder(), "precompiled_headers")
-    built = {path: path.stat().st_mtime_ns for path in folder.glob("*.gch")}
-    assert built
-    torch.compile(lambda x: x.sin() * 3 + 1)(torch.ones(64))  # needs no others
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.gch")} == built
 
 
 @pytest.mark.slow

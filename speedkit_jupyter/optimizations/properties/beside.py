@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.support import torch_private
 
 PROGRAM = f"from {__name__} import compile_all; compile_all()"
@@ -59,8 +60,7 @@ class Beside:
 
     def begin(self) -> None:
         """Start the process, with all graphs that were traced by now."""
-        config = torch_private.inductor_config()
-        settings = (config.cpp.vec_isa_ok, config.cpp_cache_precompile_headers)
+        settings = {name: switch.read() for name, switch in compile_cache.switches().items()}
         given = (self._graphs, self._options, torch.get_num_threads(), settings)
         with tempfile.TemporaryFile() as file:
             try:
@@ -122,8 +122,9 @@ def compile_all() -> None:
     data = io.BytesIO(sys.stdin.buffer.read())
     graphs, options, threads, settings = torch.load(data, weights_only=False)
     torch.set_num_threads(threads)
-    config = torch_private.inductor_config()
-    config.cpp.vec_isa_ok, config.cpp_cache_precompile_headers = settings
+    torch_private.import_compiler()  # which has them
+    for name, switch in compile_cache.switches().items():
+        switch.write(settings[name])
     if backward := torch_private.eager_backward():
         setattr(*backward, True)
     for graph, looks, (device, lowered, has_gradients) in graphs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from speedkit_jupyter.support.source_lines import Spot, place
 from speedkit_jupyter.support.weak import Alive
 
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
-GRAPHS = 8
+GRAPHS, NUMBERS = 8, itertools.count()
 BESIDE = "runs as before while another process compiles it"
 COMPILED_BESIDE = "compiled by another process while it ran as before"
 HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
@@ -79,6 +80,8 @@ class CompiledCode:
 
     def _look_beside(self, beside: Beside, module: torch.nn.Module) -> None:
         """Start the other process before the second step, and take over once it is done."""
+        if torch_private.current_node() is not None:  # a checkpoint recomputes as it was
+            return
         if not self._first:
             self._notes["compile"] = BESIDE
         elif self._first == id(module) and not beside.is_waiting and not beside.why_not:
@@ -161,6 +164,8 @@ def _compile(
             return checkpoint(module._call_impl, *args, use_reentrant=False, **kwargs)
         return module._call_impl(*args, **kwargs)
 
+    # What torch knows of changing sizes it knows by a function's name: models share none of it.
+    forward.__code__ = forward.__code__.replace(co_name=f"forward_{next(NUMBERS)}")
     more: dict[str, Any] = {}
     if "recompile_limit" in signature(torch.compile).parameters and modules > 1:
         more["recompile_limit"] = GRAPHS * modules
