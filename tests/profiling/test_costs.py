@@ -9,17 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd import DeviceType
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import profile
+from speedkit_jupyter.measure.checks import torch_profiler
 from speedkit_jupyter.profiling.costs import _limit
 from speedkit_jupyter.profiling.operators import (
     PYTHON,
     ModuleCalls,
     Trace,
-    _busy_s,
     counted,
     names_of,
 )
@@ -113,14 +112,11 @@ def test_kernels_inside_of_an_operator_are_that_operator_s():
 
 
 def test_overlapping_kernels_keep_a_device_busy_once():
-    def kernel(start: float, end: float, is_note: bool = False) -> Any:
-        span = SimpleNamespace(start=start, end=end)
-        return SimpleNamespace(
-            device_type=DeviceType.CUDA, is_user_annotation=is_note, time_range=span
-        )
+    def kernel(start: float, end: float) -> Any:
+        return SimpleNamespace(time_range=SimpleNamespace(start=start, end=end))
 
-    events = [kernel(0, 10), kernel(5, 20), kernel(6, 7), kernel(30, 40), kernel(0, 90, True)]
-    assert _busy_s(events) == pytest.approx(30e-6)
+    events = [kernel(0, 10), kernel(5, 20), kernel(6, 7), kernel(30, 40)]
+    assert torch_profiler.covered_s(events) == pytest.approx(30e-6)
 
 
 @pytest.mark.parametrize(
