@@ -28,6 +28,7 @@ from speedkit_jupyter.optimizations.base.decision import Decision, Effect
 from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.support import torch_private
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -132,8 +133,7 @@ def state(model, optimizers) -> tuple:
 @pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
 @every
 def test_what_was_applied_is_taken_back_exactly(optimization, ending):
-    import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
-
+    torch_private.import_compiler()  # its switches are part of the snapshot once it is loaded
     name = optimization.name
     model, optimizers, value = here(optimization)
     if value is None:
@@ -176,8 +176,7 @@ def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(name, order)
 
 @every
 def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
-    import torch._dynamo  # noqa: F401  (its switches are part of the snapshot once it is loaded)
-
+    torch_private.import_compiler()  # its switches are part of the snapshot once it is loaded
     if not is_here(optimization):
         pytest.skip(f"needs {optimization.library}")
     model, optimizers, able = here(optimization)
