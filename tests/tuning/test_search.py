@@ -97,7 +97,7 @@ def test_compiling_is_not_tried_where_the_steps_do_not_pay_for_it(work, monkeypa
 
     monkeypatch.setattr(Compile, "candidates", lambda self, hardware, facts: (True,))
     for steps, why in (
-        (10, "10 steps take 0.1 s, compiling alone takes about 12 s"),
+        (10, "10 steps take 0.1 s, compiling alone takes about 6 s"),
         (None, "3 s are less than what compiling takes: --budget 30 tries it"),
     ):
         tuning = tune(work(lambda on: LATE)[2], budget_s=3, steps=steps)
