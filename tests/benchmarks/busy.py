@@ -7,9 +7,10 @@ either plan gains in a fresh process.
     python tests/benchmarks/busy.py [--only NAME] [--file busy.jsonl] [--table]
 
 About five minutes on two cores with nothing else beside. Exits 1 where a promise is broken, for a
-workload whose idle plan gains 1.3 or more: the plan that is found beside the load is proven and
-gains at least 0.9 of that, in at most twice the idle budget without compiling; what a fresh process
-gains lies in the interval that was said; and the report says that the machine was busy.
+workload whose idle plan gains 1.3 or more: the plan that is found beside the load is proven, the
+same or one that gains at least 0.9 of it, in at most twice the idle budget (and the tenth that any
+budget may be overdrawn by) without compiling; what a fresh process gains lies in the interval that
+was said; and the report says that the machine was busy.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from _program import (
 from _side_by_side import in_fresh_process
 from _workloads import made
 
+from speedkit_jupyter.measure.rounds.budget import LATEST
 from speedkit_jupyter.tuning.races import DEFAULT_S, ENOUGH_STEPS
 
 NAMES = ("transformer, inference", "tiny MLP, training", "large MLP, training", "CNN, training")
@@ -76,12 +78,12 @@ def broken(row: Row) -> list[str]:
     if not idle["fresh"] or idle["fresh"][0] < GAIN:
         return []
     fresh, said = busy["fresh"] or [1.0], busy["said"] or [0.0, 0.0, 0.0]
+    is_same = busy["plan"] == idle["plan"]
+    longest_s = TIMES_AS_LONG * LATEST * row["budget_s"]
     promises = {
         f"nothing proven: {busy['headline']}": busy["fresh"],
-        f"below {FOUND} of the idle plan's gain": fresh[0] >= FOUND * idle["fresh"][0],
-        f"over {TIMES_AS_LONG:g} times the budget": (
-            busy["seconds"] <= TIMES_AS_LONG * row["budget_s"]
-        ),
+        f"below {FOUND} of the idle plan's gain": is_same or fresh[0] >= FOUND * idle["fresh"][0],
+        f"over {TIMES_AS_LONG:g} times the budget": busy["seconds"] <= longest_s,
         "a fresh process gains something else": said[1] <= fresh[0] <= said[2],
         "the load goes unsaid": busy["tells_load"],
     }
