@@ -32,6 +32,7 @@ FILE, PORT, NODES, RESTARTS = "train.py", 29500, 2, 3
 IMPORTS = (
     "import shutil",
     "import sys",
+    "import time",
     "import torch",
     "import torch.distributed as dist",
     "from collections.abc import Iterator",
@@ -63,7 +64,8 @@ if __name__ == "__main__":
             raise
         reason = str(error).partition("\\n")[0]
         sys.exit(f"rank {{dist.get_rank()}} ends, because another can't be reached: {{reason}}")
-    dist.barrier()  # gloo's threads have let go of all tensors before Python ends
+    dist.barrier()
+    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
     dist.destroy_process_group()"""
 SLURM = """\
 #!/bin/bash

@@ -114,7 +114,8 @@ def as_rank(steps: int, result: str) -> None:
     seconds = step_s(steps)
     if dist.get_rank() == 0:
         Path(result).write_text(" ".join(map(str, seconds)))
-    dist.barrier()  # gloo's threads have let go of all tensors before Python ends
+    dist.barrier()
+    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
     dist.destroy_process_group()
 
 

@@ -89,7 +89,8 @@ def main() -> None:
     times = measured()
     if dist.get_rank() == 0:
         print(json.dumps(times))
-    dist.barrier()  # gloo's threads have let go of all tensors before Python ends
+    dist.barrier()
+    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
     dist.destroy_process_group()
 
 

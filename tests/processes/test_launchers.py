@@ -12,6 +12,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SCRIPT = """
 import sys
+import time
 
 
 def train():
@@ -38,7 +39,8 @@ def train():
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(one, other)
     print(f"rank {dist.get_rank()}: {context.plan['distributed'].value}", flush=True)
-    dist.barrier()  # gloo's threads have let go of all tensors before Python ends
+    dist.barrier()
+    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
     dist.destroy_process_group()
 
 
