@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 # The packages of torch.compile, which write caches of their own.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
-DYNAMO_CONFIG, INDUCTOR_CONFIG = (f"{home}.config" for home in COMPILERS[:2])
+DYNAMO_CONFIG, INDUCTOR_CONFIG = CONFIGS = [f"{home}.config" for home in COMPILERS[:2]]
 
 # Modules that import most of them, in parts of at most half a second or so.
 COMPILER_PARTS = (
@@ -61,8 +62,7 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
     """Return oneDNN's float32 product of two matrices; AttributeError in a build without oneDNN."""
     import torch
 
-    product = torch.ops.mkldnn._linear_pointwise
-    return product.default  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise.default  # type: ignore[no-any-return]
 
 
 def leave_uncompiled(function: Callable[..., Any]) -> None:
@@ -97,11 +97,8 @@ tree_map = _function(PYTREE, "tree_map")
 # functions.
 without_dispatch_modes = _function(DISPATCH, "_disable_current_modes")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
-
-
-def dispatch_mode() -> Any:
-    return _found(DISPATCH, "TorchDispatchMode")
-
+# Returns the class of those that see every operation.
+dispatch_mode = partial(_found, DISPATCH, "TorchDispatchMode")
 
 # Tensors whose values are those of tensors in their attributes, and those of `torch.func`.
 is_made_of_tensors = _function(DISPATCH, "is_traceable_wrapper_subclass")
@@ -140,8 +137,8 @@ def forget_sharding(module: torch.nn.Module) -> None:
     _found("torch.distributed._composable_state", "_module_state_mapping").pop(module, None)
 
 
-def loader_iterator() -> type:
-    return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
+# Returns the class of what a DataLoader's loop draws from.
+loader_iterator = partial(_found, "torch.utils.data.dataloader", "_BaseDataLoaderIter")
 
 
 def end_workers(iterator: Any) -> None:
@@ -151,18 +148,8 @@ def end_workers(iterator: Any) -> None:
 
 
 # torch.compile. `torch.compiler.config` has some of Dynamo's settings only.
-
-
-def dynamo_config() -> Any:
-    return import_module(DYNAMO_CONFIG)
-
-
-def inductor_config() -> Any:
-    return import_module(INDUCTOR_CONFIG)
-
-
-def inductor_codecache() -> Any:
-    return import_module(f"{COMPILERS[1]}.codecache")
+dynamo_config, inductor_config = (partial(import_module, one) for one in CONFIGS)
+inductor_codecache = partial(import_module, f"{COMPILERS[1]}.codecache")
 
 
 def lookups() -> list[Any]:
@@ -287,8 +274,7 @@ def on_autotuning(
 
 def is_library_kernel(choice: Any) -> bool:
     """Return whether a kernel on offer is a library's, not one that Inductor generates."""
-    kind = _found(f"{COMPILERS[1]}.select_algorithm", "ExternKernelCaller")
-    return isinstance(choice, kind)
+    return isinstance(choice, _found(f"{COMPILERS[1]}.select_algorithm", "ExternKernelCaller"))
 
 
 # Inductor's cache: the folder that torch writes into its variable where nobody has, once loaded.
