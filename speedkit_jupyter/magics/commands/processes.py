@@ -12,7 +12,7 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.magics.options import Names, Option, command, whole_number
+from speedkit_jupyter.magics.options import Names, Option, action, command, whole_number
 from speedkit_jupyter.magics.progress import Updated
 from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.report.document import Document
@@ -28,14 +28,7 @@ WITHOUT = "`%%speedkit launch` runs a cell: write %%speedkit launch, and the cod
 
 @command(
     "workers for %%speedkit launch: start, status, stop",
-    Option(
-        "action",
-        "ACTION",
-        "(status)",
-        nargs="?",
-        choices=("status", "start", "stop"),
-        default="status",
-    ),
+    action("status", "start", "stop"),
     Option("number", "NUMBER", "for start: how many (2)", nargs="?", type=whole_number),
     Option("--profile", "NAME", "ipyparallel's profile that starts them: slurm, ssh, mpi"),
 )
