@@ -10,8 +10,7 @@ from speedkit_jupyter.autotune import api
 from speedkit_jupyter.magics import options
 from speedkit_jupyter.magics.options import Names, Option, switch
 from speedkit_jupyter.magics.watch import history
-from speedkit_jupyter.report.autotune_report import autotune_report
-from speedkit_jupyter.report.compile_report import history_report
+from speedkit_jupyter.report.compile_report import autotune_report, history_report
 from speedkit_jupyter.session import Session
 
 share = options.number(float, "a share from 0 to 1", 0.0, 1.0)

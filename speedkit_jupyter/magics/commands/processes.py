@@ -42,16 +42,14 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
         display(Document(f"Stopped {count(stopped, 'worker')}" if stopped else "No workers run"))
         return
     running = workers.current()
-    shown = Updated(workers_report(running))
-    if arguments.action == "start":
+    if arguments.action == "status":
+        display(workers_report(running))
+        return
+    with Updated(workers_report(running)) as shown:
         if running and running.dead():
             workers.stop()
-        say = lambda text: shown.show(Document(f"{text} …"))  # noqa: E731
-        with shown:
-            running = workers.started(arguments.number, say, arguments.profile)
-            shown.show(workers_report(running))
-    else:
-        shown.end()
+        running = workers.started(arguments.number, shown.say, arguments.profile)
+        shown.show(workers_report(running))
 
 
 @command(
@@ -87,7 +85,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
         printed: Mapping[int, str] = {}
         verb = "Stopped"
         try:
-            with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+            with closing(run.run(shown.say)) as states:
                 for printed in states:
                     shown.show(printed_report(_title(run, "Running"), printed))
             verb = "Ran"
@@ -121,7 +119,7 @@ def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Name
     given = (source, model, optimizers, words, arguments.budget or DEFAULT_S)
     run = Launch(CALL, names, arguments.processes, extra=called(race.race, *given), step=source)
     with Updated(Document("Launching")) as shown:
-        with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+        with closing(run.run(shown.say)) as states:
             for _ in states:
                 shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
         found = race.rows(run.returned[RETURNED], words, run.size or 1)
