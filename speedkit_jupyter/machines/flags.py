@@ -164,7 +164,6 @@ def switches() -> dict[str, Switch]:
             (torch.float64, torch.float16, torch.bfloat16),
         ),
         "cudnn.deterministic": attribute(torch.backends.cudnn, "deterministic", True),
-        **_sums_of_products(),
     }
     for owner in OWNERS:
         try:
@@ -173,21 +172,3 @@ def switches() -> dict[str, Switch]:
             if not moved(error):
                 raise
     return table
-
-
-def _sums_of_products() -> dict[str, Switch]:
-    """Return cuBLAS's switches for sums in half precision; since torch 2.11 two have two parts."""
-    import torch
-
-    matmul, table = torch.backends.cuda.matmul, dict[str, Switch]()
-
-    def read(name: str) -> Any:
-        may_split = getattr(matmul, f"{name}_split_k", None)
-        return getattr(matmul, name) if may_split is None else (getattr(matmul, name), may_split)
-
-    for name in (f"allow_{one}_reduced_precision_reduction" for one in ("fp16", "bf16")):
-        values = ((False, False), (False, True)) if isinstance(read(name), tuple) else (False,)
-        write = partial(setattr, matmul, name)
-        table[f"cuda.matmul.{name}"] = Switch(partial(read, name), write, values)
-    last = "allow_fp16_accumulation"
-    return table | {f"cuda.matmul.{last}": attribute(matmul, last, True)}

@@ -21,6 +21,7 @@ from speedkit_jupyter.optimizations.int8 import Int8
 from speedkit_jupyter.optimizations.malloc import Malloc
 from speedkit_jupyter.optimizations.mx import Mx
 from speedkit_jupyter.optimizations.precision import Precision
+from speedkit_jupyter.optimizations.reduced_reduction import ReducedReduction
 from speedkit_jupyter.optimizations.sdpa import Sdpa
 from speedkit_jupyter.optimizations.sparsity import Sparsity
 from speedkit_jupyter.optimizations.tf32 import Tf32
@@ -32,6 +33,7 @@ CATALOG: list[Optimization] = [
     Precision(),
     GradScaler(),
     Tf32(),
+    ReducedReduction(),
     Gemm(),
     Sdpa(),
     ChannelsLast(),

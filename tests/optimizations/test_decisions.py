@@ -11,6 +11,7 @@ from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 AO = "torchao=0.18.0"
+FP16 = {"reduced_reduction": "fp16_accumulation"}
 
 
 def on(device: str, **more: Any) -> Facts:
@@ -90,6 +91,9 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"sparsity": "prune"}, "rtx4050_laptop_windows", SMALL, "no kernels for it on Windows"),
     ({"sparsity": "prune"}, "a100", cuda(linears=4), "model.bfloat16()"),
     ({"sparsity": "prune"}, "a100", trained("SGD"), "SGD trains this model"),
+    (FP16, "cpu", cpu(dtypes=("float16",)), "cuBLAS"),
+    (FP16, "apple_m2_mps", on("mps", dtypes=("float16",)), "cuBLAS"),
+    (FP16, "mi300x", cuda(dtypes=("float16",)), "cuBLAS"),
     ({"sdpa": "flash"}, "cpu", cpu(), "CUDA kernel"),
     ({"tf32": "high"}, "cpu_avx512_bf16", cpu(), "medium"),
     ({"tf32": "medium"}, "cpu", cpu(), "no AVX512_BF16"),
@@ -136,6 +140,11 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     ("channels_last", "p100", cpu(convolutions=3), False, None),
     ("channels_last", "cpu", cpu(convolutions=3), False, True),
     ("channels_last", "cpu", cpu(), False, None),
+    ("reduced_reduction", "rtx4050_laptop_windows", cuda(dtypes=("float16",)), "auto",
+     "fp16_accumulation"),
+    ("reduced_reduction", "rtx4050_laptop_windows", cuda(), "auto", None),
+    *(("reduced_reduction", one, cuda(dtypes=("float16",)), "auto", None)
+      for one in ("t4", "a100", "h200", "gtx1080")),
     *(("tf32", one, cuda(), "high", None) for one in ("a100", "h200")),
     *(("tf32", one, cuda(), "highest", None) for one in ("t4", "p100", "mi300x")),
     ("tf32", "cpu_avx512_bf16", cpu(), "highest", None),
