@@ -14,7 +14,8 @@ ON_MACHINES := $(addprefix tests/,measure/rounds/test_inside.py measure/rounds/t
 TORCHS := 2.9.1 2.11.0 newest
 
 # What needs optional packages, which lie beside .venv: transformers imports torchao where it is.
-OPTIONAL := $(addprefix tests/optimizations/test_,$(addsuffix .py,catalog float8 int4 int8 mx sparsity))
+OPTIONAL := $(addprefix tests/optimizations/test_,$(addsuffix .py,catalog float8 fused_kernels \
+  int4 int8 mx sparsity))
 
 .PHONY: demo test quick machines profiles slow optional thorough lint notebooks browser colab versions gpu benchmarks clean
 
@@ -97,7 +98,7 @@ benchmarks: .venv/installed
 
 .venv/optional/installed: .venv/installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check --target .venv/optional --upgrade \
-	  --no-deps --constraint configs/constraints.txt torchao
+	  --no-deps --constraint configs/constraints.txt torchao liger-kernel
 	@touch $@
 
 .venv-colab/installed: pyproject.toml configs/constraints-colab.txt

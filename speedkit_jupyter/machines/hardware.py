@@ -36,7 +36,7 @@ _NO_TENSOR_CORES = re.compile(
 _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 
 # Well-kept libraries that an optimization calls where they are installed, by their names on PyPI.
-OPTIONAL = ("torchao",)
+OPTIONAL = ("torchao", "liger-kernel", "flash-attn-3", "flash-attn-4")
 
 Shown = Annotated[str, AfterValidator(printable)]
 

@@ -12,6 +12,7 @@ from speedkit_jupyter.optimizations.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.optimizations.device import Device
 from speedkit_jupyter.optimizations.distributed import Distributed
 from speedkit_jupyter.optimizations.float8 import Float8
+from speedkit_jupyter.optimizations.fused_kernels import FusedKernels
 from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.optimizations.gemm import Gemm
 from speedkit_jupyter.optimizations.grad_scaler import GradScaler
@@ -40,6 +41,7 @@ CATALOG: list[Optimization] = [
     CudnnBenchmark(),
     FusedOptimizer(),
     Malloc(),
+    FusedKernels(),
     ActivationCheckpointing(),
     Int8(),
     Int4(),

@@ -10,7 +10,7 @@ from speedkit_jupyter import Facts, Hardware, SpeedConfig, code, plan
 from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
-AO = "torchao=0.18.0"
+AO, LIGER = "torchao=0.18.0", "liger-kernel=0.8.5"
 FP16 = {"reduced_reduction": "fp16_accumulation"}
 
 
@@ -32,6 +32,7 @@ def trained(name: str) -> Facts:
 
 SMALL = cuda(linears=4, dtypes=("bfloat16",))
 WHOLE = {"compile": {"enabled": True, "scope": "model"}}
+LLAMA = cuda(linears=9, model_type="llama")
 
 
 def machine(words: str) -> Hardware:
@@ -46,6 +47,7 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, compiled="in place"), "compiled"),
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, own_checkpointing="on"), "own grad"),
     (WHOLE | {"activation_checkpointing": True}, "t4", cuda(blocks=4), "passes by activ"),
+    ({"compile": True, "fused_kernels": True}, f"h200 {LIGER}", LLAMA, "passes by fused_kernels"),
     ({"compile": True, "cuda_graphs": True}, "a100", SMALL, "passes by cuda_graphs"),
     ({"compile": {"enabled": True, "backend": "cudagraphs"}}, "cpu", cpu(), "graphs need CUDA"),
     ({"compile": True}, "cpu", cpu(compiled="script"), "TorchScript"),
@@ -62,6 +64,12 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"channels_last": True}, "cpu", cpu(), "no 2-D or 3-D convolution"),
     ({"device": "cuda:0"}, "a100", Facts(device="cuda:0", devices=("cuda:0", "cpu")), "lies on"),
     ({"device": "cpu"}, "cpu", on("meta"), "materialize"),
+    ({"fused_kernels": True}, "h200", LLAMA, "pip install liger-kernel"),
+    ({"fused_kernels": True}, "h200 liger-kernel=0.7.1", LLAMA, "needs liger-kernel 0.8"),
+    ({"fused_kernels": True}, f"p100 {LIGER}", LLAMA, "Triton needs compute capability 7.0"),
+    ({"fused_kernels": True}, f"cpu {LIGER}", cpu(model_type="llama"), "for GPUs; this is cpu"),
+    ({"fused_kernels": True}, f"h200 {LIGER}", cuda(), "Liger patches models of transformers"),
+    ({"fused_kernels": True}, f"h200 {LIGER}", cuda(model_type="bert"), "llama"),
     ({"inference": True}, "cpu", cpu(training=False, optimizers=(OptimizerFacts(),)), "trains"),
     ({"inference": True}, "cpu", cpu(), "model.eval()"),
     ({"inference": True}, "cpu", cpu(training=False, compiled="in place"), "compiled already"),
@@ -119,6 +127,7 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     *(("float8", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "t4")),
     *(("mx", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "b200")),
     *(("sparsity", one, SMALL, False, None) for one in ("cpu", "a100", "t4", "mi300x")),
+    *(("fused_kernels", f"{one} {LIGER}", LLAMA, False, True) for one in ("h200", "t4", "v100")),
     ("activation_checkpointing", "cpu", cpu(blocks=4), False, None),
     ("cuda_graphs", "a100", SMALL, False, None),
     ("inference", "cpu", cpu(training=False), False, None),
@@ -192,6 +201,7 @@ CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"mx": "mxfp4"}, f"b200 {AO}", SMALL, "quantize_("),
     ({"sparsity": True}, "a100", SMALL, "to_sparse_semi_structured("),
     ({"sparsity": "prune"}, "a100", SMALL, "to_sparse_semi_structured("),
+    ({"fused_kernels": True}, f"h200 {LIGER}", LLAMA, "liger_kernel"),
     ({"compile": {"enabled": True, "backend": "aot_eager"}}, "cpu", cpu(), 'backend="aot_eager"'),
 ]
 

@@ -57,6 +57,7 @@ class Facts:
     compiled: Compiled = "no"
     # How many modules of each class.
     classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)
+    model_type: str = ""  # transformers' word for the model
     block_names: tuple[str, ...] = ()  # of the repeated blocks that are not compiled yet
     blocks_of_torch: bool = False  # their forward is torch's own
     optimizers: tuple[OptimizerFacts, ...] = ()
@@ -142,6 +143,7 @@ class Facts:
             lazy=len(shaped) < len(tensors),
             compiled=_compiled(layered),
             classes=Counter(map(type, modules)),
+            model_type=_model_type(inner),
             block_names=tuple(blocks),
             blocks_of_torch=any(
                 str(getattr(type(block).forward, "__module__", "")).startswith("torch.")
@@ -161,6 +163,13 @@ def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
     if any("_orig_mod" in layer._modules for layer in layered):
         return "wrapper"
     return "in place" if any(map(compiled_by_the_user, layered)) else "no"
+
+
+def _model_type(model: torch.nn.Module) -> str:
+    """Return transformers' own word for a model of theirs; empty for others."""
+    if not any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
+        return ""
+    return str(getattr(attribute(model, "config"), "model_type", ""))
 
 
 def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:

@@ -1,4 +1,4 @@
-"""What stands in for parts of modules for a while: parameters, modules and methods."""
+"""What stands in for parts of modules for a while: parameters, modules, methods and settings."""
 
 from __future__ import annotations
 
@@ -51,8 +51,10 @@ class Swapped(Property):
             yield from self.standing(module).values()
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[Slot, Any]:
+        plain = (bool, int, float, str, type(None))
+        own = {("", name): v for name, v in vars(thing).items() if isinstance(v, plain)}
         kinds = ("_parameters", "_modules")
-        return {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
+        return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
 
     def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
         layers = self.every()[thing]
