@@ -57,6 +57,7 @@ def installed(
 
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     from speedkit_jupyter.machines import gemm_rates
+    from speedkit_jupyter.measure.checks import roofline
     from speedkit_jupyter.measure.rounds import clock as engines_clock
 
     made = MadeTime(tick_s)
@@ -65,7 +66,8 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
         monkeypatch.setattr(module, "time", clock)
     # Nor are the moments in which other processes hold the cores.
     monkeypatch.setattr(engines_clock, "waited_s", lambda: 0.0)
-    # Engines are measured in a process of seconds.
+    # The machine's own rates can't be measured with it, and engines are in a process of seconds.
+    monkeypatch.setattr(roofline, "peak", lambda *given: roofline.Peak(1e12, 1e10))
     monkeypatch.setattr(gemm_rates, "_measure", lambda *given: gemm_rates.GemmRates())
     return made
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
+from typing import Literal
 
 import torch
 
+from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
+from speedkit_jupyter.measure.checks import roofline
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.profiling.operators import MODULE, ModuleCalls, Trace, Work, counted
 
+Bound = Literal["compute", "memory", ""]
+# The rate of a large copy is measured to about a tenth.
+CACHED = 1.1
 # As many calls are traced at most; the next one is begun where this many calls' time is left.
 MOST_TRACED, ROOM = 5, 4
 
@@ -23,7 +29,8 @@ class Cost:
     """What one module, or one operator, takes of a call.
 
     `share` is of all the time, 0 to 1, `backward` the part of it in the backward pass; `times`,
-    `flops` and `moved_bytes` are of one call.
+    `flops` and `moved_bytes` are of one call. `limit` is how much of the time the machine needs at
+    best (None: unknown), `bound` what that is made of: operations or bytes.
     """
 
     name: str
@@ -33,6 +40,8 @@ class Cost:
     times: float = 0.0
     flops: int = 0
     moved_bytes: int = 0
+    limit: float | None = None
+    bound: Bound = ""
 
 
 @dataclass
@@ -71,7 +80,9 @@ def costs_of(
     while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
         settle()
         trace.add(call, modules, device, operators)
-    by_module, by_operator = (_collected(key, trace, work) for key in ("module", "operator"))
+    limits = _limits_s(work, device)
+    by_module = _collected("module", trace, work, limits, call_s)
+    by_operator = _collected("operator", trace, work, limits, call_s)
     for one in by_module:
         one.kind, one.times = kinds.get(one.name, ""), trace.times[MODULE + one.name] / trace.calls
     for one in by_operator:
@@ -80,20 +91,45 @@ def costs_of(
     return Costs(by_module, by_operator, _tree(by_module, kinds), busy)
 
 
-def _collected(key: str, trace: Trace, work: Counter[Work]) -> list[Cost]:
+def _collected(
+    key: str,
+    trace: Trace,
+    work: Counter[Work],
+    limits: Mapping[Work, tuple[float, float]],
+    call_s: float,
+) -> list[Cost]:
     """Return the costs by the attribute `key` of the places, the costliest first."""
     found, name = dict[str, Cost](), attrgetter(key)
     for place, spent_s in trace.seconds.items():
         cost, share = found.setdefault(name(place), Cost(name(place))), spent_s / trace.total_s
         cost.share += share
         cost.backward += share * place.is_backward
+    computing_s, roof_s = defaultdict[str, float](float), defaultdict[str, float](float)
     for done, times in work.items():
         if (at := name(done.place)) in found:
             found[at].times += times
             found[at].flops += times * done.flops
             found[at].moved_bytes += times * done.moved_bytes
+            computing_s[at] += times * limits[done][0]
+            # The shorter of the two happens meanwhile.
+            roof_s[at] += times * max(limits[done])
     found.pop("", None)
+    for at, cost in found.items():
+        cost.limit, cost.bound = _limit(computing_s[at], roof_s[at], cost.share * call_s)
     return sorted(found.values(), key=lambda cost: -cost.share)
+
+
+def _limit(computing_s: float, roof_s: float, spent_s: float) -> tuple[float | None, Bound]:
+    """Return how much of the time the machine needs at best, and what for.
+
+    What is faster than memory has its bytes from a cache: then operations alone are a limit.
+    """
+    from_memory = roof_s <= CACHED * spent_s
+    limit_s = roof_s if from_memory else computing_s
+    if not limit_s or not spent_s:
+        return None, ""
+    is_moving = from_memory and roof_s > 2 * computing_s
+    return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
 
 
 def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]:
@@ -103,3 +139,15 @@ def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]
         for around in accumulate(cost.name.split("."), "{}.{}".format):
             found[around] = found.get(around, 0.0) + cost.share
     return {name: share for name, share in found.items() if share > 0}
+
+
+def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[float, float]]:
+    """Return seconds for the operations and the bytes of each, at the machine's own rates."""
+    precision = str(read()[MATMUL_PRECISION])
+    setting = "fp32" if precision == "highest" else precision
+    found = {}
+    for one in work:
+        dtype = one.dtype if one.flops and one.dtype is not None else torch.float32
+        peak = roofline.peak(device, dtype, setting)
+        found[one] = one.flops / peak.flops_per_s, one.moved_bytes / peak.bytes_per_s
+    return found

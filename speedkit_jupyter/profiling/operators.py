@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.measure.checks import torch_profiler
+from speedkit_jupyter.measure.checks.roofline import eager
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.support import torch_private
@@ -45,9 +46,10 @@ class Place(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One call of an operator."""
+    """One call of an operator, and the dtype that it computes in."""
 
     place: Place
+    dtype: Any
     flops: int
     moved_bytes: int
 
@@ -157,10 +159,11 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
             moved = _moved_bytes(function._schema, read, given)
             if flops or moved:
                 place = Place(*modules.at_work(), function._schema.name)
-                found[Work(place, flops, moved)] += 1
+                dtypes = (t.dtype for t in (*read, *given) if t.dtype.is_floating_point)
+                found[Work(place, next(dtypes, None), flops, moved)] += 1
             return result
 
-    with torch.compiler.set_stance("force_eager"), modules.followed(), Counting():
+    with eager(), modules.followed(), Counting():
         call()
     return found
 

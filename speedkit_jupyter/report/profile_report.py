@@ -34,8 +34,8 @@ MOST = 8
 DEAR = 1.1
 TIME = ("of a step", "share")
 NUMBERS = ("times a step", *TIME, "backward", "operations", "moves")
-MODULES = ("module", "class", *TIME, "backward", "operations", "moves")
-OPERATORS = ("operator", "times a step", *TIME, "operations", "moves")
+MODULES = ("module", "class", *TIME, "backward", "operations", "of limit")
+OPERATORS = ("operator", "times a step", *TIME, "operations", "moves", "of limit")
 # Columns that leave a narrow text, the last of them first.
 LEAVING = ("times a step", "backward", "class")
 # torch's range around the draw of a batch.
@@ -43,7 +43,8 @@ LOADER = "enumerate(DataLoader)"
 NOTES = """\
 Modules and operators are timed by torch's profiler, in calls of their own, which it slows down; a \
 backward pass counts for its module.
-Operations: products, convolutions and attention; moves: bytes that are read and written."""
+Operations: products, convolutions and attention; moves: bytes that are read and written. Of \
+limit: the time that these need at this machine's rates, over the time that was taken."""
 
 
 def profile_report(profile: Profile) -> Document:
@@ -144,6 +145,7 @@ def _cost_table(
     for name, cost in zip(names[:MOST], costs, strict=False):
         if cost.share < LEAST_COST:
             continue
+        limit = "" if cost.limit is None else f"{share(cost.limit)} {cost.bound}"
         cells = {
             columns[0]: name,
             "class": cost.kind,
@@ -153,6 +155,8 @@ def _cost_table(
             "backward": share(cost.backward / cost.share),
             "operations": operations(cost.flops / steps) if cost.flops else "",
             "moves": size(cost.moved_bytes / steps) if cost.moved_bytes else "",
+            # In a narrow page it is the last column, and no line breaks in it.
+            "of limit": limit.replace(" ", "\u00a0"),
         }
         rows.append(tuple(cells[title] for title in columns))
     optional = tuple(title for title in LEAVING if title in columns)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import profile
 from speedkit_jupyter.measure.checks import torch_profiler
+from speedkit_jupyter.profiling.costs import _limit
 from speedkit_jupyter.profiling.operators import (
     PYTHON,
     ModuleCalls,
@@ -118,6 +119,23 @@ def test_overlapping_kernels_keep_a_device_busy_once():
     assert torch_profiler.covered_s(events) == pytest.approx(30e-6)
 
 
+@pytest.mark.parametrize(
+    ("computing_s", "roof_s", "expected"),
+    [
+        (0.5, 0.5, (0.5, "compute")),
+        (0.1, 0.8, (0.8, "memory")),
+        (0.1, 3.0, (0.1, "compute")),  # faster than memory: from a cache
+        (0.0, 3.0, (None, "")),
+        (1.3, 1.3, (1.0, "compute")),
+        (0.0, 0.0, (None, "")),
+    ],
+)
+def test_the_limit_is_of_operations_or_of_memory_and_never_more_than_all(
+    computing_s, roof_s, expected
+):
+    assert _limit(computing_s, roof_s, 1.0) == expected
+
+
 @pytest.fixture(scope="module")
 def found() -> Profile:
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
@@ -140,6 +158,7 @@ def test_a_profile_has_modules_operators_and_their_tree(found):
     assert 0 < names["net.2"].backward < names["net.2"].share
     assert sum(cost.share for cost in costs.operators) == pytest.approx(1, abs=0.01)
     assert costs.tree["net"] >= costs.tree["net.0"] > 0
+    assert all(0 < cost.limit <= 1 for cost in costs.modules if cost.limit is not None)
     assert {"aten::addmm", "aten::mm", PYTHON} <= {cost.name for cost in costs.operators}
 
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from speedkit_jupyter.measure.checks import memory, reference, rounding
+from speedkit_jupyter.measure.checks import memory, reference, roofline, rounding
 from speedkit_jupyter.measure.checks.accuracy import Accuracy
 from speedkit_jupyter.measure.checks.observer import Run
 from speedkit_jupyter.measure.checks.values import is_plain
@@ -171,12 +169,11 @@ class Examination:
 
         None where the code doesn't allow that, or a dispatch mode.
         """
-        eager = partial(torch.compiler.set_stance, "force_eager")
         step, steps = self._first.step, not (stops_at_step or led)
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
         in_float64 = (partial(reference.in_float64, held, steps),) if wide else ()
         options |= {"stops_at_step": stops_at_step, "led": led, "ends_early": True}
-        around = (eager, reference.without_wrappers, *in_float64, *around)
+        around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
         with suppress(Exception):
             return self._run(self._first, *around, **options)
         return None

@@ -1,16 +1,17 @@
-"""Memory that a step needs; profilers of the user's own."""
+"""Memory, operations and the machine's own limit; profilers of the user's own."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.checks import memory
+from speedkit_jupyter.measure.checks import memory, roofline
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -73,3 +74,17 @@ def test_beside_a_profiler_of_the_users_own_the_peak_is_not_known_and_theirs_goe
         torch.ones(3, 3) @ torch.ones(3, 3)
     assert "aten::mm" in {event.name for event in theirs.events()}
     assert memory.needed(lambda: net(torch.ones(2, 4)), CPU, []).peak_bytes > 0
+
+
+def test_the_peak_is_measured_once_and_holds_for_large_products():
+    cpu = torch.device("cpu")
+    found = roofline.peak(cpu, torch.float32)
+    assert roofline.peak(cpu, torch.float32) == found
+    assert found.flops_per_s > 1e8
+    assert found.bytes_per_s > 1e8
+
+
+def test_the_peak_is_that_of_convolutions_where_these_are_faster(monkeypatch):
+    monkeypatch.setattr(torch, "mm", lambda *_, out: time.sleep(0.5))
+    found = roofline.peak(torch.device("cpu"), torch.float32, "slow products")
+    assert found.flops_per_s > 2 * 512**3 / 0.5
