@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.optimizations.activation_checkpointing import ActivationCheckpointing
+from speedkit_jupyter.optimizations.allocator import Allocator
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.channels_last import ChannelsLast
 from speedkit_jupyter.optimizations.compile import Compile
@@ -31,6 +32,7 @@ from speedkit_jupyter.optimizations.threads import Threads
 CATALOG: list[Optimization] = [
     Device(),
     Threads(),
+    Allocator(),
     Precision(),
     GradScaler(),
     Tf32(),

@@ -83,6 +83,14 @@ int8_product = _function("torch", "_int_mm")
 attention_order = _function(C, "_get_sdp_priority_order")
 set_attention_order = _function(C, "_set_sdp_priority_order")
 
+# The settings of CUDA's allocator, as text: since 2.10.
+allocator_settings = _function(C, "_accelerator_getAllocatorSettings")
+set_allocator_settings = _function(C, "_accelerator_setAllocatorSettings")
+
+
+def has_allocator_settings() -> bool:
+    return hasattr(import_module(C), "_accelerator_getAllocatorSettings")
+
 
 def users_of_storage(tensor: torch.Tensor) -> int:
     """Return how many tensors refer to its memory, some of torch's own with them."""

@@ -11,6 +11,7 @@ from speedkit_jupyter.optimizations import named
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 AO, LIGER = "torchao=0.18.0", "liger-kernel=0.8.5"
+GROWING = {"allocator": "expandable_segments"}
 FP16 = {"reduced_reduction": "fp16_accumulation"}
 
 
@@ -54,8 +55,12 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"compile": True}, "cpu", cpu(compiled="wrapper"), "give the model inside it"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float16",)), "float16: their gradients can't"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float32", "complex64")), "complex64: their grad"),
+    ({"allocator": "expandable_segments"}, "cpu", cpu(), "about CUDA"),
     ({"malloc": True}, "a100", cuda(), "about CPUs"),
     ({"malloc": True}, "apple_m2_mps", cpu(), "glibc"),
+    (GROWING, "rtx4050_laptop_windows", cuda(), "on Linux, not NVIDIA GeForce"),
+    (GROWING, "mi300x", cuda(), "not AMD Instinct MI300X on Linux"),
+    (GROWING, "a100", cuda(flags={"num_threads": 1}), "can't say"),
     ({"cuda_graphs": True}, "cpu", cpu(linears=8), "the model is on cpu"),
     ({"cuda_graphs": True}, "mi300x", cuda(), "NVIDIA's GPUs record"),
     ({"cuda_graphs": True}, "a100", cuda(compiled="in place"), "reduce-overhead"),
@@ -129,6 +134,8 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     *(("sparsity", one, SMALL, False, None) for one in ("cpu", "a100", "t4", "mi300x")),
     *(("fused_kernels", f"{one} {LIGER}", LLAMA, False, True) for one in ("h200", "t4", "v100")),
     ("activation_checkpointing", "cpu", cpu(blocks=4), False, None),
+    ("allocator", "cpu", cpu(), "auto", None),
+    ("allocator", "t4", cuda(), "auto", None),
     ("cuda_graphs", "a100", SMALL, False, None),
     ("inference", "cpu", cpu(training=False), False, None),
     ("sdpa", "h200", cuda(), "auto", None),
@@ -203,6 +210,7 @@ CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"sparsity": "prune"}, "a100", SMALL, "to_sparse_semi_structured("),
     ({"fused_kernels": True}, f"h200 {LIGER}", LLAMA, "liger_kernel"),
     ({"compile": {"enabled": True, "backend": "aot_eager"}}, "cpu", cpu(), 'backend="aot_eager"'),
+    (GROWING, "t4", cuda(), '_accelerator_setAllocatorSettings("expandable_segments:True")'),
 ]
 
 

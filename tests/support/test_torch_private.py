@@ -22,13 +22,14 @@ pytestmark = pytest.mark.usefixtures("made_time")
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 HOME = PACKAGE / "support" / "torch_private.py"
 # Text that generated code and a process of its own have from there.
-WRITTEN = {"torch.ops.mkldnn._linear_pointwise"}
+WRITTEN = {"torch._C._accelerator_setAllocatorSettings", "torch.ops.mkldnn._linear_pointwise"}
 PRIVATE = re.compile(r"torch(?:\.[a-z_]+)*\._(?!_)\w+(?:\.\w+)*")
 IMPORTED = re.compile(r"from torch[\w.]* import [^\n]*\b_[a-z]")
 # All that the package uses, in torch's own packages `_C` and `_C._autograd` and beside them.
 NAMES = {
     "_BaseDataLoaderIter", "_FrameAction", "_FrameExecStrategy",
-    "_cache", "_cdata", "_composable_state", "_module_state_mapping",
+    "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings", "_cache", "_cdata",
+    "_composable_state", "_module_state_mapping",
     "_current_autograd_node", "_disable_current_modes", "_dynamo", "_functorch",
     "_get_current_function_mode", "_get_sdp_priority_order", "_get_sequence_nr", "_inductor",
     "_int_mm", "_linear_pointwise", "_profiler_enabled", "_python_dispatch", "_pytree",
@@ -125,6 +126,11 @@ def test_settings_come_back():
     torch_private.set_attention_order(order[::-1])
     assert torch_private.attention_order() == order[::-1]
     torch_private.set_attention_order(order)
+    if torch_private.has_allocator_settings():  # since torch 2.10
+        before = torch_private.allocator_settings()
+        torch_private.set_allocator_settings("max_split_size_mb:64")
+        assert "max_split_size_mb:64" in torch_private.allocator_settings()
+        torch_private.set_allocator_settings(before)
 
 
 def test_tensors_tell_of_themselves():
