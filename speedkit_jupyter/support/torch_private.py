@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # The packages of torch.compile, which write caches of their own.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 DYNAMO_CONFIG, INDUCTOR_CONFIG = CONFIGS = [f"{home}.config" for home in COMPILERS[:2]]
-
 # Modules that import most of them, in parts of at most half a second or so.
 COMPILER_PARTS = (
     "sympy",
@@ -170,9 +169,8 @@ def _caches(owner: Any) -> list[Any]:
     return [one for one in vars(owner).values() if hasattr(one, "cache_clear")]
 
 
-def compile_counters() -> Any:
-    """Return Dynamo's counts of this process."""
-    return _found(f"{COMPILERS[0]}.utils", "counters")
+# Returns Dynamo's counts of this process.
+compile_counters = partial(_found, f"{COMPILERS[0]}.utils", "counters")
 
 
 def compilations() -> Sequence[Any]:
@@ -285,10 +283,8 @@ def is_library_kernel(choice: Any) -> bool:
     return isinstance(choice, _found(f"{COMPILERS[1]}.select_algorithm", "ExternKernelCaller"))
 
 
-# Inductor's cache: the folder that torch writes into its variable where nobody has, once loaded.
-
-
 def usual_cache_folder() -> str:
+    """Return the folder that Inductor writes into its variable where nobody has, once loaded."""
     found = sys.modules.get(f"{COMPILERS[1]}.runtime.cache_dir_utils")
     usual = getattr(found, "default_cache_dir", None)
     return "" if usual is None else str(usual())
@@ -335,12 +331,9 @@ def import_compiler() -> None:
         import_module(name)
 
 
-# The C++ kernels of a graph: generated code makes an object of `AsyncCompile` in this module.
-
-
-def kernel_builder() -> Any:
-    """Return the module, None while it is not loaded."""
-    return sys.modules.get(f"{COMPILERS[1]}.async_compile")
+# The C++ kernels of a graph: generated code makes an object of `AsyncCompile` in the module that
+# this returns, None while it is not loaded.
+kernel_builder: Callable[[], Any] = partial(sys.modules.get, f"{COMPILERS[1]}.async_compile")
 
 
 def with_bindings(types: Sequence[str], code: str) -> str:
