@@ -122,7 +122,7 @@ def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Name
         with closing(run.run(shown.say)) as states:
             for _ in states:
                 shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
-        found = race.rows(run.returned[RETURNED], words, run.size or 1)
+        found = [*race.rows(run.returned[RETURNED], words, run.size or 1)]
         shown.show(race_report(found))
     if arguments.v:
         names[arguments.v] = found
