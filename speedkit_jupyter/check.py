@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from speedkit_jupyter.checking.api import check
-from speedkit_jupyter.checking.inputs import SIZES
+from speedkit_jupyter.checking.calls import SIZES
 from speedkit_jupyter.support.exceptions import in_a_line
 
 if __name__ != "__main__":

@@ -36,7 +36,8 @@ MOST_PARTS = 32
 
 def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     """Return the variables of a namespace that are the user's, with their names."""
-    return [(name, value) for name, value in list((names or {}).items()) if name[:1] != "_"]
+    every = list((names or {}).items())
+    return [pair for pair in every if pair[0][:1] != "_" and pair[0] not in ("In", "Out")]
 
 
 def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> d
     parts = (
         (f"{name}{word}", value)
         for name, owner in entries
-        if inside and name not in ("In", "Out") and not lookup.is_a(owner, ModuleType | type)
+        if inside and not lookup.is_a(owner, ModuleType | type)
         for word, value in _parts_of(owner)
     )
     found: dict[int, tuple[str, Any]] = {}

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.checking.calls import GRADIENT, Here
-from speedkit_jupyter.checking.inputs import GIVEN, SIZES, Inputs
+from speedkit_jupyter.checking.calls import GIVEN, GRADIENT, SIZES, Here, Inputs
 from speedkit_jupyter.checking.judge import Judge, Side
 from speedkit_jupyter.checking.processes import Elsewhere, is_word, loaded, located
 from speedkit_jupyter.checking.result import Check, SizeCheck

@@ -14,8 +14,7 @@ import torch
 
 from speedkit_jupyter.batching.sweep import free_bytes, is_out_of_memory
 from speedkit_jupyter.checking.agreement import BOTH, Explained, form_faults, rows, usual
-from speedkit_jupyter.checking.calls import INPUT, Drawn, Here, Taken, Values, inputs_of
-from speedkit_jupyter.checking.inputs import Inputs
+from speedkit_jupyter.checking.calls import INPUT, Drawn, Here, Inputs, Taken, Values, inputs_of
 from speedkit_jupyter.checking.processes import Elsewhere
 from speedkit_jupyter.checking.result import Agreement, SizeCheck
 from speedkit_jupyter.measure.checks import rounding

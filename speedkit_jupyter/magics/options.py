@@ -178,6 +178,12 @@ def command(summary: str, *options: Option) -> Callable[[Run], Command]:
 # --- options that several commands share ---
 
 
+def action(*words: str) -> Option:
+    """Return the word that says what a command does; without one it does the first."""
+    first, metavar = words[0], "ACTION"
+    return Option("action", metavar, f"({first})", nargs="?", choices=words, default=first)
+
+
 def listed(name: str, about: str, found: Any = None) -> Option:
     """Return an option that takes a list with commas, more than once."""
     return Option(name, "NAMES", about, found, type=names_of, action="extend")

@@ -62,6 +62,15 @@ def measured(
     return result
 
 
+def _displayed(document: Document) -> Any:
+    """Display what is to be updated, and return its handle. Nothing and None outside a kernel: a
+    terminal would print line after line.
+    """
+    classes = type(get_ipython()).__mro__
+    is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
+    return display(document, display_id=True) if is_kernel else None
+
+
 class ProgressLine:
     """Shows progress, and the result in its place: by display updates, which every front end has,
     or on one line of stderr in a terminal.
@@ -75,11 +84,8 @@ class ProgressLine:
         self._handle: Any = None
         self._on_terminal = False
         if messages.verbosity() != "quiet":
-            # Only a kernel can update what it displayed; a terminal would print line after line.
-            classes = type(get_ipython()).__mro__
-            is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
-            self._handle = display(Document(title), display_id=True) if is_kernel else None
-            self._on_terminal = not is_kernel and sys.stderr.isatty()
+            self._handle = _displayed(Document(title))
+            self._on_terminal = self._handle is None and sys.stderr.isatty()
 
     def show(self, progress: Progress) -> None:
         """Show where it is now; it is drawn at most some times a second."""
@@ -114,14 +120,15 @@ class Updated:
 
     def __init__(self, first: Document) -> None:
         self._last, self._drawn_s = first, 0.0
-        self._handle: Any = None
+        self._handle = _displayed(first)
         self._drawn: Document | None = None
 
     def __enter__(self) -> Updated:
-        classes = type(get_ipython()).__mro__
-        if any(cls.__module__.startswith("ipykernel.") for cls in classes):
-            self._handle = display(self._last, display_id=True)
         return self
+
+    def say(self, text: str) -> None:
+        """Show what goes on, in a few words."""
+        self.show(Document(f"{text} …"))
 
     def show(self, document: Document) -> None:
         """Show this one from now on; it is drawn at most some times a second."""
@@ -131,9 +138,6 @@ class Updated:
             self._handle.update(document)
 
     def __exit__(self, *error: object) -> None:
-        self.end()
-
-    def end(self) -> None:
         if self._handle is None:
             display(self._last)
         elif self._drawn is not self._last:

@@ -26,6 +26,13 @@ MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
 IDENTIFIER = "speedkit"
 
 
+# What ends all that a part of the package has begun, if it was loaded.
+ENDS = {
+    "plans.context": "restore_all", "session": "end", "processes.workers": "stop",
+    "autotune": "off",
+}  # fmt: skip
+
+
 def register(shell: Any, open_panel: Any = None) -> None:
     """Add magics and completion; `%speedkit panel` shows what `open_panel(model, ...)` returns."""
     magics = SpeedKitMagics(shell)
@@ -37,22 +44,9 @@ def register(shell: Any, open_panel: Any = None) -> None:
 
 def unregister(shell: Any) -> None:
     """Restore everything and take the magics away."""
-    if "speedkit_jupyter.plans.context" in sys.modules:  # else nothing can have been applied
-        from speedkit_jupyter.plans.context import restore_all
-
-        restore_all()
-    if "speedkit_jupyter.session" in sys.modules:
-        from speedkit_jupyter import session
-
-        session.end()
-    if "speedkit_jupyter.processes.workers" in sys.modules:
-        from speedkit_jupyter.processes import workers
-
-        workers.stop()
-    if "speedkit_jupyter.autotune" in sys.modules:
-        from speedkit_jupyter import autotune
-
-        autotune.off()
+    for home, end in ENDS.items():
+        if (module := sys.modules.get(f"speedkit_jupyter.{home}")) is not None:
+            getattr(module, end)()
     shell.magics_manager.magics["line"].pop("speedkit", None)
     for name in ("speedkit", "speedbench"):
         shell.magics_manager.magics["cell"].pop(name, None)

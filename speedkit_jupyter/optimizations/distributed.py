@@ -16,9 +16,8 @@ from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.options import Fields, Flag
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet, call
 from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.group import processes_of
 from speedkit_jupyter.optimizations.facts.layers import repeated_blocks
-from speedkit_jupyter.optimizations.facts.model import Facts
+from speedkit_jupyter.optimizations.facts.model import Facts, processes_of
 from speedkit_jupyter.optimizations.properties.calls import CALLS, Call, around, chain
 from speedkit_jupyter.optimizations.properties.sharding import Sharded, is_sharded, unsynced
 from speedkit_jupyter.support.units import count, size

@@ -59,7 +59,7 @@ class FusedKernels(Optimization):
         """Offer it on NVIDIA's GPUs, where Triton runs and Liger knows the model."""
         why = _obstacle(hardware, facts)
         rule = f"a {facts.model_type} model, which Liger has kernels for"
-        if request.word == "auto" and not why and _is_nvidia(hardware, facts):
+        if request.word == "auto" and self.candidates(hardware, facts):
             return request.offer(False, True, rule)
         return request.on_request(why, f"{rule}: on request", rule)
 
@@ -84,7 +84,8 @@ class FusedKernels(Optimization):
         return Snippet(imports=(f"from liger_kernel.transformers import {patch}",), model=lines)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        is_able = _is_nvidia(hardware, facts) and not _obstacle(hardware, facts)
+        gpu = hardware.accelerator(facts.device)
+        is_able = gpu is not None and gpu.is_nvidia and not _obstacle(hardware, facts)
         return (True,) * is_able
 
 
@@ -115,11 +116,6 @@ def patched_by_liger(model: Any) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
         put = {("", n): StandIn(getattr(v, "__func__", v), "liger") for n, v in new.items()}
         found |= {module: put} if put else {}
     return found
-
-
-def _is_nvidia(hardware: Hardware, facts: Facts) -> bool:
-    gpu = hardware.accelerator(facts.device)
-    return gpu is not None and gpu.is_nvidia
 
 
 def _obstacle(hardware: Hardware, facts: Facts) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Request
 from speedkit_jupyter.optimizations.base.optimization import Optimization
 from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
@@ -41,7 +41,7 @@ class ReducedReduction(Optimization):
             return request.decline("auto", where)
         if request.value != "auto":
             return request.obey(request.value)
-        if _gains(hardware, facts) and _is_fp16(facts):
+        if _gains(gpu) and _is_fp16(facts):
             return request.offer("auto", WORD, f"{gpu.name} adds up in fp16 twice as fast")
         return request.leave("auto", "as torch has it")
 
@@ -62,14 +62,13 @@ class ReducedReduction(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         gpu = hardware.accelerator(facts.device)
-        has_fp16 = _is_fp16(facts) or (gpu is not None and not gpu.bf16)
-        return (WORD,) if _gains(hardware, facts) and has_fp16 else ()
+        gains = gpu is not None and _gains(gpu) and (_is_fp16(facts) or not gpu.bf16)
+        return (WORD,) * gains
 
 
-def _gains(hardware: Hardware, facts: Facts) -> bool:
+def _gains(gpu: Accelerator) -> bool:
     """Return whether Tensor Cores add up in fp16 twice as fast: Turing's, Ampere's, Ada's."""
-    gpu = hardware.accelerator(facts.device)
-    return gpu is not None and gpu.is_nvidia and "GeForce RTX" in gpu.name
+    return gpu.is_nvidia and "GeForce RTX" in gpu.name
 
 
 def _is_fp16(facts: Facts) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from speedkit_jupyter import session
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.processes import merging, workers
+from speedkit_jupyter.processes import packing, workers
 from speedkit_jupyter.processes.packing import pack, refused, unpack
 from speedkit_jupyter.processes.workers import Printed, RankLost
 from speedkit_jupyter.support import arguments, messages
@@ -86,8 +86,8 @@ class Launch:
             elif self.step:
                 continue
             elif name in self.names:
-                self.names[name] = merging.put(self.names[name], value)
-            elif not isinstance(value, merging.State):
+                self.names[name] = packing.put(self.names[name], value)
+            elif not isinstance(value, packing.State):
                 self.names[name] = value
 
 
@@ -157,7 +157,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     around = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     given = (*args, *kwargs.values(), *around.values())
     own = {f"_launched_{number}": value for number, value in enumerate(given)}
-    stateful = {key: value for key, value in own.items() if merging.has_state(value)}
+    stateful = {key: value for key, value in own.items() if packing.has_state(value)}
     space = getattr(function, "__globals__", {}) if names is None else names
     run = Launch(CALL, space, n, extra=extra | stateful)
     for printed in run.run(messages.note):
@@ -166,5 +166,5 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
         for line in text.splitlines():
             messages.important(f"rank {rank}: {line}")
     for key, value in stateful.items():
-        merging.put(value, run.returned[key])
+        packing.put(value, run.returned[key])
     return run.returned.get(RETURNED)

@@ -11,7 +11,7 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import median
@@ -66,14 +66,14 @@ class Row:
     is_equal: bool | None
 
 
-def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list[Row]:
-    """Return a row for each strategy; `ranks` batches a step where all of them run."""
+def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> Iterator[Row]:
+    """Yield a row for each strategy; `ranks` batches a step where all of them run."""
     timed = [one for one in blocks if one.traced_s is None]
     of = {name: [one for one in timed if one.strategy == name] for name in {*strategies, APART}}
     traced = {one.strategy: one for one in blocks if one.traced_s is not None}
     seconds = {name: [max(one.step_s) for one in every] for name, every in of.items()}
     apart_s, expected = median(seconds[APART]), of[SINGLE][-1].loss
-    level, found = 0.05 / max(1, len(strategies) - 1), []
+    level = 0.05 / max(1, len(strategies) - 1)
     for name in strategies:
         each, loss = of[name], of[name][-1].loss
         is_single, is_equal = name == SINGLE, None
@@ -81,7 +81,7 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
         share = 0.0 if is_single else (traced[name].traced_s or 0.0) / max(traced[name].step_s)
         if loss is not None and expected is not None:
             is_equal = math.isclose(loss, expected, rel_tol=EQUAL, abs_tol=EQUAL**2)
-        row = Row(
+        yield Row(
             strategy=name,
             ranks=1 if is_single else ranks,
             efficiency=paired_ratio(seconds[SINGLE], seconds[name], level),
@@ -92,8 +92,6 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> list
             loss=loss,
             is_equal=is_equal,
         )
-        found.append(row)
-    return found
 
 
 # --- in the workers ---

@@ -20,7 +20,7 @@ import loky
 import psutil
 import torch
 
-from speedkit_jupyter.processes import merging
+from speedkit_jupyter.processes import packing
 from speedkit_jupyter.processes.packing import Parcel, pack, refused, unpack
 from speedkit_jupyter.support.torch_private import version
 
@@ -163,12 +163,12 @@ def _taken(parcel: Parcel, space: dict[str, Any]) -> dict[str, Any]:
     sent = unpack(parcel, space)
     space.update(sent)
     new = {name: value for name, value in space.items() if before.get(name) is not value}
-    stateful = {name: value for name, value in new.items() if merging.has_state(value)}
+    stateful = {name: value for name, value in new.items() if packing.has_state(value)}
     # What a function was passed is reached by its arguments, not by name: there all is new.
     are_known = all(name in before and name[:1] != "_" for name in stateful)
-    if are_known and all(merging.fits(before[name], one) for name, one in stateful.items()):
+    if are_known and all(packing.fits(before[name], one) for name, one in stateful.items()):
         for name, value in stateful.items():
-            merging.put_state(before[name], merging.state_of(value))
+            packing.put_state(before[name], packing.state_of(value))
             space[name] = before[name]
     return {name: space[name] for name in new if name[:2] != "__"}
 
@@ -188,12 +188,12 @@ def _collect(
         is_own = value is sent.get(name, space)
         if isinstance(value, ModuleType | FunctionType | type) or name not in space:
             continue
-        if merging.has_state(value) and is_own:
-            results[name] = merging.state_of(value)
-        elif merging.is_wrapped(value):
+        if packing.has_state(value) and is_own:
+            results[name] = packing.state_of(value)
+        elif packing.is_wrapped(value):
             stays.append(name)
-        elif not is_own or isinstance(value, merging.CONTAINERS):
-            results[name] = merging.gathered(value)
+        elif not is_own or isinstance(value, packing.CONTAINERS):
+            results[name] = packing.gathered(value)
         elif isinstance(value, torch.Tensor) and version(value):
             results[name] = value
     if outcome.rank:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 
 # The packages of torch.compile, which write caches of their own.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
-DYNAMO_CONFIG, INDUCTOR_CONFIG = (f"{home}.config" for home in COMPILERS[:2])
-
+DYNAMO_CONFIG, INDUCTOR_CONFIG = CONFIGS = [f"{home}.config" for home in COMPILERS[:2]]
 # Modules that import most of them, in parts of at most half a second or so.
 COMPILER_PARTS = (
     "sympy",
@@ -61,8 +61,7 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
     """Return oneDNN's float32 product of two matrices; AttributeError in a build without oneDNN."""
     import torch
 
-    product = torch.ops.mkldnn._linear_pointwise
-    return product.default  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise.default  # type: ignore[no-any-return]
 
 
 def leave_uncompiled(function: Callable[..., Any]) -> None:
@@ -105,11 +104,8 @@ tree_map = _function(PYTREE, "tree_map")
 # functions.
 without_dispatch_modes = _function(DISPATCH, "_disable_current_modes")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
-
-
-def dispatch_mode() -> Any:
-    return _found(DISPATCH, "TorchDispatchMode")
-
+# Returns the class of those that see every operation.
+dispatch_mode = partial(_found, DISPATCH, "TorchDispatchMode")
 
 # Tensors whose values are those of tensors in their attributes, and those of `torch.func`.
 is_made_of_tensors = _function(DISPATCH, "is_traceable_wrapper_subclass")
@@ -148,8 +144,8 @@ def forget_sharding(module: torch.nn.Module) -> None:
     _found("torch.distributed._composable_state", "_module_state_mapping").pop(module, None)
 
 
-def loader_iterator() -> type:
-    return _found("torch.utils.data.dataloader", "_BaseDataLoaderIter")  # type: ignore[no-any-return]
+# Returns the class of what a DataLoader's loop draws from.
+loader_iterator = partial(_found, "torch.utils.data.dataloader", "_BaseDataLoaderIter")
 
 
 def end_workers(iterator: Any) -> None:
@@ -159,18 +155,8 @@ def end_workers(iterator: Any) -> None:
 
 
 # torch.compile. `torch.compiler.config` has some of Dynamo's settings only.
-
-
-def dynamo_config() -> Any:
-    return import_module(DYNAMO_CONFIG)
-
-
-def inductor_config() -> Any:
-    return import_module(INDUCTOR_CONFIG)
-
-
-def inductor_codecache() -> Any:
-    return import_module(f"{COMPILERS[1]}.codecache")
+dynamo_config, inductor_config = (partial(import_module, one) for one in CONFIGS)
+inductor_codecache = partial(import_module, f"{COMPILERS[1]}.codecache")
 
 
 def lookups() -> list[Any]:
@@ -183,9 +169,8 @@ def _caches(owner: Any) -> list[Any]:
     return [one for one in vars(owner).values() if hasattr(one, "cache_clear")]
 
 
-def compile_counters() -> Any:
-    """Return Dynamo's counts of this process."""
-    return _found(f"{COMPILERS[0]}.utils", "counters")
+# Returns Dynamo's counts of this process.
+compile_counters = partial(_found, f"{COMPILERS[0]}.utils", "counters")
 
 
 def compilations() -> Sequence[Any]:
@@ -295,14 +280,11 @@ def on_autotuning(
 
 def is_library_kernel(choice: Any) -> bool:
     """Return whether a kernel on offer is a library's, not one that Inductor generates."""
-    kind = _found(f"{COMPILERS[1]}.select_algorithm", "ExternKernelCaller")
-    return isinstance(choice, kind)
-
-
-# Inductor's cache: the folder that torch writes into its variable where nobody has, once loaded.
+    return isinstance(choice, _found(f"{COMPILERS[1]}.select_algorithm", "ExternKernelCaller"))
 
 
 def usual_cache_folder() -> str:
+    """Return the folder that Inductor writes into its variable where nobody has, once loaded."""
     found = sys.modules.get(f"{COMPILERS[1]}.runtime.cache_dir_utils")
     usual = getattr(found, "default_cache_dir", None)
     return "" if usual is None else str(usual())
@@ -349,12 +331,9 @@ def import_compiler() -> None:
         import_module(name)
 
 
-# The C++ kernels of a graph: generated code makes an object of `AsyncCompile` in this module.
-
-
-def kernel_builder() -> Any:
-    """Return the module, None while it is not loaded."""
-    return sys.modules.get(f"{COMPILERS[1]}.async_compile")
+# The C++ kernels of a graph: generated code makes an object of `AsyncCompile` in the module that
+# this returns, None while it is not loaded.
+kernel_builder: Callable[[], Any] = partial(sys.modules.get, f"{COMPILERS[1]}.async_compile")
 
 
 def with_bindings(types: Sequence[str], code: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from speedkit_jupyter.autotune import api
 from speedkit_jupyter.autotune.problems import Device, Input, Problem, Search, versions
 from speedkit_jupyter.autotune.tuner import Counted
-from speedkit_jupyter.report.autotune_report import counted_line
+from speedkit_jupyter.report.compile_report import counted_line
 from speedkit_jupyter.support import database
 
 GPU = Device("NVIDIA A100-SXM4-80GB", 108)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter.processes.launching import names_of
-from speedkit_jupyter.processes.merging import State, put, state_of
-from speedkit_jupyter.processes.packing import pack, unpack
+from speedkit_jupyter.processes.packing import State, pack, put, state_of, unpack
 
 pytest.importorskip("cloudpickle")
 

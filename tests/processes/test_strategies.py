@@ -157,7 +157,7 @@ def test_strategies_race_on_the_users_step_and_everything_is_put_back():
     given = (step, "model", ["optimizer"], ["single", "fsdp2"], 0.1)
     run = Launch(CALL, names, extra=called(race.race, *given), step=step)
     list(run.run(lambda text: None))
-    rows = race.rows(run.returned[RETURNED], ["single", "fsdp2"], 2)
+    rows = [*race.rows(run.returned[RETURNED], ["single", "fsdp2"], 2)]
     assert [row.strategy for row in rows] == ["single", "fsdp2"]
     assert all(row.is_equal for row in rows)
     assert rows[1].memory_bytes < rows[0].memory_bytes

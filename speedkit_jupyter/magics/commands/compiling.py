@@ -10,11 +10,9 @@ from speedkit_jupyter.autotune import api
 from speedkit_jupyter.magics import options
 from speedkit_jupyter.magics.options import Names, Option, switch
 from speedkit_jupyter.magics.watch import history
-from speedkit_jupyter.report.autotune_report import autotune_report
-from speedkit_jupyter.report.compile_report import history_report
+from speedkit_jupyter.report.compile_report import autotune_report, history_report
 from speedkit_jupyter.session import Session
 
-ACTIONS = ("status", "record", "train", "predictions", "off")
 share = options.number(float, "a share from 0 to 1", 0.0, 1.0)
 
 
@@ -27,7 +25,7 @@ def compile(names: Names, session: Session, arguments: Namespace) -> None:
 
 @options.command(
     "max-autotune's searches for kernels of matrix products: recorded, replayed, predicted",
-    Option("action", "ACTION", "(status)", nargs="?", choices=ACTIONS, default="status"),
+    options.action("status", "record", "train", "predictions", "off"),
     Option("--confidence", "SHARE", "least for a prediction (0.95)", type=share, default=0.95),
     Option("--model", "NAME", "predict, or train, by the model of another device"),
     switch("--no_fallback", "predict below the confidence too"),

@@ -43,7 +43,7 @@ TRUST = "Compiled code runs as soon as it is loaded: import only what you export
 
 @command(
     "show, load or save the session's config",
-    Option("action", "ACTION", "(show)", nargs="?", choices=ACTIONS, default="show"),
+    options.action(*ACTIONS),
     Option("file", "FILE", "a YAML file, for load and save", options.configs, nargs="?"),
 )
 def config(names: Names, session: Session, arguments: Namespace) -> None:
@@ -65,7 +65,7 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command(
     "the plans that tuning has learned; tuned forget NUMBER drops one",
-    Option("action", "ACTION", "(list)", nargs="?", choices=("list", "forget"), default="list"),
+    options.action("list", "forget"),
     Option("which", "NUMBER", "for forget: its number, or all", words=("all",), nargs="?"),
 )
 def tuned(names: Names, session: Session, arguments: Namespace) -> None:
@@ -109,14 +109,7 @@ def history(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command(
     "the compiled code that is kept; export FILE and import FILE take it along",
-    Option(
-        "action",
-        "ACTION",
-        "(status)",
-        nargs="?",
-        choices=("status", "clear", "export", "import"),
-        default="status",
-    ),
+    options.action("status", "clear", "export", "import"),
     Option("file", "FILE", "for export and import", nargs="?"),
 )
 def cache(names: Names, session: Session, arguments: Namespace) -> None:

@@ -12,7 +12,7 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.magics.options import Names, Option, command, whole_number
+from speedkit_jupyter.magics.options import Names, Option, action, command, whole_number
 from speedkit_jupyter.magics.progress import Updated
 from speedkit_jupyter.measure.rounds.budget import DEFAULT_S
 from speedkit_jupyter.report.document import Document
@@ -28,14 +28,7 @@ WITHOUT = "`%%speedkit launch` runs a cell: write %%speedkit launch, and the cod
 
 @command(
     "workers for %%speedkit launch: start, status, stop",
-    Option(
-        "action",
-        "ACTION",
-        "(status)",
-        nargs="?",
-        choices=("status", "start", "stop"),
-        default="status",
-    ),
+    action("status", "start", "stop"),
     Option("number", "NUMBER", "for start: how many (2)", nargs="?", type=whole_number),
     Option("--profile", "NAME", "ipyparallel's profile that starts them: slurm, ssh, mpi"),
 )
@@ -49,16 +42,14 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
         display(Document(f"Stopped {count(stopped, 'worker')}" if stopped else "No workers run"))
         return
     running = workers.current()
-    shown = Updated(workers_report(running))
-    if arguments.action == "start":
+    if arguments.action == "status":
+        display(workers_report(running))
+        return
+    with Updated(workers_report(running)) as shown:
         if running and running.dead():
             workers.stop()
-        say = lambda text: shown.show(Document(f"{text} …"))  # noqa: E731
-        with shown:
-            running = workers.started(arguments.number, say, arguments.profile)
-            shown.show(workers_report(running))
-    else:
-        shown.end()
+        running = workers.started(arguments.number, shown.say, arguments.profile)
+        shown.show(workers_report(running))
 
 
 @command(
@@ -94,7 +85,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
         printed: Mapping[int, str] = {}
         verb = "Stopped"
         try:
-            with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+            with closing(run.run(shown.say)) as states:
                 for printed in states:
                     shown.show(printed_report(_title(run, "Running"), printed))
             verb = "Ran"
@@ -128,10 +119,10 @@ def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Name
     given = (source, model, optimizers, words, arguments.budget or DEFAULT_S)
     run = Launch(CALL, names, arguments.processes, extra=called(race.race, *given), step=source)
     with Updated(Document("Launching")) as shown:
-        with closing(run.run(lambda text: shown.show(Document(f"{text} …")))) as states:
+        with closing(run.run(shown.say)) as states:
             for _ in states:
                 shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
-        found = race.rows(run.returned[RETURNED], words, run.size or 1)
+        found = [*race.rows(run.returned[RETURNED], words, run.size or 1)]
         shown.show(race_report(found))
     if arguments.v:
         names[arguments.v] = found

@@ -22,7 +22,7 @@ from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import AUTO, CURRENT
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.profiling.profiler import Profiler, profiler_of
-from speedkit_jupyter.session import MeasuredCell, Session
+from speedkit_jupyter.session import MeasuredCell, Session, public
 from speedkit_jupyter.support.lookup import value_of
 from speedkit_jupyter.support.samples import length_of
 from speedkit_jupyter.tuning import learning
@@ -182,7 +182,7 @@ def _sizes(text: str) -> tuple[int, int]:
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
     loader, data = namespace.find_loader(names, arguments.loader), None
     if arguments.data:
-        known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
+        known = [name for name, value in public(names) if length_of(value) is not None]
         data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
     text, title = "%speedkit batch", ""
     if arguments.step is None:

@@ -16,16 +16,8 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.measure.checks.deviations import (
-    LEAST_GRADIENT,
-    Deviation,
-    Sums,
-    has_finite,
-    of_gradients,
-    of_way,
-    sums,
-    total,
-)
+from speedkit_jupyter.measure.checks import deviations
+from speedkit_jupyter.measure.checks.deviations import Deviation, Sums
 from speedkit_jupyter.measure.checks.reference import parameters_of
 from speedkit_jupyter.measure.checks.values import leaves, plain
 from speedkit_jupyter.measure.checks.watching import Watcher, unwatched
@@ -132,17 +124,16 @@ class Observer(Watcher):
             self._name(parameter)
         self._taken: Counter[int] = Counter()  # steps of each optimizer
         self._stepped: set[str] = set()  # parameters that optimizers moved in this call
-        self._calls = self._depth = 0
+        # Of models; of an optimizer's step within its parent class's; steps in a backward pass.
+        self._calls = self._depth = self._within = 0
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         self._tag = ""
-        self._within = 0  # steps within a backward pass
         # Gradients that were not looked at yet; one more optimizer step than is followed.
         self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
         self._drifts = False  # parameters moved by gradients that were not replaced
         held = (self._parameters | self._all("buffers")) if self.extends else {}
-        known = {name: plain(tensor) for name, tensor in held.items()}
         # Where parameters were before an optimizer's step, and all else at first: if it extends.
-        self._seen = {name: _copy(value) for name, value in known.items() if value is not None}
+        self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
                 gradient.detach().zero_()
@@ -169,8 +160,7 @@ class Observer(Watcher):
         if self._is_free or self.named or self.run.diverged or not is_compared:
             return
         given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
-        rows = self._look("given", given)
-        self.run.diverged = any(row.count or not row.fits for row in rows)
+        self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
         if not self.run.diverged:
             self._look("output", leaves(result, "output"))
 
@@ -199,7 +189,9 @@ class Observer(Watcher):
 
     @unwatched
     def before_zero_grad(self) -> None:
-        self._flush()
+        """Compare gradients that no look has seen."""
+        if self._is_fresh and not self._is_free:
+            self._gradients(self._parameters.values(), self.scale())
 
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
@@ -249,7 +241,7 @@ class Observer(Watcher):
     @unwatched
     def step_ended(self, results: Sequence[Any]) -> None:
         """Look at what a call of the step returned and left in its names."""
-        self._flush()
+        self.before_zero_grad()
         kind = "result" if self._is_free else "output"
         self._look(kind, leaves([*results], "result"), "result")
         if not self._is_free:
@@ -264,15 +256,7 @@ class Observer(Watcher):
     @property
     def is_done(self) -> bool:
         """Whether another call would show nothing new, or begin where rounding led."""
-        followed = any(count >= FOLLOWED for count in self._taken.values())
-        return self._is_free or self._drifts or followed
-
-    # Looks.
-
-    def _flush(self) -> None:
-        """Compare gradients that no look has seen: they are cleared, or the step ends."""
-        if self._is_fresh and not self._is_free:
-            self._gradients(self._parameters.values(), self.scale())
+        return self._is_free or self._drifts or any(n >= FOLLOWED for n in self._taken.values())
 
     def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
         self._is_fresh, parameters = False, list(parameters)
@@ -288,20 +272,17 @@ class Observer(Watcher):
             value = expected.get(name)
             # Of a sharded gradient this process has a part.
             own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
-            if value is None or type(own) is not torch.Tensor or own.layout is not torch.strided:
-                continue
-            if own.numel() == value.numel():
+            is_plain = type(own) is torch.Tensor and own.layout is torch.strided
+            if value is not None and is_plain and own.numel() == value.numel():
                 own.copy_((value if scale == 1.0 else value * scale).view_as(own))
 
     def _gradient(self, parameter: Any) -> Any:
-        if id(parameter) in self.unread or not (parameter.is_leaf or parameter.retains_grad):
-            return None
-        return parameter.grad
+        counts = id(parameter) not in self.unread and (parameter.is_leaf or parameter.retains_grad)
+        return parameter.grad if counts else None
 
     def _moves(self, kind: str, holders: Values, led: bool = False) -> bool:
         """Compare where parameters or buffers are now; return whether they went anywhere."""
-        values = {name: plain(tensor) for name, tensor in holders.items()}
-        known = {name: value for name, value in values.items() if value is not None}
+        known = {n: value for n, one in holders.items() if (value := plain(one)) is not None}
         self._look(kind, known, led=led)
         look = self.trace.get(self._key)
         return look is not None and any(look.ways.values())
@@ -318,8 +299,7 @@ class Observer(Watcher):
             if name in found and found[name].shape == value.shape:
                 found[name].copy_(value)
         rows = _compared(kind, found, look)
-        for name, row in rows.items():
-            self.run.rows[key, name] = row
+        self.run.rows |= {(key, name): row for name, row in rows.items()}
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
@@ -333,7 +313,7 @@ class Observer(Watcher):
                 seen = self._seen.get(name)
                 moved[name] = kept, None if seen is None or seen.shape != kept.shape else seen
                 self._seen |= {name: kept} if kind == "parameter" else {}
-        ways = sums([*moved.values()])
+        ways = deviations.sums([*moved.values()])
         look.ways = {name: math.sqrt(way.off) for name, way in zip(moved, ways, strict=True)}
         return look
 
@@ -353,21 +333,21 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
         row.fits = look is not None and name in found and name in expected
         if _is_of_numbers(row, mine, theirs):
             pairs[name] = mine, theirs
-    parts = dict(zip(pairs, sums(list(pairs.values())), strict=True))
+    parts = dict(zip(pairs, deviations.sums(list(pairs.values())), strict=True))
     for name, way in (look.ways if look is not None else {}).items():
         if name in parts:
-            parts[name] = of_way(parts[name], pairs[name][0], way)
+            parts[name] = deviations.of_way(parts[name], pairs[name][0], way)
     every = list(parts.values())
     # What hardly moves, as the mean of a zero, is compared with how far the others go.
     together = kind == "gradient" or kind in MOVES
-    errors = of_gradients(every) if together else [part.deviation() for part in every]
+    errors = deviations.of_gradients(every) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         rows[name].sums, rows[name].error = part, error
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
-        rows[name].is_finite = has_finite(mine) if is_own else math.isfinite(part.off)
+        rows[name].is_finite = deviations.has_finite(mine) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
-        whole = total(every)
-        rows[""] = Row("gradients", whole.size, error=whole.deviation(LEAST_GRADIENT))
+        whole = deviations.total(every)
+        rows[""] = Row("gradients", whole.size, error=whole.deviation(deviations.LEAST_GRADIENT))
     return rows
 
 
@@ -389,9 +369,8 @@ def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
 
 
 def _is_exact(value: Any) -> bool:
-    if value is None or isinstance(value, str):
-        return False
-    return not (value.is_floating_point() or value.is_complex())
+    is_tensor = value is not None and not isinstance(value, str)
+    return is_tensor and not (value.is_floating_point() or value.is_complex())
 
 
 def _divided(values: Values, divisor: float) -> Values:

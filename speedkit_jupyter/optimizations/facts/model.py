@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch.nn.parameter import is_lazy
 
-from speedkit_jupyter.optimizations.facts.group import processes_of
 from speedkit_jupyter.optimizations.facts.layers import (
     attribute,
     is_channels_last,
@@ -29,6 +30,7 @@ LARGE_BYTES = 32 << 20
 Compiled = Literal["no", "in place", "wrapper", "script"]
 # Gradient checkpointing as Hugging Face models bring it along.
 OwnCheckpointing = Literal["none", "off", "on"]
+LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 @dataclass(frozen=True)
@@ -174,3 +176,33 @@ def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
     every = (attribute(module, "gradient_checkpointing") for module in modules)
     words = [word for word in every if isinstance(word, bool)]
     return "on" if True in words else "off" if False in words else "none"
+
+
+def processes_of(layered: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    """Return the number of processes and hosts, and what wraps the model, as fields of the facts.
+
+    Reads the group that exists: `%%speedkit launch`, torchrun or a framework has made it.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    processes = dist.get_world_size()
+    on_this = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    hosts = max(1, processes // max(1, on_this))
+    return {"processes": processes, "hosts": hosts, "launcher": _launcher(layered)}
+
+
+def _launcher(layered: Sequence[torch.nn.Module]) -> str:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrappers = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
+    for layer in layered:
+        if isinstance(layer, wrappers):
+            return type(layer).__name__
+        modules = [kind.__module__ for kind in type(layer).__mro__]
+        if any(name.startswith(LIGHTNING) for name in modules):
+            return "Lightning"
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    return "Accelerate" if getattr(state, "_shared_state", None) else ""
