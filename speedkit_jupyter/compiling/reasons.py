@@ -39,11 +39,16 @@ BREAKS = (
      "it calls code that torch.compile can't look into",
      "move that call out, or wrap it by `torch.library.custom_op`"),
 )  # fmt: skip
+SAME_SIZE = (
+    "give every batch the same size (`drop_last=True`, or pad the last one), or compile with "
+    "`dynamic=True`"
+)
 RECOMPILES = (
     (r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)",
      "{0} had size {2} in dimension {1}, then {3}",
-     "give every batch the same size (`drop_last=True`, or pad the last one), or compile with "
-     "`dynamic=True`"),
+     SAME_SIZE),
+    (r"^(?:\d+ <=? )?(\S+)\.size\(\)\[(\d+)\]",
+     "{0} has a size in dimension {1} that was not compiled for", SAME_SIZE),
     (r"tensor '(.+?)' (?:rank|stride)",
      "{0} has another shape or layout", "give it the same each time (`.contiguous()`)"),
     (r"tensor '(.+?)' dtype mismatch\. expected (\w+), actual (\w+)",

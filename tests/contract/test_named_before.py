@@ -36,7 +36,9 @@ def named(extra: Callable[[], object]) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         benchmark(step, ["baseline", "bf16"], budget_s=0.2)
-    return "\n".join(str(one.message) for one in caught if one.category is StateWarning)
+    found = [one for one in caught if one.category is StateWarning]
+    assert {one.filename for one in found} <= {__file__}  # the line that began the measurement
+    return "\n".join(str(one.message) for one in found)
 
 
 def test_a_step_that_can_be_put_back_is_silent() -> None:

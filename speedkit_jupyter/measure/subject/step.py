@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_a_window
 from speedkit_jupyter.support.lookup import is_a
@@ -38,7 +38,7 @@ class StateWarning(UserWarning):
 
 
 def _warn(line: str) -> None:
-    warnings.warn(line, StateWarning, stacklevel=2)
+    messages.warn(line, StateWarning)
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
