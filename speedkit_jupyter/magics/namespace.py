@@ -37,9 +37,11 @@ loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
 words_of_models = partial(named, kind=torch.nn.Module)
 
 
-def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
-    """Return the variables that are optimizers, without their wrappers."""
-    found = named(names, torch.optim.Optimizer, inside=False)
+def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
+    """Return the variables that are optimizers, without their wrappers; also those that lie
+    `inside` of objects, as `trainer.optimizer`.
+    """
+    found = named(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
 
@@ -106,7 +108,7 @@ def find_optimizers(
 
     Raises UsageError where a named one does not, unless it may belong to another model.
     """
-    candidates = optimizers(names) if wanted is None else named_optimizers(names, wanted)
+    candidates = optimizers(names, True) if wanted is None else named_optimizers(names, wanted)
     holding = {name: one for name, one in candidates.items() if holds(one, [model])}
     if wanted and is_only and (idle := [name for name in candidates if name not in holding]):
         raise UsageError(f"{idle[0]} holds no parameter of this model")

@@ -55,6 +55,13 @@ def test_self_means_what_it_means_where_the_magic_stands(shell):
     assert "self" not in shell.names
 
 
+def test_an_optimizer_is_found_where_its_model_is(shell):
+    shell.run("run = type('Run', (), {})()\nrun.net, run.opt = model, optimizer")
+    shell.run("del model, optimizer\n%speedkit apply run.net")
+    assert shell.names["run"].opt.param_groups[0]["fused"]
+    assert "run.opt.step()" in shell.run("%speedkit code run.net --as torchrun")
+
+
 def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(shell):
     shell.run("second = nn.Linear(2, 2)\n%speedkit apply model")
     first = shell.names["ctx"]

@@ -144,7 +144,7 @@ def _proven_for_more(names: Names, config: SpeedConfig, models: dict[str, Any]) 
     """Return a line about a plan that was learned for all models of the notebook together."""
     every = namespace.whole_models(names, inside=False)
     words = ",".join(every)
-    held = [*namespace.optimizers(names).values()]
+    held = [*namespace.optimizers(names, inside=True).values()]
     if len(every) <= len(models) or namespace.or_learned(config, [*every.values()], held) is config:
         return ""
     return f"A plan was learned for `{words}` together: `%speedkit apply {words}` takes it."
