@@ -59,7 +59,7 @@ def test_an_optimizer_is_found_where_its_model_is(shell):
     shell.run("run = type('Run', (), {})()\nrun.net, run.opt = model, optimizer")
     shell.run("del model, optimizer\n%speedkit apply run.net")
     assert shell.names["run"].opt.param_groups[0]["fused"]
-    assert "run.opt.step()" in shell.run("%speedkit code run.net --as torchrun")
+    assert "run_opt.step()" in shell.run("%speedkit code run.net --as torchrun")
 
 
 def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(shell):
