@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary, ref
 
 import torch
 
-from speedkit_jupyter.measure.subject.discovery import holding
+from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import applied_to
@@ -199,7 +199,7 @@ class Session:
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the notebook that hold a parameter of the model."""
-        return holding(named(self.names, torch.optim.Optimizer).values(), model)
+        return holding(optimizers_among([value for _, value in public(self.names)]), model)
 
 
 def is_free(value: Any, model: torch.nn.Module) -> bool:

@@ -61,6 +61,8 @@ RECOMPILES = (
      "set the number of threads before the first call"),
     (r"GLOBAL_STATE changed: *(\S+)", "{0} changed", "set it before the first call"),
     (r"^len\((.+?)\) ==", "the length of {0} changed", "pass a tensor, or always the same length"),
+    (r"^(module\b.+?) == [-\d.e']+", "{0} has another value in this call, or in this block",
+     "keep it the same; where the blocks of a model differ in it, `--compile-scope model`"),
     (r"^(.+?) == [-\d.e']+", "the Python value {0} changed",
      "pass it as a tensor, as `torch.tensor(value)`"),
     (r"\bEq\(|\bNe\(|\b[su]\d+\b", "the sizes of the inputs relate to each other otherwise",

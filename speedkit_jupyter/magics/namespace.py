@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.measure.subject.discovery import holds, outermost
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.applying import applied_to, trained_by
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan
@@ -108,9 +108,10 @@ def find_optimizers(
 
     Raises UsageError where a named one does not, unless it may belong to another model.
     """
-    candidates = optimizers(names, True) if wanted is None else named_optimizers(names, wanted)
-    holding = {name: one for name, one in candidates.items() if holds(one, [model])}
-    if wanted and is_only and (idle := [name for name in candidates if name not in holding]):
+    is_mine = not trained_by(model, names)  # not a Trainer's, which makes its own each time
+    found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
+    holding = {name: one for name, one in found.items() if holds(one, [model])}
+    if wanted and is_only and (idle := [name for name in found if name not in holding]):
         raise UsageError(f"{idle[0]} holds no parameter of this model")
     return holding
 
