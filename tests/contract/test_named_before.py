@@ -94,6 +94,12 @@ def test_an_object_that_cannot_be_copied_is_named() -> None:
     assert "cached" in named(lambda: cached(1))
 
 
+def test_an_iterator_that_was_measured_before_is_named_as_before() -> None:
+    drawn = (number for number in range(100_000))
+    assert "(generator) is drawn from" in named(lambda: next(drawn))
+    assert "_tee_dataobject" not in named(lambda: next(drawn))
+
+
 def test_naming_can_be_made_an_error_and_then_nothing_runs(tmp_path: Path) -> None:
     model, log = nn.Linear(4, 2), tmp_path / "x"
     with log.open("w") as opened:

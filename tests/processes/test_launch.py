@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from importlib import import_module
 
 import psutil
 import pytest
@@ -83,6 +84,17 @@ def test_an_error_on_one_rank_is_that_ranks_and_ends_the_wait_of_the_other():
     with pytest.raises(RankError, match="rank 1: ValueError: only here") as caught:
         launch(bad)
     assert "only here" in "".join(caught.value._render_traceback_())
+    assert launch(lambda: 7) == 7
+
+
+def test_a_module_that_workers_do_not_find_is_one_line(tmp_path, monkeypatch):
+    launch(lambda: 0)  # they have the path of now
+    (tmp_path / "later_found.py").write_text("class Kept:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = import_module("later_found").Kept()
+    with pytest.raises(RankError, match=r"'later_found'.*processes stop") as caught:
+        launch(lambda: kept)
+    assert len(caught.value._render_traceback_()) == 2
     assert launch(lambda: 7) == 7
 
 
