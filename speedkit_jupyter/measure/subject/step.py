@@ -149,10 +149,10 @@ class Step:
                 raise StepError(f"--check {name}: the step leaves no such name")
         return [space[name] for name in names]
 
-    def results(self) -> list[Any]:
+    def results(self) -> dict[str, Any]:
         """Return what the step left in the names that it assigns."""
         space = self.names or {}
-        return [space[name] for name in self.assigned if name in space and name != "ctx"]
+        return {name: space[name] for name in self.assigned if name in space and name != "ctx"}
 
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """Return the optimizers that hold a parameter of the model."""
