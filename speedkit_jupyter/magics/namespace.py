@@ -38,9 +38,7 @@ words_of_models = partial(named, kind=torch.nn.Module)
 
 
 def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
-    """Return the variables that are optimizers, without their wrappers; also those that lie
-    `inside` of objects, as `trainer.optimizer`.
-    """
+    """Return the variables that are optimizers, unwrapped; also those `inside` of objects."""
     found = named(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 

@@ -136,9 +136,8 @@ def read_step(step: Step, hardware: Hardware, pool: Pool) -> StepFacts:
     facts = [one.stepped_by(step.made) for one in facts]
     optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
     name = type(unwrapped(step.models[0])).__name__
-    return StepFacts(
-        where, Task(name, inputs.found or (), optimizers, bool(stepped)), facts, entered
-    )
+    task = Task(name, inputs.found or (), optimizers, bool(stepped))
+    return StepFacts(where, task, facts, entered)
 
 
 # --- what is kept ---

@@ -128,9 +128,7 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
 
 
 def _left_likely(session: Session, models: list[Any]) -> str:
-    """Return a line about the plan that the last search of these models, or of more, has left as
-    likely.
-    """
+    """Return a line about what the last search of these models, or of more, left as likely."""
     last = session.search
     if last is None or last.helped or not last.likely or not last.is_of(models, or_more=True):
         return ""
