@@ -106,7 +106,7 @@ def find_optimizers(
 
     Raises UsageError where a named one does not, unless it may belong to another model.
     """
-    is_mine = not trained_by(model, names)  # not a Trainer's, which makes its own each time
+    is_mine = not trained_by(model, names)
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
     holding = {name: one for name, one in found.items() if holds(one, [model])}
     if wanted and is_only and (idle := [name for name in found if name not in holding]):
