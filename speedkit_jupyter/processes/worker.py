@@ -22,17 +22,13 @@ import torch
 
 from speedkit_jupyter.processes import merging
 from speedkit_jupyter.processes.packing import Parcel, pack, refused, unpack
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.torch_private import version
 
 # Between two looks whether the notebook's kernel is alive.
 WATCH_S = 1.0
 # What Python code needs to stop by itself; after that a collective is taken to wait for others.
 PATIENCE_S = 1.0
-CANT_IMPORT = (
-    "what the cell names needs a module that this worker does not find ({}): install it there, or "
-    "where the notebook's sys.path has changed, `%speedkit processes stop` and start them again"
-)
+CANT_IMPORT = "{}: install it; if sys.path has changed, `%speedkit processes stop`, and start anew"
 
 
 @dataclass
@@ -137,17 +133,14 @@ def run(parcel: Parcel, source: str, assigned: Sequence[str], gathers: bool) -> 
     signal.set_wakeup_fd(worker.wakeup, warn_on_full_buffer=False)
     worker.cell = outcome
     try:
-        try:
-            names = _taken(parcel, shell.user_ns)
-        except ImportError as missing:
-            raise SpeedKitError(CANT_IMPORT.format(missing)) from None
+        names = _taken(parcel, shell.user_ns)
         done = shell.run_cell(source, store_history=False)
         error = done.error_before_exec or done.error_in_exec
         if error is None and gathers:
             _collect(outcome, worker, shell.user_ns, names, assigned)
     except BaseException as caught:
-        if isinstance(caught, SpeedKitError):
-            lines.append(str(caught))
+        if isinstance(caught, ImportError):  # of what was sent: a cell's errors are returned
+            lines.append(CANT_IMPORT.format(caught))
         else:
             shell.showtraceback()
         error = caught

@@ -132,10 +132,8 @@ def _left_likely(session: Session, models: list[Any]) -> str:
     last = session.search
     if last is None or last.helped or not last.likely or not last.is_of(models, or_more=True):
         return ""
-    takes = "`--likely`"
-    if not last.is_of(models):
-        takes = f"`%speedkit apply --likely {','.join(last.named)}`"
-    return f"The last search found {last.likely} likely, not proven: {takes} takes it."
+    takes = "--likely" if last.is_of(models) else f"--likely {','.join(last.named)}"
+    return f"The last search found {last.likely} likely, not proven: `{takes}` takes it."
 
 
 def _proven_for_more(names: Names, config: SpeedConfig, models: dict[str, Any]) -> str:
