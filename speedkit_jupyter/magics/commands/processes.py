@@ -60,7 +60,7 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
             workers.stop()
         say = lambda text: shown.show(Document(f"{text} …"))  # noqa: E731
         with shown:
-            running = workers.started(arguments.number, say, profile)
+            running = workers.started(arguments.number, say, arguments.profile)
             shown.show(workers_report(running))
     else:
         shown.end()
