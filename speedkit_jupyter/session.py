@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary, ref
 
 import torch
 
-from speedkit_jupyter.measure.subject.discovery import holding, optimizers_among
+from speedkit_jupyter.measure.subject.discovery import holding
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans import context
-from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.applying import applied_to, trained_by
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import lookup
@@ -199,8 +199,11 @@ class Session:
         return next((word for word, one in words if unwrapped(one) is whole), otherwise)
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """Return the optimizers of the notebook that hold a parameter of the model."""
-        return holding(optimizers_among([value for _, value in public(self.names)]), model)
+        """Return the optimizers that hold a parameter of the model, also those inside of objects;
+        but not a Trainer's, which makes its own each time.
+        """
+        is_mine = not trained_by(model, self.names or {})
+        return holding(named(self.names, torch.optim.Optimizer, is_mine).values(), model)
 
 
 def is_free(value: Any, model: torch.nn.Module) -> bool:

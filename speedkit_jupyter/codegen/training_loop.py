@@ -18,10 +18,11 @@ PASSED_ON = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 BATCH = "**batch"
 LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
 HUGGING_FACE = ("loss = {call}.loss",)
-# As transformers' Trainer takes the loss from whatever a model with labels returns.
+# From whatever a model with labels returns: an object, a dict, or a tuple as in transformers.
 LABELS = (
     "outputs = {call}",
-    'loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]',
+    'key = "loss" if isinstance(outputs, dict) else 0',
+    'loss = outputs.loss if hasattr(outputs, "loss") else outputs[key]',
 )
 
 

@@ -39,11 +39,16 @@ BREAKS = (
      "it calls code that torch.compile can't look into",
      "move that call out, or wrap it by `torch.library.custom_op`"),
 )  # fmt: skip
+SAME_SIZE = (
+    "give every batch the same size (`drop_last=True`, or pad the last one), or compile with "
+    "`dynamic=True`"
+)
 RECOMPILES = (
     (r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)",
      "{0} had size {2} in dimension {1}, then {3}",
-     "give every batch the same size (`drop_last=True`, or pad the last one), or compile with "
-     "`dynamic=True`"),
+     SAME_SIZE),
+    (r"^(?:\d+ <=? )?(\S+)\.size\(\)\[(\d+)\]",
+     "{0} has a size in dimension {1} that was not compiled for", SAME_SIZE),
     (r"tensor '(.+?)' (?:rank|stride)",
      "{0} has another shape or layout", "give it the same each time (`.contiguous()`)"),
     (r"tensor '(.+?)' dtype mismatch\. expected (\w+), actual (\w+)",
@@ -56,6 +61,8 @@ RECOMPILES = (
      "set the number of threads before the first call"),
     (r"GLOBAL_STATE changed: *(\S+)", "{0} changed", "set it before the first call"),
     (r"^len\((.+?)\) ==", "the length of {0} changed", "pass a tensor, or always the same length"),
+    (r"^(module\b.+?) == [-\d.e']+", "{0} has another value in this call, or in this block",
+     "keep it the same; where the blocks of a model differ in it, `--compile-scope model`"),
     (r"^(.+?) == [-\d.e']+", "the Python value {0} changed",
      "pass it as a tensor, as `torch.tensor(value)`"),
     (r"\bEq\(|\bNe\(|\b[su]\d+\b", "the sizes of the inputs relate to each other otherwise",

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.measure.subject.discovery import holds, outermost
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.applying import applied_to, trained_by
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan
@@ -37,9 +37,9 @@ loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
 words_of_models = partial(named, kind=torch.nn.Module)
 
 
-def optimizers(names: Space) -> dict[str, torch.optim.Optimizer]:
-    """Return the variables that are optimizers, without their wrappers."""
-    found = named(names, torch.optim.Optimizer, inside=False)
+def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
+    """Return the variables that are optimizers, unwrapped; also those `inside` of objects."""
+    found = named(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
 
@@ -106,9 +106,10 @@ def find_optimizers(
 
     Raises UsageError where a named one does not, unless it may belong to another model.
     """
-    candidates = optimizers(names) if wanted is None else named_optimizers(names, wanted)
-    holding = {name: one for name, one in candidates.items() if holds(one, [model])}
-    if wanted and is_only and (idle := [name for name in candidates if name not in holding]):
+    is_mine = not trained_by(model, names)
+    found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
+    holding = {name: one for name, one in found.items() if holds(one, [model])}
+    if wanted and is_only and (idle := [name for name in found if name not in holding]):
         raise UsageError(f"{idle[0]} holds no parameter of this model")
     return holding
 

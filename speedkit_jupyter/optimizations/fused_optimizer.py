@@ -26,6 +26,7 @@ NONE_GIVEN = (
     "no optimizer was given: add optimizer=… to apply, or make it outside the step; "
     "one made inside is fused by apply(model), or with fused=True in your own code"
 )
+FROZEN = "no parameter of the model requires gradients: apply again once some do"
 LATER = "no optimizer is there yet: one that is made later gets its fused kernel at its first step"
 
 
@@ -55,7 +56,7 @@ class FusedOptimizer(Optimization):
         details = {"name": options.name} if options.name else {}
         if not facts.optimizers:
             if facts.frozen:
-                return request.decline(False, "no parameter of the model requires gradients")
+                return request.decline(False, FROZEN)
             if facts.optimizers_later and devices.has_fused(facts.device, options.name or ""):
                 return request.apply(True, LATER, details=details)
             return request.decline(False, NONE_GIVEN)

@@ -28,6 +28,7 @@ from speedkit_jupyter.support.torch_private import version
 WATCH_S = 1.0
 # What Python code needs to stop by itself; after that a collective is taken to wait for others.
 PATIENCE_S = 1.0
+CANT_IMPORT = "{}: install it; if sys.path has changed, `%speedkit processes stop`, and start anew"
 
 
 @dataclass
@@ -138,7 +139,10 @@ def run(parcel: Parcel, source: str, assigned: Sequence[str], gathers: bool) -> 
         if error is None and gathers:
             _collect(outcome, worker, shell.user_ns, names, assigned)
     except BaseException as caught:
-        shell.showtraceback()
+        if isinstance(caught, ImportError):  # of what was sent: a cell's errors are returned
+            lines.append(CANT_IMPORT.format(caught))
+        else:
+            shell.showtraceback()
         error = caught
     finally:
         worker.cell = None

@@ -56,7 +56,7 @@ def _totals(findings: Sequence[Finding]) -> str:
     others = sorted({*kinds} - {*KINDS})
     told = [count(kinds.count(kind), kind) for kind in KINDS if kind in kinds]
     told += [f"{kinds.count(kind)} {kind}" for kind in others]
-    return ", ".join(told) or "no graph breaks, recompiles or fall-backs"
+    return ", ".join(told) or "no graph breaks, recompiles or fall-backs to act on"
 
 
 def _findings(findings: Sequence[Finding], names: Mapping[str, str]) -> Table:

@@ -42,7 +42,7 @@ def tuning_report(tuning: Tuning) -> Document:
         MEMORY.format(*peaks) if peaks and tuning.helped else "",
         Table(PLANS, plans[:MOST_SHOWN], wraps=PLANS[:1]),
         Section(Table(PLANS, plans[MOST_SHOWN:], wraps=PLANS[:1]), folded=True, noun="plan"),
-        f"Left as they are, as asked: {', '.join(tuning.kept)}." if tuning.kept else "",
+        f"Left as they are: {', '.join(tuning.kept)}." if tuning.kept else "",
         *tuning.notes,
         checked,
         UNDONE,

@@ -10,13 +10,13 @@ import logging
 import os
 import sys
 import warnings
-from types import FrameType
 from typing import TextIO
+
+from speedkit_jupyter.support.source_lines import is_users
 
 LEVELS = {"quiet": logging.WARNING, "normal": logging.INFO, "debug": logging.DEBUG}
 VARIABLE = "SPEEDKIT_VERBOSITY"
 LOGGER = logging.getLogger("speedkit_jupyter")
-PACKAGE = __name__.partition(".")[0]
 
 
 class _Shown(logging.StreamHandler[TextIO]):
@@ -48,13 +48,9 @@ def debug(text: str) -> None:
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Raise a Python warning that points to the user's line, so that its filters decide."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and _package(frame) in (PACKAGE, "torch", "contextlib"):
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def verbosity() -> str:

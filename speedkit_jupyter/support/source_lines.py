@@ -5,14 +5,28 @@ from __future__ import annotations
 import linecache
 import sys
 import sysconfig
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import NamedTuple
+from types import CodeType, FrameType
+from typing import NamedTuple, ParamSpec, TypeVar
 
-from speedkit_jupyter.support.tracebacks import is_user_code_boundary
+P = ParamSpec("P")
+R = TypeVar("R")
 
 OURS = str(Path(__file__).parents[1])
+# Code of ours that calls the user's.
+_DOORS: set[CodeType] = set()
+
+
+def user_code_boundary(function: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function that calls the user's own code: what is raised below is the user's error."""
+    _DOORS.add(function.__code__)  # type: ignore[attr-defined]
+    return function
+
+
+def is_user_code_boundary(code: CodeType) -> bool:
+    return code in _DOORS
 
 
 class Spot(NamedTuple):

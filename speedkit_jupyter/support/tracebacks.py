@@ -8,29 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from itertools import dropwhile
 from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.source_lines import is_user_code_boundary, place, source, user_spot
+from speedkit_jupyter.support.source_lines import user_code_boundary as user_code_boundary
 
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = __name__.partition(".")[0]
-# Code of ours that calls the user's, and that of `hide_internal_frames`, where an error leaves us.
-_DOORS: set[CodeType] = set()
+# Code of `hide_internal_frames`, where an error leaves us.
 _GATES: set[CodeType] = set()
-
-
-def user_code_boundary(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function that calls the user's own code: what is raised below is the user's error."""
-    _DOORS.add(function.__code__)  # type: ignore[attr-defined]
-    return function
-
-
-def is_user_code_boundary(code: CodeType) -> bool:
-    return code in _DOORS
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
@@ -67,7 +58,7 @@ def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
     for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
         with suppress(RuntimeError):  # still at work
             entry.tb_frame.clear()
-    entries = [*dropwhile(lambda entry: entry.tb_frame.f_code not in _DOORS, _entries(error))]
+    entries = [*dropwhile(lambda e: not is_user_code_boundary(e.tb_frame.f_code), _entries(error))]
     if not all(map(_is_ours, entries)):
         for reason in reasons:
             chain = None  # a new traceback, as Python holds on to the old one
@@ -77,6 +68,10 @@ def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
             reason.with_traceback(chain)
     elif isinstance(error, SpeedKitError) and all(map(_is_ours, _entries(error))):
         error.with_traceback(None)
+        at = f"\n{place(spot)}: `{source(*spot)}`" if (spot := user_spot()) else ""
+        lines = [f"{type(error).__name__}: {error}{at}"]
+        # For IPython, which else shows the frame by which it leaves us. It must not hold the error.
+        vars(error)["_render_traceback_"] = partial(list, lines)
 
 
 def _reasons(error: BaseException | None, seen: list[BaseException]) -> list[BaseException]:

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.measure.checks.rounding import noted_autocast
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
@@ -61,11 +62,14 @@ class Task:
 
 
 class StepFacts(NamedTuple):
-    """What a single step shows, with the `facts` of each model."""
+    """What a single step shows, with the `facts` of each model, and the precisions of the autocast
+    blocks that it enters by itself.
+    """
 
     setting: str
     task: Task
     facts: list[Facts]
+    autocast: set[str]
 
 
 def setting(models: Sequence[Module], hardware: Hardware) -> str:
@@ -124,6 +128,7 @@ def read_step(step: Step, hardware: Hardware, pool: Pool) -> StepFacts:
         optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers),
         watching(watched, inputs),
         optimizers_made(step.models) as made,
+        noted_autocast() as entered,
     ):
         runner.once()
     pool.guard.state.restore()
@@ -131,7 +136,8 @@ def read_step(step: Step, hardware: Hardware, pool: Pool) -> StepFacts:
     facts = [one.stepped_by(step.made) for one in facts]
     optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
     name = type(unwrapped(step.models[0])).__name__
-    return StepFacts(where, Task(name, inputs.found or (), optimizers, bool(stepped)), facts)
+    task = Task(name, inputs.found or (), optimizers, bool(stepped))
+    return StepFacts(where, task, facts, entered)
 
 
 # --- what is kept ---

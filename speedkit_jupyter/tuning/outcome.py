@@ -327,17 +327,19 @@ class Tuning(Shown):
         why = f"likely, not proven: {self.unclear.partition(';')[0]}"
         return config and config.with_source("measured", why)
 
-    def is_of(self, models: Iterable[Any]) -> bool:
-        """Return whether it was a search for these models."""
-        return set(map(id, each_once(models))) == set(map(id, each_once(self.models)))
+    def is_of(self, models: Iterable[Any], or_more: bool = False) -> bool:
+        """Return whether it was a search for these models, `or_more` for others beside them."""
+        asked, own = (set(map(id, each_once(those))) for those in (models, self.models))
+        return asked == own or (or_more and asked < own)
 
     def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Put the plan into force on the step's models; return one context for each.
 
         It must be proven, or with `likely` no more than that. In a notebook the first context
         becomes `ctx` there, as by `%speedkit apply`. Where nothing helps, the models are restored
-        to no plan; where nothing is proven yet, a plan that is in force stays. Warnings say so, and
-        what has to be written in the loop. Raises SpeedKitError where one of the models is gone.
+        to no plan; where nothing is proven yet, a plan that is in force stays. It says so, and what
+        has to be written in the loop: outside of a notebook by warnings. Raises SpeedKitError where
+        one of the models is gone.
         """
         contexts, session = self.put_in_force(likely), current(notebook())
         for context in contexts:
@@ -345,14 +347,14 @@ class Tuning(Shown):
             if session.names is not None:
                 ctx, where = session.keep(session.name_of(context.model), context), ""
             if line := to_write(context, ctx, session.names):
-                messages.warn(f"{line.rstrip('.')}{where}")
+                _say(f"{line.rstrip('.')}{where}")
         return contexts
 
     def put_in_force(self, likely: bool = False) -> list[SpeedContext]:
         """Do as `apply` does, for a caller that names the contexts and says the rest."""
         models, config = list(self.models), self.config if self.helped else None
         if likely and not self.helped and (config := self.likely_config):
-            messages.warn(f"likely, not proven: {self.unclear}")
+            _say(f"likely, not proven: {self.unclear}")
         if config is not None and len(models) < self._number:
             raise SpeedKitError("the model of this search is gone: search again with the new one")
         if config is not None:
@@ -364,7 +366,7 @@ class Tuning(Shown):
             stays = "; another plan is in force and stays: ctx.restore() takes it away"
             hint = f"; apply(likely=True) takes {self.likely}" if self.likely else ""
             line = f"the search could not tell, so nothing is applied{hint}"
-            messages.warn(f"{line}{stays if any(map(applied_to, models)) else ''}")
+            _say(f"{line}{stays if any(map(applied_to, models)) else ''}")
             return []
         for model in models:
             while (context := applied_to(model)) is not None:
@@ -392,3 +394,8 @@ class Tuning(Shown):
             "stages": [{"title": s.title, **s.comparison.to_dict()} for s in self.stages],
             "rejected": [{"name": name, "reason": why} for name, why in self.rejected.items()],
         }
+
+
+def _say(line: str) -> None:
+    """Say it as a result in a notebook, where a warning would show IPython's file of the cell."""
+    (messages.warn if notebook() is None else messages.important)(line)

@@ -151,6 +151,9 @@ class Search:
             pass
         first = pool.runners[BASELINE.name]
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
+        if seen.autocast and "precision" not in tuning.kept:
+            tuning.kept += ("precision",)
+            tuning.notes.append("The step enters an autocast of its own: no other one was tried")
         task = replace(seen.task, objective=tuning.aim, steps=tuning.steps, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
         step_s, fresh = first.usual_s, first.fresh_bytes.get(False, 0)

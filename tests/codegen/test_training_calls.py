@@ -80,6 +80,7 @@ SHAPES = {
         kind_of_model(lambda self, left, labels=None: (loss_of(self, left, labels),)),
         "outputs", "net(**batch)", ("batch",),
     ),
+    "object": Shape(kind_of_model(transformer), "outputs", "net(**batch)", ("batch",)),
     "transformer": Shape(
         kind_of_model(transformer, PreTrainedModel), "loss", "net(**batch).loss", ("batch",)
     ),

@@ -21,6 +21,10 @@ from speedkit_jupyter.compiling.reasons import BREAKS, EXPECTED, RECOMPILES, exp
         ("2/4: GLOBAL_STATE changed: autocast(cpu)_enabled ", "autocast was switched", "inside"),
         ("0/1: GLOBAL_STATE changed: num_threads ", "the number of threads changed", "before"),
         ("2/0: ___stack0 == 1.5", "the Python value that this line computes changed", "tensor"),
+        ("0/3: module._modules['attn'].layer_idx == 1",
+         "`module._modules['attn'].layer_idx` has another value", "--compile-scope model"),
+        ("0/1: 2 <= args[0].size()[0] <= 4096",
+         "input 1 has a size in dimension 0 that was not compiled for", "pad the last one"),
         ("0/0: len(xs) == 2", "the length of `xs` changed", "same length"),
     ],
 )  # fmt: skip

@@ -36,7 +36,9 @@ def named(extra: Callable[[], object]) -> str:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         benchmark(step, ["baseline", "bf16"], budget_s=0.2)
-    return "\n".join(str(one.message) for one in caught if one.category is StateWarning)
+    found = [one for one in caught if one.category is StateWarning]
+    assert {one.filename for one in found} <= {__file__}  # the line that began the measurement
+    return "\n".join(str(one.message) for one in found)
 
 
 def test_a_step_that_can_be_put_back_is_silent() -> None:
@@ -90,6 +92,12 @@ def test_an_object_that_cannot_be_copied_is_named() -> None:
     assert "base" in named(lambda: base.execute("insert into log values (1)"))
     cached = functools.lru_cache(None)(lambda n: n)
     assert "cached" in named(lambda: cached(1))
+
+
+def test_an_iterator_that_was_measured_before_is_named_as_before() -> None:
+    drawn = (number for number in range(100_000))
+    assert "(generator) is drawn from" in named(lambda: next(drawn))
+    assert "_tee_dataobject" not in named(lambda: next(drawn))
 
 
 def test_naming_can_be_made_an_error_and_then_nothing_runs(tmp_path: Path) -> None:

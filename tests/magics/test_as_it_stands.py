@@ -27,8 +27,8 @@ def found(shell) -> Tuning:
 
 
 def test_applying_what_tuning_found_sets_ctx_and_says_what_to_write(shell, found):
-    with pytest.warns(UserWarning, match=r"Write `with ctx\.autocast\(\):` around your forward"):
-        shell.run("contexts = tuning.apply()")
+    shown = shell.run("contexts = tuning.apply()")
+    assert shown.startswith("Write `with ctx.autocast():` around your forward")
     assert shell.names["ctx"] is shell.names["contexts"][0]
     shell.run("with ctx.autocast():\n    seen = model(x).dtype")
     assert str(shell.names["seen"]) == "torch.bfloat16"
@@ -36,8 +36,7 @@ def test_applying_what_tuning_found_sets_ctx_and_says_what_to_write(shell, found
 
 def test_a_context_of_another_model_keeps_its_name(shell, found):
     shell.run("other = nn.Linear(2, 2)\n%speedkit apply other --threads 1")
-    with pytest.warns(UserWarning, match=r"with ctx_model\.autocast"):
-        shell.run("tuning.apply()")
+    assert "with ctx_model.autocast" in shell.run("tuning.apply()")
     assert shell.names["ctx_model"].plan["precision"].value == "bf16"
 
 

@@ -108,7 +108,7 @@ def test_nothing_is_said_where_nothing_is_wrong(cells):
     assert cells.run("with torch.no_grad():\n    y = model(torch.ones(2, 4))").strip() == ""
     assert "1 frame, 1 graph" not in cells.run("%speedkit verbosity quiet")
     cells.run("%speedkit verbosity normal")
-    assert "no graph breaks, recompiles or fall-backs" in cells.run("%speedkit compile")
+    assert "no graph breaks, recompiles or fall-backs to act on" in cells.run("%speedkit compile")
 
 
 def test_a_function_that_is_defined_anew_while_its_old_code_runs_is_noticed_once(cells):

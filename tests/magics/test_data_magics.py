@@ -69,7 +69,7 @@ def test_batch_sizes_stand_in_a_table_with_the_knee_and_change_nothing(shell, li
 @pytest.mark.smoke
 def test_free_names_what_an_error_holds_and_lets_go_of_it(shell):
     shell.fails("def run():\n    held = torch.zeros(1_000_000)\n    raise ValueError\nrun()")
-    shell.run("kept = torch.ones(1_000_000)")
+    shell.run("kept = torch.ones(1_000_000)\nclass Out: 'as some call what a model returns'")
     shown = shell.run("%speedkit free")
     assert "the last error" in shown
     assert "3.81 MiB" in shown

@@ -134,6 +134,7 @@ def _interrupt_after(kernel, seconds):
     [
         ("%speedkit apply modle", "UsageError", "Did you mean 'model'?"),
         ("%%speedbench\nloss = (model(x)", "UsageError", "SyntaxError: "),
+        ("import speedkit_jupyter\nspeedkit_jupyter.tune(3)", "StepError", "line 2: `speedkit"),
         ("%%speedbench\nraise ValueError('mine')", "ValueError", "raise ValueError('mine')"),
     ],
 )

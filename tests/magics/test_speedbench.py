@@ -109,6 +109,7 @@ def test_check_compares_the_names_that_it_is_given(shell):
     shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check loss,logits", cell))
     assert "wrong" not in shown
     assert "seen" not in shell.names
+    assert "result.seen off by" in shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
 
 
 @pytest.mark.checked

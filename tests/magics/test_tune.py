@@ -73,12 +73,12 @@ def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(timed):
 # --- what was learned ---
 
 
-def learned(shell, values=None, name="channels_last", bundle=None):
+def learned(shell, values=None, name="channels_last", bundle=None, models=("model",)):
     """A plan as an earlier session would have left it."""
-    model = shell.names["model"]
+    held = [shell.names[word] for word in models]
     task = learning.Task("Sequential", ("8x1x8x8 float32",), trains=True)
-    made = plan(facts=Facts.read(model))
-    where = learning.setting([model], Hardware.current())
+    made = plan(facts=Facts.read(held[0]))
+    where = learning.setting(held, Hardware.current())
     values = values or {"channels_last": True}
     learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50), bundle)
 
@@ -121,6 +121,16 @@ def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, 
 
 
 # --- a step of several models ---
+
+
+def test_apply_names_a_plan_that_was_learned_for_more_models_together(shell):
+    shell.run("student = model; teacher = nn.Linear(4, 2); del model")
+    learned(shell, models=("teacher", "student"))
+    told = "A plan was learned for `student,teacher` together: `%speedkit apply student,teacher`"
+    assert told in said(shell, "%speedkit apply student")
+    shown = said(shell, "%speedkit apply student,teacher")
+    assert "measured: channels_last" in shown
+    assert "together" not in shown
 
 
 def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(timed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from speedkit_jupyter import session
 from speedkit_jupyter.magics.commands import COMMANDS
 from speedkit_jupyter.magics.options import speedbench_parser
 
@@ -53,6 +54,14 @@ def test_self_means_what_it_means_where_the_magic_stands(shell):
     ] == list(shell.names["ctx"].target.optimizers)
     assert "self.net" in shell.run("%speedkit report")
     assert "self" not in shell.names
+
+
+def test_an_optimizer_is_found_where_its_model_is(shell):
+    shell.run("run = type('Run', (), {})()\nrun.net, run.opt = model, optimizer")
+    shell.run("del model, optimizer\n%speedkit apply run.net")
+    assert shell.names["run"].opt.param_groups[0]["fused"]
+    assert session.current().optimizers_of(shell.names["run"].net) == [shell.names["run"].opt]
+    assert "run_opt.step()" in shell.run("%speedkit code run.net --as torchrun")
 
 
 def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(shell):

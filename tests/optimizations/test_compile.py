@@ -129,6 +129,19 @@ def test_the_users_own_error_is_the_plain_one_and_compiling_goes_on():
         assert compiled_frames(lambda: model(torch.rand(2, 4))) >= 1
 
 
+def test_a_first_call_by_torch_func_leaves_later_ones_to_be_compiled():
+    model, x = Own(), torch.rand(2, 4)
+    parameters = dict(model.named_parameters())
+
+    def loss(values, one):
+        return torch.func.functional_call(model, values, (one,)).sum()
+
+    with applied(model, compile={"enabled": True, "backend": "eager"}):
+        found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        assert found["layer.bias"].shape == (2, 4)
+        assert compiled_frames(lambda: model(x)) >= 1
+
+
 def test_each_plan_on_one_model_compiles_code_of_its_own():
     model, x = Own(), torch.rand(2, 4)
     first = applied(model)

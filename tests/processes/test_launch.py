@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from importlib import import_module
 
 import psutil
 import pytest
@@ -83,6 +84,18 @@ def test_an_error_on_one_rank_is_that_ranks_and_ends_the_wait_of_the_other():
     with pytest.raises(RankError, match="rank 1: ValueError: only here") as caught:
         launch(bad)
     assert "only here" in "".join(caught.value._render_traceback_())
+    assert launch(lambda: 7) == 7
+
+
+def test_a_module_that_workers_do_not_find_is_one_line(tmp_path, monkeypatch):
+    launch(lambda: 0)  # they have the path of now
+    (tmp_path / "later_found.py").write_text("class Kept:\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = import_module("later_found").Kept()
+    with pytest.raises(RankError, match="'later_found'") as caught:
+        launch(lambda: kept)
+    _, line = caught.value._render_traceback_()
+    assert "No module named 'later_found': install it; if sys.path has changed" in line
     assert launch(lambda: 7) == 7
 
 

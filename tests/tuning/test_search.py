@@ -244,7 +244,7 @@ def test_what_is_to_be_kept_is_not_tried_and_the_plan_without_it_is_found(work):
     assert tuning.winner.values == {"fused_optimizer": True}
     every = {record.name for stage in tuning.stages for record in stage.comparison.records}
     assert not any("channels_last" in name for name in every)
-    assert "Left as they are, as asked: channels_last." in repr(tuning)
+    assert "Left as they are: channels_last." in repr(tuning)
     assert "channels_last" in search(budget_s=3).winner.values  # what was learned is not all
 
 
@@ -252,3 +252,17 @@ def test_that_nothing_helps_beside_what_is_kept_is_not_remembered(work):
     tuning = tune(work(lambda on: LATE * (1 + on.fused))[2], budget_s=3, keep=["channels_last"])
     assert not tuning.helped
     assert not database.learned()
+
+
+def test_beside_an_autocast_of_the_steps_own_none_is_tried(work):
+    inner = work(lambda on: LATE / (1 + on.fused))[2]
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            inner()
+
+    tuning = tune(step, budget_s=3)
+    assert tuning.winner.values == {"fused_optimizer": True}
+    every = {record.name for stage in tuning.stages for record in stage.comparison.records}
+    assert not any("bf16" in name for name in every)
+    assert "autocast of its own" in repr(tuning)

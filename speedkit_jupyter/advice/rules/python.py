@@ -156,7 +156,7 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
             if taken < LEAST_SLOW or python < PYTHON * taken:
                 continue
             yield Opportunity(
-                f"write {seen.profile.place(spots[0])} without Python's loop, or leave it out",
+                f"write {seen.profile.place(spots[0])} with less Python, or run it less often",
                 f"{'Python' if part == 'rest' else 'loading'}: {share(taken)} of the step at "
                 f"`{source(*spots[0])}`",
                 amdahl(taken, 1.3),  # nobody knows what it is worth when it is written otherwise

@@ -150,7 +150,7 @@ def _holders(names: Names, shell: Any) -> Iterator[Holder]:
     owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     kept = [*itertools.product(owners, OF_AN_ERROR), (shell, "last_execution_result")]
     yield freed.last_error(kept)
-    outputs = names.get("Out", {})
+    outputs = names.get("_oh", {})  # `Out` may be a name of the user's
     for number in list(outputs):
         yield _output(names, shell, f"Out[{number}], _{number}", outputs, number)
     yield from (_output(names, shell, name, names, name) for name in LAST)
@@ -165,7 +165,7 @@ def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder
         hook = getattr(shell, "displayhook", None)
         spaces = (names, getattr(shell, "user_ns_hidden", {}), getattr(hook, "__dict__", {}))
         for value in roots():
-            names.get("Out", {}).pop(key, None)
+            names.get("_oh", {}).pop(key, None)
             for space, name in itertools.product(spaces, (*LAST, f"_{key}")):
                 if space.get(name) is value:
                     space[name] = ""

@@ -104,7 +104,10 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         every = each_once([one for held in optimizers.values() for one in held.values()])
         loaded = bundles.load_newest(list(models.values()), every) if config.is_auto else ""
         loaded = loaded or _left_likely(session, list(models.values()))
-        config = namespace.or_learned(config, list(models.values()), every)
+        learned = namespace.or_learned(config, list(models.values()), every)
+        if learned is config:
+            loaded = loaded or _proven_for_more(names, config, models)
+        config = learned
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
         show_applied(names, session, name, context, optimizers[name], loaded)
@@ -125,11 +128,22 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
 
 
 def _left_likely(session: Session, models: list[Any]) -> str:
-    """Return a line about the plan that the last search of these models has left as likely."""
+    """Return a line about what the last search of these models, or of more, left as likely."""
     last = session.search
-    if last is None or last.helped or not last.likely or not last.is_of(models):
+    if last is None or last.helped or not last.likely or not last.is_of(models, or_more=True):
         return ""
-    return f"The last search found {last.likely} likely, not proven: `--likely` takes it."
+    takes = "--likely" if last.is_of(models) else f"--likely {','.join(last.named)}"
+    return f"The last search found {last.likely} likely, not proven: `{takes}` takes it."
+
+
+def _proven_for_more(names: Names, config: SpeedConfig, models: dict[str, Any]) -> str:
+    """Return a line about a plan that was learned for all models of the notebook together."""
+    every = namespace.whole_models(names, inside=False)
+    words = ",".join(every)
+    held = [*namespace.optimizers(names, inside=True).values()]
+    if len(every) <= len(models) or namespace.or_learned(config, [*every.values()], held) is config:
+        return ""
+    return f"A plan was learned for `{words}` together: `%speedkit apply {words}` takes it."
 
 
 def show_applied(

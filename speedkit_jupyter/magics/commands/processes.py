@@ -11,6 +11,7 @@ from typing import Any
 from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
+from IPython.paths import get_ipython_dir
 
 from speedkit_jupyter.magics.options import Names, Option, action, command, whole_number
 from speedkit_jupyter.magics.progress import Updated
@@ -23,6 +24,7 @@ from speedkit_jupyter.support.units import count
 STOPPED = (
     "stopped; the notebook's objects are as before, those of the workers as the cell left them"
 )
+NO_PROFILE = "there is no profile {0!r}: `ipython profile create --parallel {0}` makes one"
 WITHOUT = "`%%speedkit launch` runs a cell: write %%speedkit launch, and the code below"
 
 
@@ -41,6 +43,9 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
         stopped = workers.stop()
         display(Document(f"Stopped {count(stopped, 'worker')}" if stopped else "No workers run"))
         return
+    profile = arguments.profile
+    if profile and not os.path.isdir(os.path.join(get_ipython_dir(), f"profile_{profile}")):
+        raise UsageError(NO_PROFILE.format(profile))  # ipyparallel would make one
     running = workers.current()
     if arguments.action == "status":
         display(workers_report(running))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -239,11 +239,11 @@ class Observer(Watcher):
     # What the caller tells.
 
     @unwatched
-    def step_ended(self, results: Sequence[Any]) -> None:
+    def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
         """Look at what a call of the step returned and left in its names."""
         self.before_zero_grad()
         kind = "result" if self._is_free else "output"
-        self._look(kind, leaves([*results], "result"), "result")
+        self._look(kind, leaves(results, "result"), "result")
         if not self._is_free:
             rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
             self._drifts = self._moves("moved", rest) or self._drifts

@@ -173,7 +173,7 @@ class Runner:
         ):
             while len(observer.run.ends) < calls and not observer.is_done:
                 result = self.once()
-                observer.step_ended(step.values(check) or [result, *step.results()])
+                observer.step_ended(step.values(check) or {"": result} | step.results())
                 if step.repeats is not None and step.repeats.alone:
                     break
         return observer.run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from speedkit_jupyter.measure.undo.snapshot import Snapshot
 from speedkit_jupyter.measure.undo.walk import Walk
 from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.interrupts import in_a_window
 from speedkit_jupyter.support.lookup import is_a
@@ -38,7 +38,7 @@ class StateWarning(UserWarning):
 
 
 def _warn(line: str) -> None:
-    warnings.warn(line, StateWarning, stacklevel=2)
+    messages.warn(line, StateWarning)
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
@@ -149,10 +149,10 @@ class Step:
                 raise StepError(f"--check {name}: the step leaves no such name")
         return [space[name] for name in names]
 
-    def results(self) -> list[Any]:
+    def results(self) -> dict[str, Any]:
         """Return what the step left in the names that it assigns."""
         space = self.names or {}
-        return [space[name] for name in self.assigned if name in space and name != "ctx"]
+        return {name: space[name] for name in self.assigned if name in space and name != "ctx"}
 
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         """Return the optimizers that hold a parameter of the model."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
-from speedkit_jupyter.support.tracebacks import is_user_code_boundary
+from speedkit_jupyter.support.source_lines import is_user_code_boundary
 
 # The messages by which a kernel tells the front end about widgets, and what shows one.
 OF_WIDGETS = frozenset(["comm_open", "comm_msg", "comm_close"])

@@ -52,6 +52,8 @@ class CompiledCode:
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
         """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
+        if torch_private.is_transforming():  # Dynamo would leave its code uncompiled for good
+            return call.below(*args, **kwargs)
         if self._beside is not None:
             self._look_beside(self._beside, call.module)
         if self.failed or (self._beside is not None and self._beside.is_waiting):

@@ -15,6 +15,8 @@ from speedkit_jupyter.measure.undo.handlers.names import Names, global_names
 from speedkit_jupyter.measure.undo.ownership import is_installed
 from speedkit_jupyter.support.torch_private import loader_iterator
 
+# Iterators that keep what they have drawn for themselves.
+COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 # What an iterator of a DataLoader holds of the user's.
 OF_A_LOADER = ("_dataset", "_index_sampler", "_collate_fn")
 
@@ -80,9 +82,8 @@ class Iterators(StateHandler):
         if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in OF_A_LOADER)
         elif not isinstance(instance, GeneratorType):
-            # Only the collector knows what it holds. This one draws from other iterators, and what
-            # `cycle` has collected is its own.
-            behind = [] if isinstance(instance, itertools.cycle) else gc.get_referents(instance)
+            # Only the collector knows what it holds. This one draws from other iterators.
+            behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not is_installed(
             str(frame.f_globals.get("__name__"))
