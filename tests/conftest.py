@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -249,6 +250,17 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
     """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms."""
     return clock_installed(request, monkeypatch, tick_s=5e-3)
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """For each test, whichever others its process has run before."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
