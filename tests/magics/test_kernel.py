@@ -80,6 +80,12 @@ def test_the_compiler_is_imported_while_the_kernel_waits_once_a_plan_compiles(re
         found = ready(loaded)["text"]
 
 
+FORGOTTEN = """
+import shutil
+from speedkit_jupyter.support import database
+shutil.rmtree(database.folder(), ignore_errors=True)"""
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("after_s", [pytest.param(0.3, marks=pytest.mark.thorough), 2.5])
 def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):
@@ -87,6 +93,7 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
         "import torch._dynamo; torch._dynamo.reset(); from torch._inductor.utils import fresh_cache"
     )
     ready("cache = fresh_cache(); cache.__enter__()")
+    ready(FORGOTTEN)
     ready("%speedkit apply model --compile true")
     ready.start("print('compiling', flush=True); out = model(x); print('compiled')")
     ready.wait_for("compiling")
