@@ -275,6 +275,17 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A group of torch.distributed that has this process alone."""
+    from torch import distributed
+
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
 def two_threads(one_thread: None) -> None:
     """For what is about the number of threads."""
     import torch

@@ -182,7 +182,8 @@ def _sizes(text: str) -> tuple[int, int]:
 def batch(names: Names, session: Session, arguments: Namespace) -> None:
     loader, data = namespace.find_loader(names, arguments.loader), None
     if arguments.data:
-        known = [n for n, value in names.items() if n[:1] != "_" and length_of(value) is not None]
+        mine = {name: value for name, value in names.items() if name[:1] != "_" and name != "Out"}
+        known = [name for name, value in mine.items() if length_of(value) is not None]
         data = tuple(value_of(names, word, known, "variable") for word in arguments.data)
     text, title = "%speedkit batch", ""
     if arguments.step is None:

@@ -86,14 +86,6 @@ def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout(block):
         assert word(found) in RIGHT, found.accuracy
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
-
-
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("norm", "views"), [(nn.BatchNorm1d, False), (nn.LayerNorm, True)])
 def test_a_net_in_distributed_data_parallel_is_judged_as_the_bare_one(norm, views):
