@@ -24,11 +24,11 @@ def beside():
     other.start(); net(data[0]).sum().backward(); other.join()
 """
 CELLS = [
-    "%%speedbench --profile --budget 1\nfor b in tqdm(data):\n    net(b).sum().backward()",
-    "%%speedbench --profile --budget 1\nfor b in batches():\n    net(b).sum().backward()",
-    "%%speedbench --profile --budget 1\nfor b, in tqdm(workers):\n    net(b).sum().backward()",
-    "%%speedbench --profile --budget 1\nbeside()",
-    "%speedkit advise --budget 1",
+    "%%speedbench --profile --budget 0.3\nfor b in tqdm(data):\n    net(b).sum().backward()",
+    "%%speedbench --profile --budget 0.3\nfor b in batches():\n    net(b).sum().backward()",
+    "%%speedbench --profile --budget 0.3\nfor b, in tqdm(workers):\n    net(b).sum().backward()",
+    "%%speedbench --profile --budget 0.3\nbeside()",
+    "%speedkit advise --budget 0.3",
 ]
 
 
