@@ -10,7 +10,7 @@ import pytest
 import torch
 from _nets import net
 from planted import examined, word
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
