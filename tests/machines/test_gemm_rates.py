@@ -64,7 +64,7 @@ def test_what_holds_an_engine_back_has_rates_of_its_own(variable, monkeypatch, h
     rates = GemmRates(blas=1.0, onednn=2.0, least=5)
     monkeypatch.setattr(gemm_rates, "_measure", lambda *given: rates)
     assert Hardware.detect().with_gemm().cpu.gemm == Hardware.detect().cpu.gemm == rates
-    monkeypatch.setenv(variable, "AVX2")
+    monkeypatch.setenv(variable, "other than now")
     assert Hardware.detect().cpu.gemm is None
 
 

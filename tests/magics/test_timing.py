@@ -13,6 +13,12 @@ pytestmark = pytest.mark.real_time
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No other process holds anything up, unless a test says so."""
+    monkeypatch.setattr(Interruptions, "seconds", lambda self, wall_s: 0.0)
+
+
 def timed(shell, line: str, cell: str) -> Timing:
     """The object that `-o` gives, nothing displayed."""
     shell.run(f"%%speedbench -q -v timing {line}\n{cell}")
@@ -20,9 +26,9 @@ def timed(shell, line: str, cell: str) -> Timing:
 
 
 @pytest.mark.smoke
-@pytest.mark.slow
-def test_a_cell_without_any_model_is_timed_as_by_timeit(shell):
-    shown = shell.run("%%speedbench\nimport time; time.sleep(0.21)")  # one loop is enough
+def test_a_cell_without_any_model_is_timed_as_by_timeit(shell, made_time):
+    shell.names["sleep"] = made_time.sleep
+    shown = shell.run("%%speedbench\nsleep(0.21)")  # one loop is enough
     assert f"per loop, {INTERVAL}" in shown
     assert "mean ± std. dev." in shown
     assert f"{RUNS} runs, " in shown
