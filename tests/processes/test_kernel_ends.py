@@ -27,7 +27,7 @@ print((running.pids, every, running._folder))
 def test_a_kernel_that_ends_leaves_no_process_and_no_file(ends):
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name="python3")
+    manager, client = start_new_kernel(startup_timeout=300, kernel_name="python3")
     printed = []
 
     def hook(message):

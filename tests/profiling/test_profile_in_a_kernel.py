@@ -35,7 +35,7 @@ CELLS = [
 def test_generators_workers_and_threads_leave_the_kernel_alive():
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name="python3")
+    manager, client = start_new_kernel(startup_timeout=300, kernel_name="python3")
     try:
         for cell in [SETUP, *CELLS]:
             reply = client.execute_interactive(cell, timeout=120, output_hook=lambda _: None)
