@@ -11,6 +11,7 @@ import functools
 import gc
 import itertools
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -252,6 +253,17 @@ def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """For each test, whichever others its process has run before."""
+    import numpy as np
+    import torch
+
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """For tiny steps: two threads that wait for one another would take longer than the steps."""
     import torch
@@ -260,6 +272,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(found)
+
+
+@pytest.fixture
+def one_process(tmp_path: Path) -> Iterator[None]:
+    """A group of torch.distributed that has this process alone."""
+    from torch import distributed
+
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
 
 
 @pytest.fixture

@@ -72,6 +72,8 @@ def repeated(work: Callable[[], object], between_s: float = 0.0) -> Iterator[lis
     thread = threading.Thread(target=run)
     thread.start()
     try:
+        while not times[0] and thread.is_alive():  # on a busy machine it begins late
+            time.sleep(0.001)
         yield times
     finally:
         stop.set()

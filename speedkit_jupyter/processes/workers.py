@@ -27,12 +27,14 @@ from speedkit_jupyter.support.units import count
 LOOPBACK = "127.0.0.1"
 # Between two looks at what the ranks print; front ends draw no more often.
 POLL_S = 0.2
-# Until workers that a queue of jobs has to place are missed.
-START_S = 600.0
-# From Ctrl-C, or another rank's error, to the end of a rank that does not stop by itself.
-STOP_S = 5.0
-# From a rank's result to the last of what it has printed.
-OUTPUT_S = 1.0
+# Until workers that a queue of jobs has to place are missed, and an answer of the controller.
+START_S, ANSWER_S = 600.0, 60.0
+# From Ctrl-C, or another rank's error, to the end of a rank that does not stop by itself: on a busy
+# machine one that does needs some seconds.
+STOP_S = 10.0
+# From a rank's result to the last of what it has printed: some milliseconds, unless the machine is
+# busy.
+OUTPUT_S = 10.0
 # In which a rank that was killed is seen as dead, after others lost their connection to it: on this
 # host, and elsewhere, where ipyparallel's controller tells of it.
 DEATH_S, DEATH_THERE_S = 0.4, 1.5
@@ -127,7 +129,7 @@ class Workers:
             more |= {"send_engines_connection_env": False, "shutdown_atexit": False}
         self._cluster = Cluster(n=self.size, delay=0.0, log=log, **more)
         self._cluster.start_cluster_sync()
-        self._client = self._cluster.connect_client_sync()
+        self._client = self._cluster.connect_client_sync(timeout=ANSWER_S)
         self._client.wait_for_engines(self.size, interactive=False, timeout=START_S)
 
     def _begin(self) -> None:
@@ -199,7 +201,7 @@ class Workers:
         except BaseException as error:
             self._recover(sent)
             if not isinstance(error, GeneratorExit):
-                yield _printed(sent, OUTPUT_S), []
+                yield _printed(sent, OUTPUT_S if self._client else 0.0), []
             raise
         yield _printed(sent, OUTPUT_S), [one.get() for one in sent.values()]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +21,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+# For each answer: the machine may be busy.
+LONG_MS = 120_000
 HINT = "no Chromium: `apt-get install chromium` (Debian), or have chromium or google-chrome on PATH"
 ARGUMENTS = [
     "--no-sandbox",
@@ -55,9 +57,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     news = state / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     news.parent.mkdir(parents=True)
     news.write_text('{"fetchNews": "false", "checkForUpdates": false}')  # no pop-up
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
     token = secrets.token_hex(16)
     folders = {
         "IPYTHONDIR": "ipython",
@@ -74,18 +73,20 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     command = f"""{sys.executable} -m jupyterlab --no-browser --allow-root
-        --ServerApp.root_dir={root} --ServerApp.ip=127.0.0.1 --ServerApp.port={port}
-        --ServerApp.port_retries=0 --IdentityProvider.token={token}
+        --ServerApp.root_dir={root} --ServerApp.ip=127.0.0.1 --ServerApp.port=0
+        --IdentityProvider.token={token}
         --LabApp.expose_app_in_browser=True""".split()
     with open(state / "lab.log", "w") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    address, end = f"http://127.0.0.1:{port}", time.monotonic() + 90
+    end = time.monotonic() + 120
     try:
         while True:
             try:
-                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=5)
+                (file,) = (state / "runtime").glob("jpserver-*.json")  # once it listens
+                address = json.loads(file.read_text())["url"].rstrip("/")
+                urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=60)
                 break
-            except OSError:
+            except (OSError, ValueError):
                 waiting = process.poll() is None and time.monotonic() < end
                 assert waiting, (state / "lab.log").read_text()
                 time.sleep(0.1)
@@ -121,7 +122,7 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
     def go(*cells: str, width: int = 1200, height: int = 900, run: bool = True) -> Any:
         page = chromium.new_page(viewport={"width": width, "height": height})
         pages.append(page)
-        page.set_default_timeout(45_000)
+        page.set_default_timeout(LONG_MS)
         # A name and a workspace of its own: otherwise an old kernel or old tabs come back.
         name = secrets.token_hex(4)
         notebook = nbformat.v4.new_notebook(

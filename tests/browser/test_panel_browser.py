@@ -53,7 +53,7 @@ x, y = torch.rand(16, 256), torch.randint(10, (16,))
 """
 PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
 PICTURE = Path(__file__).parents[2] / "notebooks/images/panel.png"
-LONG_MS = 90_000  # the machine may be busy
+LONG_MS = 120_000  # the machine may be busy
 SECOND_ROUND = re.compile(r"round ([2-9]|\d\d)")
 
 
@@ -63,9 +63,10 @@ class Page:
     def __init__(self, page: Any) -> None:
         from playwright.sync_api import expect
 
+        expect.set_options(timeout=LONG_MS)
         self.page, self.expect, self.asked = page, expect, 0
         self.panel = page.locator(".speedkit-panel")
-        expect(self.panel).to_be_visible(timeout=LONG_MS)
+        expect(self.panel).to_be_visible()
 
     def button(self, name: str) -> Any:
         """A button of the panel, by its accessible name (which begins with the icon)."""
@@ -78,9 +79,9 @@ class Page:
         )
         return row.get_by_role("button", name=word, exact=True)
 
-    def shows(self, text: str | re.Pattern[str], timeout: int = 45_000) -> None:
+    def shows(self, text: str | re.Pattern[str]) -> None:
         """Wait until the panel has it."""
-        self.expect(self.panel).to_contain_text(text, timeout=timeout)
+        self.expect(self.panel).to_contain_text(text)
 
     def ask(self, source: str, answer: str) -> None:
         """Run a new last cell; it must print `answer`."""
@@ -99,7 +100,7 @@ class Page:
             [f"print({mark!r}, {source})"],
         )
         found = self.page.locator(".jp-OutputArea-output", has_text=mark).last
-        self.expect(found).to_contain_text(f"{mark} {answer}", timeout=LONG_MS)
+        self.expect(found).to_contain_text(f"{mark} {answer}")
 
 
 @pytest.fixture
@@ -131,7 +132,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
         "bf16 highest True 1",
     )
     page.button("Measure").click()
-    page.expect(page.panel.locator("img")).to_be_visible(timeout=LONG_MS)  # of the result alone
+    page.expect(page.panel.locator("img")).to_be_visible()  # of the result alone
     page.shows(INTERVAL)
     page.button("Restore").click()
     page.shows("Nothing is applied")
@@ -149,7 +150,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     assert INTERVAL in saved
     assert "data:image/png" in saved
     page.page.reload()
-    page.shows(INTERVAL, LONG_MS)
+    page.shows(INTERVAL)
     page.shows("Nothing is applied")
     page.expect(page.panel.locator(".mod-active", has_text="bf16")).to_be_visible()
 
@@ -157,11 +158,11 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
 def test_stop_ends_a_long_measurement_and_cells_run_meanwhile(opened):
     page = opened(long=True)
     page.button("Measure").click()
-    page.shows(SECOND_ROUND, LONG_MS)
+    page.shows(SECOND_ROUND)
     page.ask("panel.result", "None")
     page.expect(page.button("Apply")).to_be_disabled()
     page.button("Stop").click()
-    page.expect(page.button("Measure")).to_be_enabled(timeout=LONG_MS)
+    page.expect(page.button("Measure")).to_be_enabled()
     page.ask("panel.result is not None, state() == before", "True True")
 
 
@@ -194,7 +195,7 @@ def test_without_its_kernel_the_panel_says_so_and_its_last_state_stays(opened):
     page.page.evaluate("() => { jupyterapp.commands.execute('docmanager:save') }")
     page.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     page.page.reload()
-    page.expect(twin).to_be_visible(timeout=LONG_MS)
+    page.expect(twin).to_be_visible()
     page.expect(twin).to_contain_text("● fp16")
     page.expect(page.page.get_by_text("Error displaying widget")).to_be_hidden()
 
@@ -208,6 +209,6 @@ def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
     page.button("Apply").click()
     page.shows("Applied to model: fused_optimizer")
     page.button("Measure").click()
-    page.expect(page.panel.locator("img")).to_be_visible(timeout=LONG_MS)
-    page.expect(page.button("Measure")).to_be_enabled(timeout=LONG_MS)
+    page.expect(page.panel.locator("img")).to_be_visible()
+    page.expect(page.button("Measure")).to_be_enabled()
     page.panel.screenshot(path=PICTURE)

@@ -120,10 +120,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from speedkit_jupyter.machines import compile_cache
-print("ready", flush=True)
 while True:
     for name in "abc":
         compile_cache.write(Path(sys.argv[1]) / name, name.encode() * 200_000)
+    print("all are there", flush=True)
 """
 
 

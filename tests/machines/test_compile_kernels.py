@@ -11,6 +11,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import compile_cache, compile_kernels, probes
+from speedkit_jupyter.support import torch_private
 
 pytestmark = [
     pytest.mark.slow,
@@ -40,6 +41,7 @@ def trained(model: nn.Module) -> list[torch.Tensor]:
 def libraries(tmp_path, monkeypatch):
     """Says how many libraries of kernels were built."""
     monkeypatch.setenv(compile_cache.FOLDER, str(tmp_path))
+    torch_private.forget_builds()  # of other tests, which would not be built again
     yield lambda: len([*Path(tmp_path).rglob("*.main.so")])
     torch._dynamo.reset()
 

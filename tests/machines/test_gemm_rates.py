@@ -64,7 +64,7 @@ def test_what_holds_an_engine_back_has_rates_of_its_own(variable, monkeypatch, h
     rates = GemmRates(blas=1.0, onednn=2.0, least=5)
     monkeypatch.setattr(gemm_rates, "_measure", lambda *given: rates)
     assert Hardware.detect().with_gemm().cpu.gemm == Hardware.detect().cpu.gemm == rates
-    monkeypatch.setenv(variable, "AVX2")
+    monkeypatch.setenv(variable, "other than now")
     assert Hardware.detect().cpu.gemm is None
 
 
@@ -75,16 +75,16 @@ def test_a_row_that_is_none_of_ours_is_measured_anew():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "patience_s", "why"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", "signal 8"),
-        ("raise RuntimeError('no such operator')", "no such operator"),
-        ("import time; time.sleep(60)", "within 2 s: the machine is busy"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", 60, "signal 8"),
+        ("raise RuntimeError('no such operator')", 60, "no such operator"),
+        ("import time; time.sleep(60)", 0.5, "within 0.5 s: the machine is busy"),
     ],
 )
-def test_what_ends_its_process_is_a_reason_and_no_more(script, why, monkeypatch):
+def test_what_ends_its_process_is_a_reason_and_no_more(script, patience_s, why, monkeypatch):
     monkeypatch.setattr(gemm_rates, "SCRIPT", script)
-    found = MEASURE(1, 2.0)
+    found = MEASURE(1, patience_s)
     assert why in found.failure
     assert found.gain == 0
 

@@ -97,7 +97,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from jupyter_client.manager import start_new_kernel
 
     env = {**os.environ, "SPEEDKIT_DATA": str(tmp_path_factory.mktemp("kernel"))}
-    manager, client = start_new_kernel(kernel_name="python3", env=env)
+    manager, client = start_new_kernel(startup_timeout=300, kernel_name="python3", env=env)
     try:
         yield Kernel(manager, client)
     finally:

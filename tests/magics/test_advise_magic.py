@@ -11,7 +11,7 @@ FROZEN = """
 body, head = nn.Linear(256, 1024), nn.Linear(1024, 4)
 net = nn.Sequential(body, head)
 trained = torch.optim.SGD(head.parameters(), lr=0.1)
-points, kinds = torch.randn(64, 256), torch.randint(4, (64,))
+points, kinds = torch.randn(256, 256), torch.randint(4, (256,))
 def step():
     loss = loss_fn(net(points), kinds)
     trained.zero_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
 import time
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.compile
 CONFIG = SpeedConfig(compile={"enabled": True, "beside": True}).alone()
 CXX = pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")
 MOST_S = 120.0
+ASLEEP = "import time; time.sleep(600)"
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +83,7 @@ def test_where_the_other_process_fails_its_last_line_is_the_reason(monkeypatch):
     one = beside.Beside({})
     one.begin()
     assert one._process is not None
-    one._process.wait(10)
+    one._process.wait(MOST_S)
     assert one.is_done()
     assert one.why_not == "no memory is left"
 
@@ -106,25 +109,32 @@ def test_what_a_graph_takes_is_made_alike_without_its_values():
         beside._look(object())
 
 
+def sleeps(process: psutil.Process) -> bool:
+    """Whether it is the one of these tests, and none that has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return ASLEEP in process.cmdline()
+    return False
+
+
 def test_the_process_ends_with_the_model(monkeypatch):
     one = beside.Beside({})
-    monkeypatch.setattr(beside, "PROGRAM", "import time; time.sleep(60)")
+    monkeypatch.setattr(beside, "PROGRAM", ASLEEP)
     one.begin()
     process = one._process
     assert isinstance(process, subprocess.Popen)
     assert not one.is_done()
     del one
-    assert process.wait(10) != 0
+    assert process.wait(MOST_S) == -signal.SIGKILL
 
 
 def test_the_process_ends_with_the_plan(monkeypatch):
-    monkeypatch.setattr(beside, "PROGRAM", "import time; time.sleep(60)")
+    monkeypatch.setattr(beside, "PROGRAM", ASLEEP)
     model, x = net(), torch.ones(4, 8)
     expected, before = model(x), vars(model).keys()
     _, context = apply_speedups(model, CONFIG)
     assert torch.equal(model(x), expected)
     assert torch.equal(model(x), expected)
-    (process,) = (one for one in psutil.Process().children() if "sleep(60)" in one.cmdline()[-1])
+    (process,) = filter(sleeps, psutil.Process().children())
     context.restore()
     assert not process.is_running()
     assert vars(model).keys() == before

@@ -12,17 +12,28 @@ from speedkit_jupyter.processes import workers
 
 
 def left() -> list[str]:
-    """The commands of ipyparallel's processes below this one; torch may have others."""
-    commands = []
+    """The commands of ipyparallel's processes below this one; torch may have others.
+
+    What was killed has a minute to be gone.
+    """
+    commands = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            commands.append(" ".join(process.cmdline()))
-    return [one for one in commands if "ipyparallel" in one]
+            commands[process] = " ".join(process.cmdline())
+    ours = [process for process, command in commands.items() if "ipyparallel" in command]
+    return [commands[process] for process in psutil.wait_procs(ours, timeout=60)[1]]
 
 
 @pytest.fixture(scope="session")
 def left_processes():
     return left
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A busy machine ends no rank that stops by itself."""
+    monkeypatch.setattr(workers, "STOP_S", 120.0)
+    monkeypatch.setattr(workers, "OUTPUT_S", 120.0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -109,7 +109,7 @@ def test_an_interrupt_ends_a_collective_and_the_workers_stay():
         import torch.distributed as dist
 
         if dist.get_rank() == 1:
-            time.sleep(60)
+            time.sleep(600)
         dist.barrier()
 
     timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
@@ -117,7 +117,7 @@ def test_an_interrupt_ends_a_collective_and_the_workers_stay():
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         launch(stuck)
-    assert time.monotonic() - began < 30  # not the sleep's sixty
+    assert time.monotonic() - began < 60  # not the sleep's six hundred
     assert workers.current().pids == pids
     assert launch(lambda: 7) == 7
 
@@ -186,12 +186,21 @@ def test_twenty_launches_leave_no_memory_file_or_thread():
     data = torch.zeros(1000)
 
     def held():
+        """Of each process, and files of theirs: other programs have some there, too."""
         pids = [os.getpid(), *workers.current().pids]
-        every = map(psutil.Process, pids)
-        return [(one.num_fds(), one.num_threads()) for one in every], os.listdir("/dev/shm")
+        files = [name for name in os.listdir("/dev/shm") for pid in pids if f"_{pid}_" in name]
+        every = [psutil.Process(pid) for pid in pids]
+        return [
+            *(one.num_fds() for one in every),
+            *(one.num_threads() for one in every),
+            len(files),
+        ]
 
     launch(lambda x: x + 1, data)
     before = held()
     for _ in range(20):
         assert launch(lambda x: x + 1, data).sum() == 1000
-    assert held() == before
+    end = time.monotonic() + 60  # what has ended is gone a moment later
+    while any(now > then for now, then in zip(held(), before, strict=True)):
+        assert time.monotonic() < end, (held(), before)
+        time.sleep(0.1)

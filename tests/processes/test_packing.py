@@ -52,7 +52,7 @@ def test_an_optimizer_arrives_with_the_parameters_of_its_model():
 def test_nothing_stays_open_once_a_parcel_is_closed():
     before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc") else 0
     sent(torch.ones(100))
-    assert (len(os.listdir("/proc/self/fd")) if before else 0) == before
+    assert (len(os.listdir("/proc/self/fd")) if before else 0) <= before  # others' may be closed
 
 
 def test_results_are_written_into_the_objects_that_exist():

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -376,23 +377,25 @@ def test_steps_are_counted_once_whatever_class_the_optimizer_is_of_and_whoever_w
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("call_s", [0.01, 30.0])
-def test_ctrl_c_ends_a_profile_at_once_and_puts_everything_back(call_s):
+@pytest.mark.parametrize("at", [1, 12])
+def test_ctrl_c_ends_a_profile_at_once_and_puts_everything_back(at):
     net = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    before = net.weight.detach().clone()
-    press = threading.Timer(0.4, os.kill, [os.getpid(), signal.SIGINT])
+    before, calls = net.weight.detach().clone(), SimpleQueue()
+    press = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
 
     def step() -> None:
         net(torch.ones(3, 4)).sum().backward()
         optimizer.step()
-        time.sleep(call_s)
+        calls.put(1)
+        if calls.qsize() == at:
+            press.start()
+            time.sleep(600)
 
     begun_s = time.monotonic()
-    press.start()
     with pytest.raises(KeyboardInterrupt):
-        profile(step, budget_s=60)
-    assert time.monotonic() - begun_s < 10
+        profile(step, budget_s=600)
+    assert time.monotonic() - begun_s < 300
     assert torch.equal(net.weight, before)
     assert net.weight.grad is None
     assert not optimizer.state

@@ -24,18 +24,18 @@ def beside():
     other.start(); net(data[0]).sum().backward(); other.join()
 """
 CELLS = [
-    "%%speedbench --profile --budget 1\nfor b in tqdm(data):\n    net(b).sum().backward()",
-    "%%speedbench --profile --budget 1\nfor b in batches():\n    net(b).sum().backward()",
-    "%%speedbench --profile --budget 1\nfor b, in tqdm(workers):\n    net(b).sum().backward()",
-    "%%speedbench --profile --budget 1\nbeside()",
-    "%speedkit advise --budget 1",
+    "%%speedbench --profile --budget 0.3\nfor b in tqdm(data):\n    net(b).sum().backward()",
+    "%%speedbench --profile --budget 0.3\nfor b in batches():\n    net(b).sum().backward()",
+    "%%speedbench --profile --budget 0.3\nfor b, in tqdm(workers):\n    net(b).sum().backward()",
+    "%%speedbench --profile --budget 0.3\nbeside()",
+    "%speedkit advise --budget 0.3",
 ]
 
 
 def test_generators_workers_and_threads_leave_the_kernel_alive():
     from jupyter_client.manager import start_new_kernel
 
-    manager, client = start_new_kernel(kernel_name="python3")
+    manager, client = start_new_kernel(startup_timeout=300, kernel_name="python3")
     try:
         for cell in [SETUP, *CELLS]:
             reply = client.execute_interactive(cell, timeout=120, output_hook=lambda _: None)

@@ -45,7 +45,7 @@ def test_reading_before_anything_was_saved_makes_no_file():
 def test_two_processes_may_write_at_once():
     writers = [writer(name, 20) for name in ("a", "b")]
     for one in writers:
-        one.communicate(timeout=60)
+        one.communicate(timeout=300)
         assert one.returncode == 0
     for name in ("a", "b"):
         assert [one.value["number"] for one in database.saved(name)] == list(range(20))
@@ -60,7 +60,7 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
         done = int(one.stdout.readline())
         time.sleep(delay_s)
         one.send_signal(signal.SIGKILL)
-        rest = one.communicate(timeout=60)[0].splitlines()
+        rest = one.communicate(timeout=300)[0].splitlines()
         done = int(rest[-1]) if rest and rest[-1].isdigit() else done
         assert [kept.value["number"] for kept in database.saved("kept")] == [1]
         numbers = [kept.value["number"] for kept in database.saved("killed")]

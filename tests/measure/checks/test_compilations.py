@@ -10,7 +10,10 @@ from torch import nn
 
 from speedkit_jupyter import StateWarning, benchmark
 from speedkit_jupyter.measure.checks.compilations import Compilations
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.confinement import patched
+from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import named, variant
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
 
@@ -75,8 +78,11 @@ def test_a_round_in_which_something_is_compiled_is_left_out():
 def test_ten_compiled_variants_of_a_model_that_breaks_its_graph_run_their_own_graphs():
     torch.manual_seed(0)
     network, x = Breaking(4, 4), torch.rand(8, 4)
-    names = ["baseline"] + ["compile"] * 10
-    comparison = benchmark(lambda: network(x).sum().backward(), names, budget_s=1.0)
+    plan = {"compile": {"enabled": True, "backend": "aot_eager"}}
+    variants = [variant("baseline"), *(named(f"compile {number}", plan) for number in range(10))]
+    bench = Benchmark(step_of(lambda: network(x).sum().backward()), variants, 1.0)
+    list(bench.run())
+    comparison = bench.result()
     for record in comparison.records[1:]:
         assert record.failure is None
         assert record.compilations.graphs == 2, record

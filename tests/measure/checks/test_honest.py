@@ -10,7 +10,7 @@ import pytest
 import torch
 from _nets import net
 from planted import examined, word
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
@@ -84,14 +84,6 @@ def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout(block):
 
     for found in examined(step, ["channels_last", "bf16+channels_last"], model, optimizer).records:
         assert word(found) in RIGHT, found.accuracy
-
-
-@pytest.fixture
-def one_process(tmp_path):
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_process")

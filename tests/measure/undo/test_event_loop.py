@@ -220,7 +220,7 @@ def test_stop_ends_with_the_results_so_far_and_soon():
     assert run.state == "stopped"
     assert run.result.baseline.times_s
     assert notebook.state() == before
-    assert seconds < 10  # a bound against hanging; the benchmark program has the figure
+    assert seconds < 60  # a bound against hanging; the benchmark program has the figure
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])

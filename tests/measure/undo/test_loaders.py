@@ -217,7 +217,7 @@ class Ahead:
 
     def draw(self) -> torch.Tensor:
         self.asked.put(self.sent)
-        number, row = self.answers.get(timeout=20)
+        number, row = self.answers.get(timeout=120)
         assert number == self.sent
         self.sent += 1
         return torch.tensor(row)

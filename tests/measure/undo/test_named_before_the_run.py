@@ -18,6 +18,7 @@ from torch import nn
 
 from speedkit_jupyter import StateWarning, benchmark
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.undo import guard
 from speedkit_jupyter.support.exceptions import StepError
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -69,7 +70,7 @@ def test_what_stays_inside_the_process_is_not_named() -> None:
         assert said(step) == ""
 
 
-def test_what_another_thread_trains_is_refused() -> None:
+def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ends = nn.Linear(2, 2), threading.Event()
 
     def train() -> None:
@@ -78,6 +79,13 @@ def test_what_another_thread_trains_is_refused() -> None:
                 model.weight.add_(1)
             time.sleep(0.001)
 
+    def look(_: float) -> None:
+        """As long as the other thread needs on a busy machine for so many steps."""
+        end = model.weight._version + 50
+        while model.weight._version < end:
+            time.sleep(0.001)
+
+    monkeypatch.setattr(guard, "sleep", look)
     thread = threading.Thread(target=train)
     thread.start()
     try:
