@@ -277,7 +277,8 @@ class Sampler:
             heap.hide()
             for untimed in range(self._lead_in, -1, -1):
                 scale, graphs = runner.scale(), compilations.graphs()
-                self._interruptions.begin()
+                if self._is_long or not untimed:  # a short one that leads in never counts
+                    self._interruptions.begin()
                 seconds = runner.timed() if untimed else self._timed(runner)
                 if untimed and self._is_long and runner.has_settled:
                     break  # so this step counts
