@@ -10,6 +10,7 @@ import numpy as np
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.statistics import LEAST_PAIRS
 from speedkit_jupyter.measure.rounds import budget
 from speedkit_jupyter.measure.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
 from speedkit_jupyter.support import units
@@ -143,7 +144,7 @@ class Proof(Grid):
             }
             gone += [row for row in racing[1:] if row.name in proven]
             ratio = comparison.ratio(whole)
-            gone += [whole] if ratio and ratio.median <= 1 else []
+            gone += [whole] if ratio and ratio.median <= 1 and ratio.pairs >= LEAST_PAIRS else []
         return gone
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
