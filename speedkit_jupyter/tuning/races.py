@@ -22,8 +22,9 @@ from speedkit_jupyter.tuning.candidates import Candidate
 # that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 TIE, MOST_RACE_ROUNDS = 0.045, 15
-# Where steps are long, one that is this many times slower in each of so many rounds leaves.
-HOPELESS, LONG_ROUNDS = 1.5, 2
+# Where steps are long, one that is this many times slower in each of so many rounds leaves; or in
+# the first one, by more. That one is of a warm-up, in which compiled code alone was called before.
+HOPELESS, LONG_ROUNDS, HOPELESS_AT_ONCE = 1.5, 2, 2.0
 # Nothing leaves before a step of each block, all together, took this long, and no standard error is
 # taken to be smaller: else a moment's disturbance decides, or three rounds that agree by chance.
 LEAST_RACE_S, LEAST_SCATTER = 0.08, 0.005
@@ -198,9 +199,14 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
 
 
 def hopeless(records: Sequence[Record]) -> list[Record]:
-    """Return those that were far behind the fastest in each of several rounds."""
-    first_s = min((record.times_s for record in records), key=sum)
-    return [one for one in records if aim.is_behind(first_s, one.times_s, HOPELESS, LONG_ROUNDS)]
+    """Return those that were far behind the fastest in each of several rounds, or more in one."""
+    first = min(records, key=lambda record: sum(record.times_s))
+    limits = [(HOPELESS, LONG_ROUNDS)] + [(HOPELESS_AT_ONCE, 1)] * (not first.is_compiled)
+    return [
+        record
+        for record in records
+        if any(aim.is_behind(first.times_s, record.times_s, *limit) for limit in limits)
+    ]
 
 
 def is_order_clear(records: Sequence[Record]) -> bool:
