@@ -96,6 +96,11 @@ class Snapshot:
         if stopped is not None:
             raise stopped
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything but random numbers and settings had ever to be put back."""
+        return bool(self._changing)
+
     def restore_randomness(self) -> None:
         """Put back only what random numbers are drawn from."""
         self.failed.update(self._random.restore())

@@ -13,6 +13,8 @@ from planted import examined
 from torch import nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
 
+from speedkit_jupyter.measure.rounds.runner import Runner
+
 pytestmark = pytest.mark.usefixtures("made_time")
 
 FEATURES = 3
@@ -152,3 +154,24 @@ def test_no_warning_of_gradients_of_no_leaf(make):
         warnings.filterwarnings("error", message=".*not a leaf.*")
         result = examined(step, ["threads:2", "channels_last"], model)
     assert not any("leaf" in (record.failure or "") for record in result.records)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_step_that_leaves_nothing_is_checked_by_one_call(monkeypatch, trains):
+    model, x, observed = torch.nn.Linear(FEATURES, 2), torch.randn(6, FEATURES), Runner.observed
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    calls = []
+
+    def noted(*given, **options):
+        run = observed(*given, **options)
+        calls.append(len(run.ends))
+        return run
+
+    def train():
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    monkeypatch.setattr(Runner, "observed", noted)
+    examined(train if trains else lambda: model(x), ["bf16"], model, optimizer if trains else None)
+    assert max(calls) == 1 + trains
