@@ -105,7 +105,7 @@ class Examination:
                 for surrounding in around:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
-                calls = len(judge.baseline.ends) or (CALLS if self._start.has_changed else 1)
+                calls = len(judge.baseline.ends) or (CALLS if self._first.leaves else 1)
                 found = runner.observed(judge.trace, self._named, calls, **options)
         finally:
             self._start.restore()

@@ -64,6 +64,7 @@ class WarmUp:
         if step.afresh:
             runner.restarted(start)
         start.restore()  # every variant warms up from the user's values
+        runner.leaves = start.has_changed
 
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
