@@ -20,7 +20,7 @@ from speedkit_jupyter.optimizations.properties import calls
 
 Surrounding = Callable[[], AbstractContextManager[object]]
 # Calls of the step: the second one meets what the first has left, in a cache or an optimizer. One
-# is enough of a step that leaves nothing.
+# is enough of a step that leaves nothing and draws nothing: the second would be the same.
 CALLS = 2
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16

@@ -63,8 +63,9 @@ class WarmUp:
             step.repeats = compared_calls(runner, start)
         if step.afresh:
             runner.restarted(start)
+        draws = start.draws()
         start.restore()  # every variant warms up from the user's values
-        runner.leaves = start.has_changed
+        runner.leaves = draws or start.has_changed
 
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
