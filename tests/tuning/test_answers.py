@@ -169,3 +169,10 @@ def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():
     assert "no compiler" not in brief
     assert "no compiler" in whole
     assert all(name in whole for name in names)
+
+
+def test_what_had_no_time_may_still_bring_something():
+    tuning = searched({"bf16": 1.0}, MANY)
+    assert tuning.known.why_unclear(0.1) == ""
+    tuning.known.left = [Candidate(PLANS["threads:1"])]
+    assert tuning.known.why_unclear(0.1) == "1 plan had no time"
