@@ -21,7 +21,6 @@ from speedkit_jupyter.measure.checks import rounding
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import error_of_a_look, planned_looks
 from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.sampler import BLOCK_S
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.units import seconds
 from speedkit_jupyter.support.units import size as bytes_
@@ -37,7 +36,9 @@ COPIES, CALLS = 8, 30
 SHORT = 128
 # So much of a call does not grow with its size.
 CALL_S = 2e-3
-# A block has no more calls than this, each on inputs of its own, which lie in memory at once.
+# A block lasts at least this long, so that the clock's resolution is no part of it. It has no more
+# calls than this, each on inputs of its own, which lie in memory at once.
+BLOCK_S = 0.002
 MOST_CALLS, MOST_BLOCK_BYTES = 32, 2**28
 MOST_ROUNDS = 200
 # What is taken off a block for the way of inputs and results leaves this share. It is the same for

@@ -180,7 +180,7 @@ def switches() -> dict[str, Switch]:
 def values(now: Values) -> dict[str, Any]:
     """Return the values of these switches for this machine's folder. What the user chose stays."""
     # One run of the compiler for all kernels of a graph takes less time than the headers do.
-    joined = {JOINED: True, HEADERS: False} if JOINED in now else {}
+    joined = {JOINED: True, HEADERS: False} if JOINED in now and probes.cxx() else {}
     folder = usable()
     if folder is None or not os.access(folder / COMPILED, os.W_OK):  # `prepare` has said why
         return joined

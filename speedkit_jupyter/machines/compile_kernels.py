@@ -13,7 +13,6 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from typing import Any
 
-from speedkit_jupyter.machines import probes
 from speedkit_jupyter.machines.flags import Switch
 from speedkit_jupyter.support import torch_private
 
@@ -115,7 +114,7 @@ def _joining(usual: Any) -> Any:
 def switches() -> dict[str, Switch]:
     """Return the switch that joins kernels, where that was tried and torch's compiler is loaded."""
     module = torch_private.kernel_builder()
-    if module is None or sys.platform != "linux" or not probes.cxx():
+    if module is None or sys.platform != "linux":
         return {}
     usual = next(one for one in module.AsyncCompile.__mro__ if one.__module__ == module.__name__)
 

@@ -41,7 +41,8 @@ class Change(NamedTuple):
 
 def snapshot() -> Values:
     """Return the value in force of every switch, by name; writes nothing, not for a moment."""
-    return MappingProxyType(_read([*switches(), *fp32_precision.NAMES]))
+    table = switches()
+    return MappingProxyType(_read((*table, *fp32_precision.NAMES), table))
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
@@ -56,7 +57,7 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 def restore(values: Values) -> None:
     """Make these switches what `values` say. An interrupt waits until that is done."""
     with interrupts.uninterrupted():
-        for name, switch in switches().items():
+        for name, switch in (switches() if values else {}).items():
             if name in values and switch.read() != values[name]:
                 switch.write(values[name])
         if values.keys() & set(fp32_precision.NAMES):
@@ -86,14 +87,15 @@ class OverrideStack:
         layer, names = Layer(), tuple(names)
         try:
             with interrupts.uninterrupted():
-                before = _read(names)
+                table = switches()
+                before = _read(names, table)
                 try:
                     change()
                 except BaseException:
                     restore(before)
                     raise
                 self._adopt_changes_by_the_user(before)
-                layer.values.update(_read(names))
+                layer.values.update(_read(names, table))
                 self._originals = before | self._originals
                 self._layers.append(layer)
         except BaseException:
@@ -105,7 +107,7 @@ class OverrideStack:
     def pop(self, layer: Layer) -> tuple[str, ...]:
         """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
         with interrupts.uninterrupted():
-            current = _read(layer.values)
+            current = _read(layer.values, switches())
             on_top = [name for name in layer.values if self._top(name) is layer]
             kept = tuple(name for name in on_top if current[name] != layer.values[name])
             self._layers.remove(layer)
@@ -139,8 +141,8 @@ class OverrideStack:
 OVERRIDES = OverrideStack()
 
 
-def _read(names: Iterable[str]) -> dict[str, Any]:
-    names, table = tuple(names), switches()
+def _read(names: Iterable[str], table: Mapping[str, Switch]) -> dict[str, Any]:
+    names = tuple(names)
     fp32 = fp32_precision.read() if set(names) & set(fp32_precision.NAMES) else {}
     return {name: fp32[name] if name in fp32 else table[name].read() for name in names}
 

@@ -132,8 +132,8 @@ class Known:
         rows = {row.record.name: row for row in self.rows()}
         if not rows and (self.tried or self.left):
             return f"one step takes {step_s:.2g} s"
-        if len(self.left) > len(self.tried):
-            return f"{len(self.left)} plans were left out"
+        if self.left:
+            return f"{count(len(self.left), 'plan')} had no time"
         decided = sum(name in rows and not rows[name].is_undecided for name in self.tried)
         is_open = 2 * decided < len(self.tried)
         return "too few undisturbed rounds for most of the plans" if is_open else ""

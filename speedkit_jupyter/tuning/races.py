@@ -10,6 +10,7 @@ import numpy as np
 
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.measure.results.statistics import LEAST_PAIRS
 from speedkit_jupyter.measure.rounds import budget
 from speedkit_jupyter.measure.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
 from speedkit_jupyter.support import units
@@ -21,16 +22,18 @@ from speedkit_jupyter.tuning.candidates import Candidate
 # that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
 TIE, MOST_RACE_ROUNDS = 0.045, 15
-# Where steps are long, one that is this many times slower in each of so many rounds leaves.
-HOPELESS, LONG_ROUNDS = 1.5, 2
+# Where steps are long, one that is this many times slower in each of so many rounds leaves; or in
+# the first one, by more. That one is of a warm-up, in which compiled code alone was called before.
+HOPELESS, LONG_ROUNDS, HOPELESS_AT_ONCE = 1.5, 2, 2.0
 # Nothing leaves before a step of each block, all together, took this long, and no standard error is
 # taken to be smaller: else a moment's disturbance decides, or three rounds that agree by chance.
 LEAST_RACE_S, LEAST_SCATTER = 0.08, 0.005
 # A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
 # A proof ends when the plan's interval is as narrow as PRECISE, or as this share of its gain: so
-# much another process may differ anyway.
-PRECISE_GAIN = 0.1
+# much another process may differ anyway. After so many rounds the order of the others is taken as
+# it is: where their ratios scatter by 5 %, medians are off by less than 3 %.
+PRECISE_GAIN, ENOUGH_ROUNDS = 0.1, 18
 # A search needs about this many steps, and a proof so many rounds: of the baseline and a plan,
 # which takes ALONE of its step, or PROVEN with its parts.
 ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
@@ -143,7 +146,7 @@ class Proof(Grid):
             }
             gone += [row for row in racing[1:] if row.name in proven]
             ratio = comparison.ratio(whole)
-            gone += [whole] if ratio and ratio.median <= 1 else []
+            gone += [whole] if ratio and ratio.median <= 1 and ratio.pairs >= LEAST_PAIRS else []
         return gone
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
@@ -160,6 +163,7 @@ class Proof(Grid):
         left = [part for part in parts if self._whole.without(part.name).name in names]
         rivals = [row for row in racing[1:] if row is whole or row.name not in self._staying]
         are_clear = all(part.is_clear for part in left) and is_order_clear(rivals)
+        are_clear |= len(racing[0].times_s) >= ENOUGH_ROUNDS
         return ratio.is_precise(precise) and are_clear
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
@@ -197,9 +201,14 @@ def fallen_behind(records: Sequence[Record]) -> list[Record]:
 
 
 def hopeless(records: Sequence[Record]) -> list[Record]:
-    """Return those that were far behind the fastest in each of several rounds."""
-    first_s = min((record.times_s for record in records), key=sum)
-    return [one for one in records if aim.is_behind(first_s, one.times_s, HOPELESS, LONG_ROUNDS)]
+    """Return those that were far behind the fastest in each of several rounds, or more in one."""
+    first = min(records, key=lambda record: sum(record.times_s))
+    limits = [(HOPELESS, LONG_ROUNDS)] + [(HOPELESS_AT_ONCE, 1)] * (not first.is_compiled)
+    return [
+        record
+        for record in records
+        if any(aim.is_behind(first.times_s, record.times_s, *limit) for limit in limits)
+    ]
 
 
 def is_order_clear(records: Sequence[Record]) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import paired_ratio
+from speedkit_jupyter.measure.results.statistics import FAR_PAIRS, paired_ratio
 from speedkit_jupyter.measure.rounds.budget import Budget
 from speedkit_jupyter.measure.rounds.sampler import Policy, Sampler
 
@@ -162,4 +162,4 @@ def test_without_rounds_there_is_no_verdict_and_where_they_fit_there_are_some(ma
     if not record.times_s:
         assert found.verdict(record) == "too noisy"
         assert record.why_not_measured
-    assert found.best is None or len(record.times_s) >= 8
+    assert found.best is None or len(record.times_s) >= FAR_PAIRS

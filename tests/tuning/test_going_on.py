@@ -29,7 +29,7 @@ def stopped(work, made_time, fused_s):
     stops = [True]
 
     def seconds(on) -> float:
-        if stops and made_time.now_s() > 12:
+        if stops and made_time.now_s() > 8:
             raise KeyboardInterrupt
         if on.fused:
             return 0.2 if stops else fused_s

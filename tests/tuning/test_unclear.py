@@ -14,6 +14,7 @@ from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate
+from speedkit_jupyter.tuning.races import ENOUGH_ROUNDS
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -93,5 +94,20 @@ def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(work, factor, 
     for _ in search.prove(Candidate({"fused_optimizer": True})):
         pass
     (proof,) = search.result().stages
-    first_look, *_ = planned_looks(rounds=150)
-    assert (len(proof.comparison.baseline.times_s) > first_look) is goes_on
+    _, early_look, *_ = planned_looks(rounds=150)
+    assert (len(proof.comparison.baseline.times_s) > early_look) is goes_on
+
+
+def test_a_proof_of_two_plans_that_are_alike_ends_without_an_order(work):
+    def seconds(on) -> float:
+        noise = random.Random(clock.now()).uniform(0.95, 1.05)
+        return noise * (0.06 if on.fused or on.last else 0.1)
+
+    search = Search(step_of(work(seconds)[2]), 60.0)
+    search.budget.step_s = 0.01
+    for _ in search.prove(Candidate({"channels_last": True, "fused_optimizer": True})):
+        pass
+    tuning = search.result()
+    assert tuning.helped
+    (proof,) = tuning.stages
+    assert len(proof.comparison.baseline.times_s) < ENOUGH_ROUNDS * 3 // 2

@@ -19,7 +19,8 @@ from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.optimizations.properties import calls
 
 Surrounding = Callable[[], AbstractContextManager[object]]
-# Calls of the step: the second one meets what the first has left, in a cache or an optimizer.
+# Calls of the step: the second one meets what the first has left, in a cache or an optimizer. One
+# is enough of a step that leaves nothing and draws nothing: the second would be the same.
 CALLS = 2
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16
@@ -104,7 +105,8 @@ class Examination:
                 for surrounding in around:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
-                found = runner.observed(judge.trace, self._named, CALLS, **options)
+                calls = len(judge.baseline.ends) or (CALLS if self._first.leaves else 1)
+                found = runner.observed(judge.trace, self._named, calls, **options)
         finally:
             self._start.restore()
         if replays:

@@ -49,7 +49,7 @@ class Runner:
     `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
     fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). Each got
     `fresh_bytes` from the system at least, by whether the heap is kept; the last one `has_settled`
-    if it got hardly more.
+    if it got hardly more. Its step `leaves` something for the next, or draws otherwise then.
     `around` makes what is in force beside the plan. One that `is_planned` has a config; one that is
     not `is_routed` gets of its plan only what the step asks its context for.
     """
@@ -67,6 +67,7 @@ class Runner:
     was_disturbed: bool = False
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True
+    leaves: bool = True
     is_planned: bool = False
     is_routed: bool = True
     _router: Router | None = None

@@ -20,9 +20,9 @@ from speedkit_jupyter.measure.rounds.runner import RECENT, Runner
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.support.exceptions import StepError
 
-# A block of steps lasts at least this long, so that the clock's resolution is no part of it;
-# longer where the device is awaited only at the block's end, so that its queue can fill.
-BLOCK_S, THROUGHPUT_BLOCK_S = 0.002, 0.02
+# A block of steps lasts at least this long, since what surrounds one takes 1 to 2 ms; longer where
+# the device is awaited only at the block's end, so that its queue can fill.
+BLOCK_S, THROUGHPUT_BLOCK_S = 0.005, 0.02
 # After each switch of variants this long is not timed: caches and clocks settle. Where the first
 # one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
 LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 3
@@ -140,8 +140,11 @@ class Sampler:
         if not self.runners:  # the baseline itself has failed since it was warmed up
             return
         self._start_s = self._budget.spent_s
-        for runner in self.runners if policy.counts_warm_up and not self._lead_in else ():
-            runner.record.times_s, runner.record.waited_s = [runner.fastest_s], [0.0]
+        if policy.counts_warm_up and not self._lead_in:
+            for runner in self.runners:
+                runner.record.times_s, runner.record.waited_s = [runner.fastest_s], [0.0]
+            if not any(runner.was_disturbed for runner in self.runners):
+                self._let_go(policy.leaving(self._racing, None))
         for _ in range(MOST_ROUNDS):
             if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
                 break
@@ -154,20 +157,24 @@ class Sampler:
                 break
             if comparison is not None:
                 self._statuses = statuses(comparison)
-            racing = [runner.record for runner in self.runners]
-            is_over = policy.is_over(racing, comparison)
-            gone = [] if is_over else [*map(id, policy.leaving(racing, comparison))]
-            if gone:
-                rest = [runner for runner in self.runners[1:] if id(runner.record) not in gone]
-                self.runners[1:] = rest
-                racing = [runner.record for runner in self.runners]
-                is_over = len(racing) == 1 or policy.is_over(racing, comparison)
+            is_over = policy.is_over(self._racing, comparison)
+            if not is_over and (gone := policy.leaving(self._racing, comparison)):
+                self._let_go(gone)
+                is_over = len(self.runners) == 1 or policy.is_over(self._racing, comparison)
                 self._plan_anew()
             if is_over:
                 # At a planned look the interval pays for looking; else this is the run's end.
                 self.ended = comparison is None
                 return
         self.ended = True
+
+    @property
+    def _racing(self) -> list[Record]:
+        return [runner.record for runner in self.runners]
+
+    def _let_go(self, records: Sequence[Record]) -> None:
+        gone = {id(record) for record in records}
+        self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in gone]
 
     def _round(self, blocks: dict[int, Block]) -> Iterator[Progress]:
         """Take a block of each variant, in shuffled order, as far as there is time."""
@@ -277,7 +284,8 @@ class Sampler:
             heap.hide()
             for untimed in range(self._lead_in, -1, -1):
                 scale, graphs = runner.scale(), compilations.graphs()
-                self._interruptions.begin()
+                if self._is_long or not untimed:  # a short one that leads in never counts
+                    self._interruptions.begin()
                 seconds = runner.timed() if untimed else self._timed(runner)
                 if untimed and self._is_long and runner.has_settled:
                     break  # so this step counts

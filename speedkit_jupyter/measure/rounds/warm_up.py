@@ -63,7 +63,9 @@ class WarmUp:
             step.repeats = compared_calls(runner, start)
         if step.afresh:
             runner.restarted(start)
+        draws = start.draws()
         start.restore()  # every variant warms up from the user's values
+        runner.leaves = draws or start.has_changed
 
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
@@ -123,6 +125,10 @@ class WarmUp:
             is_alike = calls > 1 and not compiled and abs(now - last) < STABLE * last
             may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
             waits = may_be_disturbed and later_s < IN_THE_WAY * budget.seconds
+            # One that compiling did not make faster has nothing to settle that matters, either.
+            lags = self.policy.counts_warm_up and runner.record.is_compiled and now > usual_s
+            if lags and not (compiled or skipped):
+                break
             if not (skipped or waits) and (is_alike or is_over or calls > MOST_STEPS):
                 break
             last = now

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.measure.undo.handlers.values import comparable
 from speedkit_jupyter.optimizations.malloc import NAME as HEAP
 from speedkit_jupyter.support.exceptions import in_a_line
 
@@ -49,6 +50,10 @@ class Settings:
     def changed(self) -> bool:
         """Return whether one of them has another value now."""
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
+
+    def moved(self) -> bool:
+        """Return the same of random generators, which takes too long to ask after each step."""
+        return any(comparable(one.read()) != comparable(value) for one, value in self._values)
 
     def restore(self) -> Iterator[tuple[str, str]]:
         """Write those that differ; yield the names of those that fail, and why."""

@@ -96,6 +96,16 @@ class Snapshot:
         if stopped is not None:
             raise stopped
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything but random numbers and settings had ever to be put back."""
+        return bool(self._changing)
+
+    def draws(self) -> bool:
+        """Return whether random numbers were drawn since the copy, or there are iterators."""
+        kinds = map(type, self.walk.found.values())
+        return self._random.moved() or any(hasattr(kind, "__next__") for kind in kinds)
+
     def restore_randomness(self) -> None:
         """Put back only what random numbers are drawn from."""
         self.failed.update(self._random.restore())

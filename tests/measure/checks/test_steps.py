@@ -5,6 +5,7 @@ or run it, gradients of no leaf. Rounding is not accused, a fault is, and nothin
 from __future__ import annotations
 
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ import torch.autograd.forward_ad as forward_ad
 from planted import examined
 from torch import nn
 from torch.func import functional_call, grad, jacrev, jvp, vmap
+
+from speedkit_jupyter.measure.rounds.runner import Runner
+from speedkit_jupyter.optimizations.inference import Inference
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -152,3 +156,51 @@ def test_no_warning_of_gradients_of_no_leaf(make):
         warnings.filterwarnings("error", message=".*not a leaf.*")
         result = examined(step, ["threads:2", "channels_last"], model)
     assert not any("leaf" in (record.failure or "") for record in result.records)
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"), [("training", 2), ("random", 2), ("iterator", 2), ("inference", 1)]
+)
+def test_a_step_that_leaves_and_draws_nothing_is_checked_by_one_call(monkeypatch, kind, calls):
+    model, x, observed = torch.nn.Linear(FEATURES, 2), torch.randn(6, FEATURES), Runner.observed
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches, seen = iter([torch.randn(6, FEATURES) for _ in range(99)]), []
+
+    def noted(*given, **options):
+        run = observed(*given, **options)
+        seen.append(len(run.ends))
+        return run
+
+    def train():
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    steps = {
+        "training": train,
+        "random": lambda: model(torch.randn(6, FEATURES)),
+        "iterator": lambda: model(next(batches)),
+        "inference": lambda: model(x),
+    }
+    monkeypatch.setattr(Runner, "observed", noted)
+    examined(steps[kind], ["bf16"], model, optimizer if kind == "training" else None)
+    assert max(seen) == calls
+
+
+def test_a_plan_that_keeps_its_first_result_is_wrong_where_the_step_draws(monkeypatch):
+    model, kept = torch.nn.Linear(FEATURES, 2), {}
+    whole = Inference.applied
+
+    @contextmanager
+    def stale(self, decision, target):
+        def forward(x):
+            return kept.setdefault(len(x), torch.nn.functional.linear(x, model.weight, model.bias))
+
+        with whole(self, decision, target), monkeypatch.context() as patch:
+            patch.setattr(model, "forward", forward)
+            kept.clear()
+            yield
+
+    monkeypatch.setattr(Inference, "applied", stale)
+    found = examined(lambda: model(torch.randn(6, FEATURES)), ["inference"], model.eval())
+    assert found.records[1].accuracy.verdict == "wrong"

@@ -35,9 +35,37 @@ def test_the_interval_holds_the_true_ratio():
     assert held >= 190
 
 
-def test_too_few_pairs_bound_nothing():
-    ratio = paired_ratio([2.0] * 7, [1.0] * 7)
+@pytest.mark.parametrize(
+    ("times_s", "waited_s"),
+    [
+        ([2.0] * 4, 0.0),
+        ([1.19] * 7, 0.0),
+        ([2.0] * 6 + [1.1], 0.0),
+        ([1.3, 9.0] * 3, 0.0),
+        ([2.0] * 7, 0.1),
+    ],
+    ids=["too few", "near", "one of them near", "scattered", "one of them disturbed"],
+)
+def test_too_few_pairs_bound_nothing(times_s, waited_s):
+    waits = [[0.0] * (len(times_s) - 1) + [waited_s], [0.0] * len(times_s)]
+    ratio = paired_ratio(times_s, [1.0] * len(times_s), waited_s=waits)
     assert (ratio.low, ratio.high, ratio.verdict) == (0.0, float("inf"), "too noisy")
+
+
+def test_five_pairs_that_agree_on_a_far_lead_bound_it():
+    ratio = paired_ratio([2.0, 2.1, 1.9, 2.05, 2.0], [1.0] * 5, 0.01)
+    assert 1.2 < ratio.low < 2 < ratio.high < 2.5
+    assert paired_ratio([1.0] * 5, [2.0, 2.1, 1.9, 2.05, 2.0], 0.01).verdict == "slower"
+
+
+@pytest.mark.parametrize("disturbed", [0.05, 0.2, 0.5])
+def test_a_far_lead_is_seen_among_equals_in_fewer_than_one_of_a_hundred(disturbed):
+    order, cried = np.random.default_rng(0), 0
+    for _ in range(2000):
+        times_s = np.exp(order.normal(0, 0.02, (2, 5)))
+        times_s *= np.where(order.random((2, 5)) < disturbed, order.uniform(2, 10, (2, 5)), 1)
+        cried += paired_ratio(*times_s, ERROR / 8).verdict != "too noisy"
+    assert cried < 20
 
 
 def test_all_looks_together_may_err_no_more_than_one():

@@ -73,7 +73,7 @@ class Tensors(StateHandler):
 
     def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
         layout, saved, home = memory.layout, memory.saved, memory.home
-        if home is not None and _has_storage(home):
+        if home is not None and len(layout) == 5:
             size = layout[4][1] if layout[4] is not None else 0
             if home.untyped_storage().nbytes() != size:  # resized by the step
                 home.untyped_storage().resize_(size)
@@ -144,7 +144,9 @@ def _has_storage(tensor: torch.Tensor) -> bool:
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, strides, and the address and size of the memory."""
+    """Return shape, dtype, device, strides, and the address and size of the memory; four parts of
+    what has no strides.
+    """
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # it will not say its shape

@@ -95,7 +95,7 @@ class Generators(StateHandler):
         return source.state if (read := _method(source, "get")) is None else read()
 
     def same(self, instance: Any, memory: Any) -> bool:
-        return bool(_plain(self.copy(instance, Copies())) == _plain(memory))
+        return bool(comparable(self.copy(instance, Copies())) == comparable(memory))
 
     def put_back(self, instance: Any, memory: Any) -> None:
         source = getattr(instance, "bit_generator", instance)
@@ -110,10 +110,10 @@ def _method(generator: Any, verb: str) -> Any:
     return getattr(generator, f"{verb}state", getattr(generator, f"{verb}_state", None))
 
 
-def _plain(state: Any) -> Any:
+def comparable(state: Any) -> Any:
     """Return a state of arrays and tensors as something that compares."""
     if hasattr(state, "tolist"):
         return state.tolist()
     if isinstance(state, dict):
-        return {key: _plain(part) for key, part in state.items()}
-    return tuple(map(_plain, state)) if isinstance(state, tuple | list) else state
+        return {key: comparable(part) for key, part in state.items()}
+    return tuple(map(comparable, state)) if isinstance(state, tuple | list) else state
