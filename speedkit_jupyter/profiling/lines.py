@@ -12,12 +12,14 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from speedkit_jupyter.measure.rounds.confinement import patched
 from speedkit_jupyter.profiling.split import LineSample, Part, Recorder
 from speedkit_jupyter.support.source_lines import Spot, user_spot
 
@@ -93,11 +95,20 @@ def sampled(recorder: Recorder) -> Iterator[None]:
             recorder.split.samples.append(found)
         before_s = now_s  # also between two calls: the first sample counts as much as any
 
+    def without_samples(set_handler: Callable[..., Any]) -> Callable[..., Any]:
+        def own(number: int, handler: Any) -> Any:
+            if number == signal.SIGALRM:  # a late sample would ring as the block's own timer
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            return set_handler(number, handler)
+
+        return own
+
     handler = torch.compiler.disable(sample)  # it would trace what interrupts compiled code
     before, before_s = signal.signal(signal.SIGALRM, handler), time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, EVERY_S, EVERY_S)
     try:
-        yield
+        with patched(signal, "signal", without_samples):
+            yield
     finally:
         if signal.getsignal(signal.SIGALRM) is handler:  # the block may take it for itself
             signal.setitimer(signal.ITIMER_REAL, 0)
