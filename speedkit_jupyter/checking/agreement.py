@@ -44,11 +44,12 @@ class Row:
 
 class Explained:
     """The truth of calls of one size, and what rounding explains: for each tensor the largest
-    deviation of the reference, which is `side`, and of its controls.
+    deviation of the reference, which is `side`, and of its controls. `usual` is the size of each
+    tensor, so that one whose few values cancel in a call is compared with what they are else.
     """
 
-    def __init__(self, side: Here, precision: str) -> None:
-        self.precision, self._side = precision, side
+    def __init__(self, side: Here, precision: str, usual: Mapping[str, float]) -> None:
+        self.precision, self.usual, self._side = precision, usual, side
         self._wide = partial(in_float64, [side.function] if side.state else [])
         self.rows: dict[str, Row] = {}
 
@@ -57,13 +58,14 @@ class Explained:
         wide = _widened(drawn)
         found = self._run(wide, self._wide)
         truth = found if found is not None and _shapes(found) == _shapes(own) else own
-        self._add(rows(own.values, truth.values))
+        self.usual = usual(own.values, self.usual)
+        self._add(rows(own.values, truth.values, self.usual))
         for to_nearest in (False, True):
             control = partial(rounding.rounded, self.precision, to_nearest)
             is_plain = self.precision == "fp32"
             run = self._run(drawn, control) if is_plain else self._run(wide, self._wide, control)
             if run is not None and _shapes(run) == _shapes(truth):
-                self._add(rows(run.values, truth.values))
+                self._add(rows(run.values, truth.values, self.usual))
         return truth.values
 
     def _run(

@@ -138,7 +138,7 @@ class Judge:
         """Compare some calls with float64; returns what rounding explains, and a right result."""
         begun_s = clock.now()
         own = self._begin(one)
-        explained = Explained(self._truth, one.precision)
+        explained = Explained(self._truth, one.precision, usual(own.values, {}))
         for number in range(FULL):
             drawn = self._draw(one.size)
             call = partial(_called, self._candidate, drawn, reuse=bool(number % 2))
@@ -180,7 +180,8 @@ class Judge:
         """Compare a call with float64, and keep the worst that was seen of each tensor."""
         worst = {each.name: each for each in one.agreements}
         written = own.written(drawn)
-        for name, row in rows(found.values, explained.truth(drawn, own)).items():
+        truth = explained.truth(drawn, own)
+        for name, row in rows(found.values, truth, explained.usual).items():
             if name.startswith(INPUT) and name not in written:
                 continue
             excess, words = explained.excess(name, row)
@@ -196,7 +197,6 @@ class Judge:
         """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
         a_round = partial(self._round, one, explained)
         self._interruptions, self._relays_s = clock.Interruptions(), []
-        self._usual = usual(own.values, {})
         drawn, begun_s = self._draw(one.size), clock.now()
         a_round([drawn])  # not timed: it tells how many calls make a block
         if one.faults:
@@ -239,9 +239,9 @@ class Judge:
             record.times_s[-1] = max(call_s - relay_s, LEAST_SHARE * call_s)
         found = [fault for each in taken["candidate"] for fault in each.faults]
         for theirs in taken["reference"]:  # a few numbers that cancel once are no yardstick
-            self._usual = usual(theirs.values, self._usual)
+            explained.usual = usual(theirs.values, explained.usual)
         for mine, theirs in zip(taken["candidate"], taken["reference"], strict=True):
-            every = rows(mine.values, theirs.values, self._usual).items()
+            every = rows(mine.values, theirs.values, explained.usual).items()
             excess = [explained.excess(name, row, BOTH) for name, row in every]
             found += [f"in a timed round {words}" for times, words in excess if times > 1]
         one.faults += found[:1]

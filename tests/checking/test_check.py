@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections import OrderedDict
@@ -85,6 +86,21 @@ def test_what_passed_says_how_fast_and_how_far_off_and_is_json():
 def test_what_torch_compiles_passes():
     function = torch.compile(lambda x: softmax(x) * 1.0)
     found = check(function, softmax, one, sizes="odd", budget_s=ENOUGH_S)
+    assert found.passed, found.faults
+
+
+def test_one_value_that_cancels_in_a_call_is_no_fault():
+    draws = itertools.count()
+
+    def three(size):
+        """Of which two cancel in all calls but the first."""
+        a, b, c = torch.rand(size) + 1, torch.rand(size) + 1, torch.rand(size)
+        return (a, b, c) if next(draws) < 2 else (a, c * 1e-6 - a, c * 1e-6)
+
+    found = check(
+        lambda a, b, c: a + (b + c), lambda a, b, c: (a + b) + c, three, sizes={"one": (1, 1)},
+        budget_s=ENOUGH_S,
+    )  # fmt: skip
     assert found.passed, found.faults
 
 

@@ -216,7 +216,7 @@ def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive
 def unproven(timed, made_time):
     """A shell whose last search was stopped while a plan looked likely."""
     timed.names["stop"] = lambda: made_time.now_s() > timed.names["stop_s"]
-    timed.names["stop_s"] = made_time.now_s() + 4
+    timed.names["stop_s"] = made_time.now_s() + 3
     timed.fails(f"%%speedbench --tune --budget 60 {KEEP}\n{STOPPING}")
     timed.names["stop_s"] = float("inf")
     return timed
