@@ -337,9 +337,8 @@ class Tuning(Shown):
 
         It must be proven, or with `likely` no more than that. In a notebook the first context
         becomes `ctx` there, as by `%speedkit apply`. Where nothing helps, the models are restored
-        to no plan; where nothing is proven yet, a plan that is in force stays. It says so, and what
-        has to be written in the loop: outside of a notebook by warnings. Raises SpeedKitError where
-        one of the models is gone.
+        to no plan; where nothing is proven yet, a plan that is in force stays. That, and what has
+        to be written in the loop, is said. Raises SpeedKitError where one of the models is gone.
         """
         contexts, session = self.put_in_force(likely), current(notebook())
         for context in contexts:
