@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -16,17 +17,13 @@ from torch.optim import Optimizer
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.measure.checks.rounding import noted_autocast
 from speedkit_jupyter.measure.checks.watching import Watcher, watching
-from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import Ratio
 from speedkit_jupyter.measure.rounds.confinement import optimizer_hooks
-from speedkit_jupyter.measure.rounds.pool import Pool
-from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.subject.repeats import optimizers_made
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.subject.variants import named
 from speedkit_jupyter.optimizations import CATALOG
 from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import arguments, database
@@ -112,32 +109,40 @@ class _Inputs(Watcher):
             self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
 
 
-def read_step(step: Step, hardware: Hardware, pool: Pool) -> StepFacts:
-    """Run a step, and undo it.
+class Reading:
+    """Reads from the first call of a step, made by someone else within `watching`, what it does.
 
-    Raises what the step raises. The inputs of a model that the user compiled stay unknown.
+    The inputs of a model that the user compiled stay unknown.
     """
-    inputs, stepped = _Inputs(), list[bool]()
-    where = setting(step.models, hardware)
-    facts = [Facts.read(model, step.holders(model)) for model in step.models]
-    watched = step.models if facts[0].compiled == "no" else ()
-    contexts = [prepare(model, None, step.holders(model)) for model in step.models]
-    runner = Runner(step, contexts, Record("baseline"))
-    with (
-        runner.applied(),
-        optimizer_hooks(lambda *_: stepped.append(True), ours=step.optimizers),
-        watching(watched, inputs),
-        optimizers_made(step.models) as made,
-        noted_autocast() as entered,
-    ):
-        runner.once()
-    pool.guard.state.restore()
-    step.made = step.made or made
-    facts = [one.stepped_by(step.made) for one in facts]
-    optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
-    name = type(unwrapped(step.models[0])).__name__
-    task = Task(name, inputs.found or (), optimizers, bool(stepped))
-    return StepFacts(where, task, facts, entered)
+
+    def __init__(self, step: Step, hardware: Hardware) -> None:
+        self._step, self._inputs, self._stepped = step, _Inputs(), False
+        self._setting = setting(step.models, hardware)
+        self._facts = [Facts.read(model, step.holders(model)) for model in step.models]
+        self._autocast: set[str] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the call in this block."""
+
+        def stepped(*_: Any) -> None:
+            self._stepped = True
+
+        watched = self._step.models if self._facts[0].compiled == "no" else ()
+        with (
+            optimizer_hooks(stepped, ours=self._step.optimizers),
+            watching(watched, self._inputs),
+            noted_autocast() as self._autocast,
+        ):
+            yield
+
+    def facts(self) -> StepFacts:
+        """Return what was read, with the optimizers that the step makes."""
+        facts = [one.stepped_by(self._step.made) for one in self._facts]
+        optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
+        name = type(unwrapped(self._step.models[0])).__name__
+        task = Task(name, self._inputs.found or (), optimizers, self._stepped)
+        return StepFacts(self._setting, task, facts, self._autocast)
 
 
 # --- what is kept ---

@@ -145,11 +145,11 @@ class Search:
         """Return what a step does; note how long it takes, and the plan that was learned for it."""
         tuning, budget = self.tuning, self.budget
         budget.reserved_s = pool.guard.taking_s
-        seen = learning.read_step(self.step, self.hardware, pool)
+        reading = learning.Reading(self.step, self.hardware)
         one = Benchmark(self.step, [BASELINE.variant()], within=budget, pool=pool)
-        for _ in one.warm_up(pool):
+        for _ in one.warm_up(pool, reading.watching):
             pass
-        first = pool.runners[BASELINE.name]
+        seen, first = reading.facts(), pool.runners[BASELINE.name]
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
         if seen.autocast and "precision" not in tuning.kept:
             tuning.kept += ("precision",)

@@ -35,7 +35,17 @@ from typing import Any
 
 import torch
 from _plain_search import Found, plain_search
-from _program import Row, collected, exit_code, interval, markdown, nothing_kept, over, parser_of
+from _program import (
+    Row,
+    collected,
+    exit_code,
+    interval,
+    load_all,
+    markdown,
+    nothing_kept,
+    over,
+    parser_of,
+)
 from _side_by_side import FAR, FEW_ROUNDS, Call, in_fresh_process, interleaved, is_far, planned
 from _workloads import WORKLOADS, Workload, made
 
@@ -114,11 +124,10 @@ def main() -> int:
 
 
 def measured(workload: str) -> Row:
-    """Return one workload, whole. What is done once on a machine counts for neither search: to
-    start the compiler at all, and to measure the engines, which takes 2 s.
+    """Return one workload, whole. What is done once counts for neither search: to load libraries,
+    the compiler, too, and to measure the engines, which takes 2 s.
     """
-    torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
-    Hardware.detect().with_gemm()
+    load_all()
     work = made(workload)
     tuning = work.tuned()
     said = tuning.ratio if tuning.helped else None

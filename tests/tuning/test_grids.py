@@ -141,7 +141,7 @@ def test_of_two_plans_that_are_near_the_faster_one_is_taken(searched):
 
 def test_tf32_races_in_the_place_of_bf16(searched):
     tuning = searched(LINEAR, 0.3)
-    assert tuning.winner.name == "tf32:medium+fused_optimizer+malloc"
+    assert tuning.winner.name.startswith("tf32:medium+fused_optimizer+malloc")
 
 
 def test_a_search_ends_early_where_nothing_is_to_be_gained(searched):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import nn
 from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
 from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.statistics import Ratio
+from speedkit_jupyter.measure.rounds.benchmark import Benchmark
 from speedkit_jupyter.measure.rounds.pool import pooled
 from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.measure.subject.variants import Variant
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning import learning
 
@@ -35,7 +38,10 @@ def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
 def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
     measured = step_of(step)
     with pooled(measured, 1) as pool:
-        seen = learning.read_step(measured, Hardware.current(), pool)
+        reading = learning.Reading(measured, Hardware.current())
+        first_call = Benchmark(measured, [Variant("baseline")], pool=pool)
+        deque(first_call.warm_up(pool, reading.watching), maxlen=0)
+    seen = reading.facts()
     return seen.setting, seen.task
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from speedkit_jupyter.machines import heap
@@ -145,11 +145,15 @@ class Benchmark:
                 others = _working(runners)[1:]
                 yield from self._scorer.scores(others, pool.guard.state, self.budget)
 
-    def warm_up(self, pool: Pool) -> Generator[Progress, None, list[Runner]]:
-        """Warm up what is not at work in the pool yet; return a runner for each variant."""
+    def warm_up(
+        self, pool: Pool, watching: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> Generator[Progress, None, list[Runner]]:
+        """Warm up what is not at work in the pool yet, the first call of all while `watching` it;
+        return a runner for each variant.
+        """
         step, start, first = self.step, pool.guard.state, self._again_or_new(0, pool)
         self._environment = environment(first.device)
-        warm_up = WarmUp(step, self.budget, self._policy, len(self.variants))
+        warm_up = WarmUp(step, self.budget, self._policy, len(self.variants), watching)
         if first.warm is None:
             yield from warm_up.baseline(first, start)
         if step.made and first.is_planned:  # it was planned without knowing of them

@@ -22,7 +22,7 @@ from speedkit_jupyter.support.exceptions import StepError
 
 # A block of steps lasts at least this long, since what surrounds one takes 1 to 2 ms; longer where
 # the device is awaited only at the block's end, so that its queue can fill.
-BLOCK_S, THROUGHPUT_BLOCK_S = 0.005, 0.02
+BLOCK_S, THROUGHPUT_BLOCK_S = 0.01, 0.02
 # After each switch of variants this long is not timed: caches and clocks settle. Where the first
 # one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
 LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 3

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from speedkit_jupyter.machines import heap
@@ -32,12 +33,16 @@ DISTURBED = 0.1
 
 @dataclass
 class WarmUp:
-    """Warms up so many variants of a step within a budget; the policy says what is far too slow."""
+    """Warms up so many variants of a step within a budget; the policy says what is far too slow.
+
+    The baseline's first call is made within `watching`.
+    """
 
     step: Step
     budget: Budget
     policy: Policy
     variants: int
+    watching: Callable[[], AbstractContextManager[object]] = nullcontext
     _interruptions: clock.Interruptions = field(default_factory=clock.Interruptions, init=False)
 
     def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
@@ -101,7 +106,8 @@ class WarmUp:
         Raises what the step raises, and StepError if a GradScaler goes on skipping.
         """
         budget, record = self.budget, runner.record
-        now, skipped, compiled = self._step(runner, usual_s)
+        with nullcontext() if usual_s else self.watching():
+            now, skipped, compiled = self._step(runner, usual_s)
         first_s = spent = last = now
         # A variant that gave its state back is warmed up once more: then nothing is compiled.
         record.first_call_s = max(record.first_call_s or 0.0, first_s)
