@@ -13,8 +13,9 @@ from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate
 from speedkit_jupyter.tuning.outcome import Known
 from speedkit_jupyter.tuning.races import HOPELESS
 
-# A plan that lost a race by no more than this is proven or refuted with more rounds.
-NARROW = 0.95
+# A plan that lost a race by no more than NARROW is proven or refuted with more rounds. One that
+# promises less than PROMISING of the best one's speed does not race beside it.
+NARROW, PROMISING = 0.95, 0.8
 # What people write by hand: at the end it runs beside the plan, if it was timed.
 BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 

@@ -21,7 +21,7 @@ from speedkit_jupyter.tuning.candidates import Candidate
 # RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE. Those left tie once
 # that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
-TIE, MOST_RACE_ROUNDS = 0.045, 15
+TIE, MOST_RACE_ROUNDS = 0.045, 9
 # Where steps are long, one that is this many times slower in each of so many rounds leaves; or in
 # the first one, by more. That one is of a warm-up, in which compiled code alone was called before.
 HOPELESS, LONG_ROUNDS, HOPELESS_AT_ONCE = 1.5, 2, 2.0

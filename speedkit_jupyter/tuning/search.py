@@ -36,7 +36,14 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.tuning import bundles, learning, races
 from speedkit_jupyter.tuning.aim import Aim, is_out, leader, row_of
 from speedkit_jupyter.tuning.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
-from speedkit_jupyter.tuning.choosing import NARROW, best_first, best_of, leads_by_far, rivals
+from speedkit_jupyter.tuning.choosing import (
+    NARROW,
+    PROMISING,
+    best_first,
+    best_of,
+    leads_by_far,
+    rivals,
+)
 from speedkit_jupyter.tuning.outcome import INTERRUPTED, Known, Stage, Tuning
 
 # Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
@@ -294,7 +301,8 @@ class Search:
             if self.budget.steps_are_long and leads_by_far(comparison, best):
                 return best  # its parts, and what is near it, are not worth their time
             if best.name != leads.name:
-                near = best_first(known, self._warm, best, best.neighbours(singles), self._least)
+                least = self._least or PROMISING
+                near = best_first(known, self._warm, best, best.neighbours(singles), least)
                 near = self._worth_trying(near)
             leads, title = best, "what is near it"
             new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]

@@ -28,8 +28,8 @@ class Found(NamedTuple):
 class Trial:
     """One combination on its own copy of a workload."""
 
-    def __init__(self, name: str, *parts: str) -> None:
-        self.parts, self.work, self.step_s = parts, made(name), 0.0
+    def __init__(self, name: str, device: str, *parts: str) -> None:
+        self.parts, self.device, self.work, self.step_s = parts, device, made(name, device), 0.0
         self.model, self.optimizer = self.work.model, self.work.optimizer
         if "channels_last" in parts:
             self.model.to(memory_format=torch.channels_last)
@@ -40,7 +40,7 @@ class Trial:
             self.model = torch.compile(self.model)
 
     def step(self, *backward: Backward) -> Any:
-        with torch.autocast("cpu", torch.bfloat16, enabled="bf16" in self.parts):
+        with torch.autocast(self.device, torch.bfloat16, enabled="bf16" in self.parts):
             return self.work.step(self.model, self.optimizer, *backward)
 
     def timed(self, steps: int = 1, seconds: float = 0.0) -> float:
@@ -48,6 +48,8 @@ class Trial:
         while len(times) < steps or time.perf_counter() < end_s:
             begun_s = time.perf_counter()
             self.step()
+            if self.device == "cuda":
+                torch.cuda.synchronize()
             times.append(time.perf_counter() - begun_s)
         self.step_s = median(times)
         return self.step_s
@@ -60,13 +62,13 @@ class Trial:
         return torch.cat([one.float().flatten() for one in found or [results]])
 
 
-def plain_search(name: str) -> Found:
+def plain_search(name: str, device: str = "cpu") -> Found:
     """Search over bf16, channels_last, a fused optimizer and compile, each with each."""
-    begun_s, compiling_s, work = time.perf_counter(), 0.0, made(name)
+    begun_s, compiling_s, work = time.perf_counter(), 0.0, made(name, device)
     has_images = any(isinstance(one, torch.nn.Conv2d) for one in work.model.modules())
     parts = ["bf16"] + ["channels_last"] * has_images + ["fused"] * bool(work.optimizer)
     switches = ([(), (part,)] for part in (*parts, "compile"))
-    racing = [Trial(name, *sum(some, ())) for some in itertools.product(*switches)]
+    racing = [Trial(name, device, *sum(some, ())) for some in itertools.product(*switches)]
     for trial in racing:
         compiling_s += trial.timed() * ("compile" in trial.parts)
     plain, ranks, turn = racing[0], racing, 0

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from multiprocessing import get_context
 
+import torch
 from _program import over
 from _workloads import made
 
@@ -37,9 +38,9 @@ BLOCK_S, LEAD_IN_S, LONG_S = 0.02, 0.005, 0.05
 FEW_ROUNDS, FAR = 3, 2.0
 
 
-def planned(name: str, config: SpeedConfig | None) -> tuple[Call, Forces]:
+def planned(name: str, config: SpeedConfig | None, device: str = "cpu") -> tuple[Call, Forces]:
     """Return the step of a new copy under a plan, and what to enter around its blocks."""
-    work = made(name)
+    work = made(name, device)
     context = prepare(work.model, config, [work.optimizer] if work.optimizer else [])
 
     def step() -> object:
@@ -76,10 +77,18 @@ def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
         heap.hide()  # a plan that keeps memory may have been in force before
         for _ in range(1 if usual_s > LONG_S else 1 + int(LEAD_IN_S / usual_s)):
             step()
+        wait()
         number, begun_s = 1 + int(BLOCK_S / usual_s), time.perf_counter()
         for _ in range(number):
             step()
+        wait()
         return (time.perf_counter() - begun_s) / number
+
+
+def wait() -> None:
+    """Wait for the GPU, if it is at work."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def is_far(first_s: list[float], times_s: list[float]) -> bool:

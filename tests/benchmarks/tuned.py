@@ -1,4 +1,5 @@
-"""What `tune()` finds, with its defaults and nothing learned before, on the device at hand.
+"""What `tune()` finds, with its defaults and nothing learned before, on the device at hand, and
+what a search in sixty lines of plain torch finds, both interleaved with the plain model.
 
     python tests/benchmarks/tuned.py [NAME…] [--device cuda]
 
@@ -12,8 +13,12 @@ import sys
 
 import torch
 from _nets import images
-from _program import machine, nothing_kept
+from _plain_search import plain_search
+from _program import interval, machine, nothing_kept, over
+from _side_by_side import interleaved, planned
 from _workloads import CLASSES, WORKLOADS, classifying, gpt, made, resnet18
+
+from speedkit_jupyter.tuning.outcome import Tuning
 
 LARGE = {
     "GPT of 30 M, 16 x 512": lambda: classifying(
@@ -36,8 +41,25 @@ def main() -> int:
     print(machine())
     for name in options.names:
         with nothing_kept():
-            print(f"\n{name}\n{made(name, options.device).tuned()}", flush=True)
+            tuning = made(name, options.device).tuned()
+        print(f"\n{name}\n{tuning}", flush=True)
+        with nothing_kept():
+            print(beside_plain(name, options.device, tuning), flush=True)
     return 0
+
+
+def beside_plain(name: str, device: str, tuning: Tuning) -> str:
+    """Return seconds of both searches, and how fast their plans are in the same rounds."""
+    plain = plain_search(name, device)
+    tuned, forces = planned(name, tuning.config if tuning.helped else None, device)
+    steps = {"plain": made(name, device).run, "tuned": tuned, plain.plan: plain.step}
+    times, failed = interleaved(steps, forces)
+    gains = {label: over(times["plain"], times[label]) for label in times}
+    lines = [f"{label}: {interval(gain)} over the plain model" for label, gain in gains.items()]
+    lines += [f"{label} {why}" for label, why in failed.items()]
+    ours = f"{tuning.seconds - tuning.compiling_s:.0f} + {tuning.compiling_s:.0f}"
+    theirs = f"{plain.seconds:.0f} + {plain.compiling_s:.0f}"
+    return "\n".join([f"seconds + compiling: {ours}; in sixty lines {theirs}", *lines[1:]])
 
 
 if __name__ == "__main__":

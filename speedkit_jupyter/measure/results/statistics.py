@@ -21,11 +21,11 @@ Word = Literal[
 SAME = 0.01
 # Fewer pairs than this can't bound a median at the levels that are used here.
 LEAST_PAIRS = 8
-# Student's interval serves from so few pairs on, if all of it and each of them lie beyond FAR to
-# the same side. In simulated runs of equal code (outliers of 2 to 10 times in up to half of all
+# Student's interval serves for so few pairs, if all of it and each of them lie beyond FAR to the
+# same side. In simulated runs of equal code (outliers of 2 to 10 times in up to half of all
 # blocks, bursts, drift, Cauchy noise) that took at most 0.3 % for faster, and 1.9 % where other
 # work comes and goes with the blocks; no error in the logarithm is taken to be below LEAST_SCATTER.
-FAR_PAIRS, FAR, LEAST_SCATTER = 5, 1.2, 0.01
+FAR_PAIRS, FAR, LEAST_SCATTER = range(5, 16), 1.2, 0.01
 # A run may err with this probability in all; half of it is for the look at its end, which most
 # small differences wait for, the other half is shared by the looks before.
 ERROR, LAST_LOOK = 0.05, 0.5
@@ -115,8 +115,8 @@ def paired_ratio(
     """Return the median ratio of times that were taken round by round, side by side.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
-    the level 1 - `error`. Of too few pairs it is everything, unless undisturbed ones say that one
-    is far ahead: then it is Student's. `waited_s` are the seconds of both
+    the level 1 - `error`; of few undisturbed pairs that say that one is far ahead it is Student's,
+    of too few others everything. `waited_s` are the seconds of both
     in which other processes may have held them up. Pairs without are used alone if they are enough.
     Else the interval holds that of the times as they are and that of the times without all waiting;
     unless both wait `alike`, also what mixes the two: their order is shuffled, but one may have
@@ -130,8 +130,8 @@ def paired_ratio(
     longest, shortest = np.log(times), np.log(times - waits)
     median, pairs = float(np.exp(np.median(longest[0] - longest[1]))), times.shape[1]
     rank = order_statistic(pairs, error)
-    if pairs < LEAST_PAIRS or not rank:
-        low, high = _far(longest[0] - longest[1], error) if alone.all() else (0.0, math.inf)
+    low, high = _far(longest[0] - longest[1], error) if alone.all() else (0.0, math.inf)
+    if low or pairs < LEAST_PAIRS or not rank:
         return Ratio(median, low, high, pairs)
     before, after = ((longest, shortest) if alike else (shortest, longest)), (longest, shortest)
     ratios = [one[0] - other[1] for one, other in zip(before, after, strict=True)]
@@ -144,7 +144,7 @@ def _far(logs: Any, error: float) -> tuple[float, float]:
     """Return Student's interval of the mean, as a ratio; everything unless it is far from 1."""
     from scipy.special import stdtrit
 
-    if (pairs := len(logs)) < FAR_PAIRS:
+    if (pairs := len(logs)) not in FAR_PAIRS:
         return 0.0, math.inf
     scatter, middle = max(float(logs.std(ddof=1)), LEAST_SCATTER), float(logs.mean())
     half = -float(stdtrit(pairs - 1, error / 2)) * scatter / math.sqrt(pairs)
@@ -176,7 +176,7 @@ def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
         looks.append(later)
     error = error_of_a_look(1 + len(looks), ended=False)
     more = least_pairs(bonferroni_share(error, variants)) - LEAST_PAIRS
-    return (FAR_PAIRS, *(look + more for look in looks))
+    return (FAR_PAIRS[0], *(look + more for look in looks))
 
 
 def error_of_a_look(looks: int, ended: bool) -> float:

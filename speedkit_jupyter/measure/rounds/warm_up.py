@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from speedkit_jupyter.machines import heap
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.rounds.budget import Budget, few_digits
-from speedkit_jupyter.measure.rounds.runner import Runner, compared_calls
+from speedkit_jupyter.measure.rounds.runner import SETTLED_SHARE, Runner, compared_calls
 from speedkit_jupyter.measure.rounds.sampler import LONG_S, OVERFLOW, Policy, Progress
 from speedkit_jupyter.measure.subject import repeats
 from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.measure.undo.snapshot import Snapshot
+from speedkit_jupyter.optimizations.malloc import MUCH_BYTES
 from speedkit_jupyter.support.exceptions import StepError
 
 # All of it takes at most this part of the budget.
@@ -118,7 +119,7 @@ class WarmUp:
         if is_quick or self._is_hopeless(runner, first_s, usual_s, compiled):
             runner.step_s = now
             return
-        calls, runner.fastest_s = 1, math.inf
+        calls, runner.fastest_s, fresh = 1, math.inf, runner.fresh_bytes.get(False, 0)
         runner.recent_s.clear()
         while calls < MOST_SKIPPED and budget.allows(expected_s):
             now, skipped, compiled = self._step(runner, usual_s)
@@ -131,6 +132,9 @@ class WarmUp:
             is_alike = calls > 1 and not compiled and abs(now - last) < STABLE * last
             may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
             waits = may_be_disturbed and later_s < IN_THE_WAY * budget.seconds
+            # What the user's step gets of the system falls at first; what stays tells of it.
+            before, fresh = fresh, runner.fresh_bytes.get(False, 0)
+            waits |= not usual_s and MUCH_BYTES <= fresh < (1 - SETTLED_SHARE) * before
             # One that compiling did not make faster has nothing to settle that matters, either.
             lags = self.policy.counts_warm_up and runner.record.is_compiled and now > usual_s
             if lags and not (compiled or skipped):
