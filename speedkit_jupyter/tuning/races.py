@@ -30,10 +30,10 @@ HOPELESS, LONG_ROUNDS, HOPELESS_AT_ONCE = 1.5, 2, 2.0
 LEAST_RACE_S, LEAST_SCATTER = 0.03, 0.005
 # A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
-# A proof ends when the plan's interval is as narrow as aim.PRECISE, or as what another process may
-# differ by anyway. After so many rounds the order of the others is taken as it is: where their
-# ratios scatter by 5 %, medians are off by some 3 %.
-ENOUGH_ROUNDS = 14
+# A proof ends when the plan's interval is as narrow as PRECISE, to both sides, or as what another
+# process may differ by anyway. After so many rounds the order of the others is taken as it is:
+# where their ratios scatter by 5 %, medians are off by some 3 %.
+PRECISE, ENOUGH_ROUNDS = 0.08, 14
 # A search needs about this many steps, and a proof so many rounds: of the baseline and a plan,
 # which takes ALONE of its step, or PROVEN with its parts.
 ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
@@ -157,7 +157,7 @@ class Proof(Grid):
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
             return ratio is not None and ratio.high < aim.LIKELY
-        precise = max(aim.PRECISE, NORMAL * PROCESSES * math.log(max(ratio.median, 1)))
+        precise = max(PRECISE, NORMAL * PROCESSES * math.log(max(ratio.median, 1)))
         names = {row.name for row in racing}
         parts = self._parts(comparison)
         left = [part for part in parts if self._whole.without(part.name).name in names]
