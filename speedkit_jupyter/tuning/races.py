@@ -91,8 +91,9 @@ class Race(Grid):
         rounds, is_alone = len(racing[0].times_s), len(racing) <= 2
         if is_alone and self._allowance.steps_are_long:
             return rounds >= LONG_ROUNDS
-        is_clear = is_alone or is_order_clear(racing)
-        return rounds >= MOST_RACE_ROUNDS or (is_clear and not _is_early(racing))
+        if _is_early(racing):
+            return False
+        return is_alone or rounds >= MOST_RACE_ROUNDS or is_order_clear(racing)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()

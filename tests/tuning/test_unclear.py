@@ -8,13 +8,14 @@ import warnings
 import pytest
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
+from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import planned_looks
 from speedkit_jupyter.measure.rounds import clock
 from speedkit_jupyter.measure.subject.from_function import step_of
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support import database
 from speedkit_jupyter.tuning.candidates import Candidate
-from speedkit_jupyter.tuning.races import ENOUGH_ROUNDS
+from speedkit_jupyter.tuning.races import ENOUGH_ROUNDS, Allowance, Race
 from speedkit_jupyter.tuning.search import Search
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -96,6 +97,15 @@ def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(work, factor, 
     (proof,) = search.result().stages
     _, early_look, *_ = planned_looks(rounds=150)
     assert (len(proof.comparison.baseline.times_s) > early_look) is goes_on
+
+
+@pytest.mark.parametrize("step_s", [0.001, 1.0])
+def test_a_race_goes_on_where_no_round_is_whole(step_s):
+    allowance, racing = Allowance(10.0), [Record(name) for name in ("baseline", "a", "b")]
+    allowance.step_s = step_s
+    race = Race(allowance)  # the first round was left out: something compiled anew
+    assert not race.is_over(racing, None)
+    assert not race.leaving(racing, None)
 
 
 def test_a_proof_of_two_plans_that_are_alike_ends_without_an_order(work):
