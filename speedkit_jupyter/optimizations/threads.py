@@ -61,6 +61,8 @@ class Threads(Optimization):
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        if facts.device_type != "cpu":  # which wait for the device
+            return ()
         usable = hardware.cpu.usable_cores
         least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE else 1, usable)
         return tuple(dict.fromkeys(n for n in (usable, usable // 2, 1) if n >= least))

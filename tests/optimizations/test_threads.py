@@ -35,3 +35,8 @@ def test_one_thread_is_no_candidate_for_long_steps_of_large_models(
     hardware = Hardware(cpu=Cpu(usable_cores=cores))
     facts = Facts(step_s=step_s, parameters=parameters)
     assert named("threads").candidates(hardware, facts) == offered
+
+
+def test_no_number_of_threads_is_tried_for_a_model_on_a_gpu():
+    facts = Facts(device="cuda:0", step_s=0.002)
+    assert named("threads").candidates(Hardware(cpu=Cpu(usable_cores=4)), facts) == ()
