@@ -61,7 +61,7 @@ class Threads(Optimization):
         return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        if facts.device_type != "cpu":  # which wait for the device
+        if facts.device_type != "cpu":  # a CPU only launches its work
             return ()
         usable = hardware.cpu.usable_cores
         least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE else 1, usable)

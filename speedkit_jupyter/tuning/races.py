@@ -12,7 +12,7 @@ from speedkit_jupyter.measure.results.comparison import Comparison
 from speedkit_jupyter.measure.results.record import Record
 from speedkit_jupyter.measure.results.statistics import LEAST_PAIRS, NORMAL, PROCESSES
 from speedkit_jupyter.measure.rounds import budget
-from speedkit_jupyter.measure.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
+from speedkit_jupyter.measure.rounds.sampler import BLOCK_S, BLOCK_STEPS, LONG_S, Policy
 from speedkit_jupyter.support import units
 from speedkit_jupyter.tuning import aim
 from speedkit_jupyter.tuning.candidates import Candidate
@@ -21,7 +21,7 @@ from speedkit_jupyter.tuning.candidates import Candidate
 # RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE. Those left tie once
 # that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
 RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
-TIE, MOST_RACE_ROUNDS = 0.045, 9
+TIE, MOST_RACE_ROUNDS = 0.045, 6
 # Where steps are long, one that is this many times slower in each of so many rounds leaves; or in
 # the first one, by more. That one is of a warm-up, in which compiled code alone was called before.
 HOPELESS, LONG_ROUNDS, HOPELESS_AT_ONCE = 1.5, 2, 2.0
@@ -117,8 +117,9 @@ class Lightest(Race):
 
 
 class Proof(Grid):
-    """Goes on until the first plan is precise, its parts clear, and its order among the rivals; or
-    until it has nothing to gain. Then it checks what is best, until something is right.
+    """Goes on until the first plan is precise, its parts clear, and its order among the rivals, if
+    that takes no more than ENOUGH_ROUNDS; or until it has nothing to gain. Then it checks what is
+    best, until something is right.
 
     Rivals leave when they fall behind, and plans without a part once that is proven; where
     `steps_are_long` they do so like rivals.
@@ -164,8 +165,8 @@ class Proof(Grid):
         left = [part for part in parts if self._whole.without(part.name).name in names]
         rivals = [row for row in racing[1:] if row is whole or row.name not in self._staying]
         are_clear = all(part.is_clear for part in left) and is_order_clear(rivals)
-        enough = len(racing[0].times_s) >= ENOUGH_ROUNDS
-        return ratio.is_precise(precise * (1 + enough)) and (are_clear or enough)
+        has_enough = len(racing[0].times_s) >= ENOUGH_ROUNDS
+        return ratio.is_precise(precise * (1 + has_enough)) and (are_clear or has_enough)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         """Yield the best, then others until one is right."""
@@ -269,8 +270,9 @@ class Allowance(budget.Budget):
         """Return about how many seconds a proof takes, with its check: of plans whose steps take
         so many `times` the baseline's together.
         """
-        blocks = PROOF_ROUNDS * self._block * (1 + times)
-        return budget.CHECK_S + self.step_s * (budget.CHECK_STEPS + blocks)
+        block_s = max(self._block * self.step_s, BLOCK_S)
+        rounds_s = PROOF_ROUNDS * (1 + times) * block_s
+        return budget.CHECK_S + budget.CHECK_STEPS * self.step_s + rounds_s
 
     @property
     def steps_are_long(self) -> bool:

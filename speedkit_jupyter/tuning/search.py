@@ -113,7 +113,7 @@ class Search:
 
     @property
     def _least(self) -> float:
-        """Return what of the best one's speed a plan must promise to be timed beside it."""
+        """Return what of the best one's speed a plan must promise to be proven beside it."""
         return NARROW if self.budget.steps_are_long else 0.0
 
     def has_results(self) -> bool:
@@ -156,6 +156,7 @@ class Search:
         one = Benchmark(self.step, [BASELINE.variant()], within=budget, pool=pool)
         for _ in one.warm_up(pool, reading.watching):
             pass
+        tuning.compiling_s += one.budget.excluded_s
         seen, first = reading.facts(), pool.runners[BASELINE.name]
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
         if seen.autocast and "precision" not in tuning.kept:
@@ -301,7 +302,7 @@ class Search:
             if self.budget.steps_are_long and leads_by_far(comparison, best):
                 return best  # its parts, and what is near it, are not worth their time
             if best.name != leads.name:
-                least = self._least or PROMISING
+                least = 0.0 if self.aim.memory else self._least or PROMISING
                 near = best_first(known, self._warm, best, best.neighbours(singles), least)
                 near = self._worth_trying(near)
             leads, title = best, "what is near it"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from torch import nn
 
-from speedkit_jupyter import benchmark
+from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.machines import gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.measure.checks import compilations
@@ -121,6 +122,21 @@ def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
     with compiling_excluded(budget, 1.0):
         made_time.sleep(3.0)
     assert budget.spent_s == pytest.approx(4.0, abs=0.01)
+
+
+def test_what_the_users_own_compiling_takes_is_told_apart(timed, made_time, monkeypatch):
+    graphs, (network, optimizer, step) = SimpleQueue[int](), timed(0.01)  # no list: it is put back
+    monkeypatch.setattr(compilations, "graphs", graphs.qsize)
+
+    def compiled() -> None:
+        if graphs.empty():
+            made_time.sleep(20.0)
+            graphs.put(1)
+        step()
+
+    tuning = tune(compiled, model=network, optimizer=optimizer, budget_s=4)
+    assert tuning.compiling_s == pytest.approx(20.0, abs=0.1)
+    assert tuning.helped
 
 
 def test_a_budget_within_another_ends_with_it(made_time):

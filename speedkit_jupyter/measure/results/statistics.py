@@ -115,8 +115,8 @@ def paired_ratio(
     """Return the median ratio of times that were taken round by round, side by side.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
-    the level 1 - `error`; of few undisturbed pairs that say that one is far ahead it is Student's,
-    of too few others everything. `waited_s` are the seconds of both
+    the level 1 - `error`. Where nothing disturbed a pair, and FAR_PAIRS agree that one is far ahead,
+    it is Student's; of too few others it is everything. `waited_s` are the seconds of both
     in which other processes may have held them up. Pairs without are used alone if they are enough.
     Else the interval holds that of the times as they are and that of the times without all waiting;
     unless both wait `alike`, also what mixes the two: their order is shuffled, but one may have
@@ -141,14 +141,17 @@ def paired_ratio(
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
-    """Return Student's interval of the mean, as a ratio; everything unless it is far from 1."""
+    """Return Student's interval of the mean, as a ratio; everything unless it is far from 1, and the
+    median is near its middle: the values of two states are not.
+    """
     from scipy.special import stdtrit
 
     if (pairs := len(logs)) not in FAR_PAIRS:
         return 0.0, math.inf
     scatter, middle = max(float(logs.std(ddof=1)), LEAST_SCATTER), float(logs.mean())
     half = -float(stdtrit(pairs - 1, error / 2)) * scatter / math.sqrt(pairs)
-    if min(abs(middle) - half, np.abs(logs).min()) <= math.log(FAR):
+    is_far = min(abs(middle) - half, (logs * np.sign(middle)).min()) > math.log(FAR)
+    if not is_far or abs(float(np.median(logs)) - middle) > half / 2:
         return 0.0, math.inf
     return math.exp(middle - half), math.exp(middle + half)
 

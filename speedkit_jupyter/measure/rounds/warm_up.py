@@ -53,8 +53,10 @@ class WarmUp:
         try:
             with runner.applied():
                 with repeats.optimizers_made(step.models) as made:
-                    self._until_alike(runner, 0.0)
-                step.made = step.made or made
+                    try:
+                        self._until_alike(runner, 0.0)
+                    finally:
+                        step.made = step.made or made
         except StepError:
             raise
         except Exception as error:  # a schedule has so many steps

@@ -43,8 +43,10 @@ def test_the_interval_holds_the_true_ratio():
         ([2.0] * 6 + [1.1], 0.0),
         ([1.3, 9.0] * 3, 0.0),
         ([2.0] * 7, 0.1),
+        ([2.7] * 6 + [0.8], 0.0),
+        ([1.5] * 4 + [2.0] * 3, 0.0),
     ],
-    ids=["too few", "near", "one of them near", "scattered", "one of them disturbed"],
+    ids=["too few", "near", "one near", "scattered", "one disturbed", "one behind", "two states"],
 )
 def test_too_few_pairs_bound_nothing(times_s, waited_s):
     waits = [[0.0] * (len(times_s) - 1) + [waited_s], [0.0] * len(times_s)]
@@ -56,6 +58,18 @@ def test_five_pairs_that_agree_on_a_far_lead_bound_it():
     ratio = paired_ratio([2.0, 2.1, 1.9, 2.05, 2.0], [1.0] * 5, 0.01)
     assert 1.2 < ratio.low < 2 < ratio.high < 2.5
     assert paired_ratio([1.0] * 5, [2.0, 2.1, 1.9, 2.05, 2.0], 0.01).verdict == "slower"
+
+
+def test_the_interval_of_few_pairs_holds_the_median_also_of_two_states():
+    order = np.random.default_rng(0)
+    for share in (0.0, 0.2, 0.5):
+        held = 0
+        for _ in range(400):
+            logs = np.where(order.random(order.integers(5, 16)) < share, np.log(2.0), np.log(1.5))
+            ratio = paired_ratio(np.exp(logs + order.normal(0, 0.03, len(logs))), np.ones(len(logs)))
+            assert ratio.low <= ratio.median <= ratio.high
+            held += ratio.low <= (1.5 if share < 0.5 else ratio.median) <= ratio.high
+        assert held >= 380
 
 
 @pytest.mark.parametrize("disturbed", [0.05, 0.2, 0.5])
