@@ -115,9 +115,9 @@ def paired_ratio(
     """Return the median ratio of times that were taken round by round, side by side.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
-    the level 1 - `error`. Where nothing disturbed a pair, and FAR_PAIRS agree that one is far ahead,
-    it is Student's; of too few others it is everything. `waited_s` are the seconds of both
-    in which other processes may have held them up. Pairs without are used alone if they are enough.
+    the level 1 - `error`. Where FAR_PAIRS, all undisturbed, agree that one is far ahead, it is
+    Student's; of too few others it is everything. `waited_s` are the seconds of both in which other
+    processes may have held them up. Pairs without are used alone if they are enough.
     Else the interval holds that of the times as they are and that of the times without all waiting;
     unless both wait `alike`, also what mixes the two: their order is shuffled, but one may have
     fewer threads that wait for each other.
@@ -141,8 +141,8 @@ def paired_ratio(
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
-    """Return Student's interval of the mean, as a ratio; everything unless it is far from 1, and the
-    median is near its middle: the values of two states are not.
+    """Return Student's interval of the mean, as a ratio; everything unless it is far from 1 and has
+    the median near its middle, which values of two states don't.
     """
     from scipy.special import stdtrit
 

@@ -51,12 +51,11 @@ class WarmUp:
         step = self.step
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
         try:
-            with runner.applied():
-                with repeats.optimizers_made(step.models) as made:
-                    try:
-                        self._until_alike(runner, 0.0)
-                    finally:
-                        step.made = step.made or made
+            with runner.applied(), repeats.optimizers_made(step.models) as made:
+                try:
+                    self._until_alike(runner, 0.0)
+                finally:
+                    step.made = step.made or made
         except StepError:
             raise
         except Exception as error:  # a schedule has so many steps
