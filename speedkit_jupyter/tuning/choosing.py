@@ -47,7 +47,7 @@ def best_first(
     def is_quick(one: Candidate) -> bool:
         is_warm = not one.costly or one.name in warm
         promises = promised(one)
-        return promises >= least and (is_warm or (promises >= 1 and not plan.costly))
+        return promises >= least and (is_warm or (promises >= WORTH_IT and not plan.costly))
 
     return sorted(filter(is_quick, others), key=promised, reverse=True)
 
@@ -91,6 +91,7 @@ def leads_by_far(comparison: Comparison, plan: Candidate) -> bool:
 def rivals(known: Known) -> list[Candidate]:
     """Return the next best of the races, and what of BY_HAND was timed and may be right."""
     rows = {row.record.name: row.ratio.median for row in known.rows()}
-    able = sorted((name for name in rows if rows[name] > 1), key=lambda name: -rows[name])
-    names = [*able[:2], *(name for name in BY_HAND if name in able)]
-    return [known.tried[name] for name in dict.fromkeys(names) if name in known.tried]
+    able = {name: plan for name, plan in known.tried.items() if rows.get(name, 0.0) > 1}
+    # A compiled plan counts as slower by what compiling has to bring.
+    order = sorted(able, key=lambda name: -rows[name] / (WORTH_IT if able[name].costly else 1))
+    return [able[name] for name in dict.fromkeys([*order[:2], *BY_HAND]) if name in able]
