@@ -68,13 +68,16 @@ def _gains_of_parts(known: Known, speedups: Mapping[str, float]) -> dict[str, fl
 
 
 def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
-    """Return the best by its gain whose parts pay; of equals that of fewest parts."""
+    """Return the best by its gain whose parts pay; of equals that of fewest parts.
+
+    What compiles has to lead by more than so few rounds are off; in a proof it may still win.
+    """
     gains = {plan.name: aim.gain(comparison, row_of(comparison, plan)) for plan in asked}
     plain = max([1.0, *(gains[plan.name] for plan in asked if not plan.costly)])
     able = [
         plan
         for plan in asked
-        if gains[plan.name] > (WORTH_IT * plain if plan.costly else NARROW)
+        if gains[plan.name] > (plain / NARROW if plan.costly else NARROW)
         and pays(plan, gains, asked)
     ]
     most = max([0.0, *(gains[plan.name] for plan in able)])

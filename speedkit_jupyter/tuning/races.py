@@ -31,9 +31,10 @@ LEAST_RACE_S, LEAST_SCATTER = 0.03, 0.005
 # A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
 # A proof ends when the plan's interval is as narrow as PRECISE, to both sides, or as what another
-# process may differ by anyway. After so many rounds twice as much will do, and the order of the
-# others is taken as it is: where their ratios scatter by 5 %, medians are off by some 3 %.
-PRECISE, ENOUGH_ROUNDS = 0.08, 14
+# process may differ by anyway. After ORDER_ROUNDS the order of the rivals is taken as it is: where
+# their ratios scatter by 5 %, medians are off by some 3 %. After ENOUGH_ROUNDS so are the parts,
+# and an interval twice as wide will do.
+PRECISE, ORDER_ROUNDS, ENOUGH_ROUNDS = 0.08, 10, 14
 # A search needs about this many steps, and a proof so many rounds: of the baseline and a plan,
 # which takes ALONE of its step, or PROVEN with its parts.
 ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
@@ -164,9 +165,11 @@ class Proof(Grid):
         parts = self._parts(comparison)
         left = [part for part in parts if self._whole.without(part.name).name in names]
         rivals = [row for row in racing[1:] if row is whole or row.name not in self._staying]
-        are_clear = all(part.is_clear for part in left) and is_order_clear(rivals)
-        has_enough = len(racing[0].times_s) >= ENOUGH_ROUNDS
-        return ratio.is_precise(precise * (1 + has_enough)) and (are_clear or has_enough)
+        rounds = len(racing[0].times_s)
+        has_enough, is_ordered = rounds >= ENOUGH_ROUNDS, rounds >= ORDER_ROUNDS
+        are_clear = has_enough or all(part.is_clear for part in left)
+        is_ordered |= is_order_clear(rivals)
+        return are_clear and is_ordered and ratio.is_precise(precise * (1 + has_enough))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         """Yield the best, then others until one is right."""
