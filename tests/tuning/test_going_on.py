@@ -24,8 +24,9 @@ def fused_s() -> float:
 
 
 @pytest.fixture
-def stopped(work, made_time, fused_s):
+def stopped(work, made_time, fused_s, machine):
     """A model, its optimizer, its step, and a search that was stopped while it looked likely."""
+    machine("cpu")  # it is stopped at a fixed time, whatever other machines offer to be tried
     stops = [True]
 
     def seconds(on) -> float:
@@ -68,7 +69,8 @@ def test_where_the_likeliest_does_not_hold_more_goes_on_with_the_next(stopped):
     assert found.winner.name == "channels_last"
 
 
-def test_more_races_what_was_left_and_nothing_that_is_known(work):
+def test_more_races_what_was_left_and_nothing_that_is_known(work, machine):
+    machine("cpu")
     last, fused = Candidate({"channels_last": True}), Candidate({"fused_optimizer": True})
     known = Known(left=[last], tried={plan.name: plan for plan in (fused, last + fused)})
     search = Search(step_of(work(lambda on: 0.01 * (1 - 0.5 * on.last))[2]), 3.0, known=known)
