@@ -118,8 +118,8 @@ class Lightest(Race):
 
 
 class Proof(Grid):
-    """Goes on until the first plan is precise, its parts clear, and its order among the rivals, if
-    that takes no more than ENOUGH_ROUNDS; or until it has nothing to gain. Then it checks what is
+    """Goes on until the first plan is precise, its parts clear (for ENOUGH_ROUNDS), and its order
+    among the rivals (for ORDER_ROUNDS); or until it has nothing to gain. Then it checks what is
     best, until something is right.
 
     Rivals leave when they fall behind, and plans without a part once that is proven; where

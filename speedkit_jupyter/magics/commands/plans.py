@@ -122,7 +122,7 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
     last = session.search
     config: SpeedConfig | None = last.likely_config if last and last.is_of(models) else None
     if config is None:
-        raise UsageError("--likely: the last search has left no likely plan for this model")
+        raise UsageError("no likely plan was left; without --likely, apply takes what is proven")
     display(Document(f"Likely, not proven: {last.unclear}"))
     return config
 
